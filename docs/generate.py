@@ -29,13 +29,10 @@ def write_commands() -> str:
         for each in _walk_commands(f"nonet {name}", command)
     ]
     counts = Counter(parameter for _, _, parameters in commands for parameter in parameters)
-    common = dict(p for p, count in reversed(counts.most_common()) if count >= _COMMON)  # one text per label
-    without_json = [
-        f"`{name.removeprefix('nonet ')}`"
-        for name, _, parameters in commands
-        if _JSON not in dict(parameters)
-    ]
-    common[_JSON] = f"Print JSON. All commands have it except {', '.join(without_json)}."
+    common: dict[str, list[str]] = {_JSON: ["Print JSON. Most commands have it."]}
+    for (label, text), count in counts.most_common():
+        if count >= _COMMON and label != _JSON:
+            common.setdefault(label, []).append(text)
     lines = [
         "# Commands",
         "",
@@ -44,21 +41,21 @@ def write_commands() -> str:
         "",
         "Options with `...` may be repeated. These mean the same in several commands:",
         "",
-        *(f"- `{label}`: {text}" for label, text in sorted(common.items())),
+        *(f"- `{label}`: {' In other commands: '.join(texts)}" for label, texts in sorted(common.items())),
         "",
     ]
     for name, text, parameters in commands:
         arguments = [label for label, _ in parameters if not label.startswith("--")]
+        shared = [label for label, text in parameters if text in common.get(label, ())]
         own = [
             f"- `{label}`: {text}"
             for label, text in parameters
-            if common.get(label) != text and (label, text) != (_JSON, "Print JSON.")
+            if text and label not in shared and (label, text) != (_JSON, "Print JSON.")
         ]
-        shared = [
-            f"`{label}`" for label, text in parameters if common.get(label) == text and label.startswith("--")
-        ]
+        shared_options = [f"`{label}`" for label in shared if label.startswith("--")]
         lines += [f"## {' '.join((name.removeprefix('nonet '), *arguments))}", "", text, ""]
-        lines += [*own, *([f"- {', '.join(shared)}"] if shared else []), *([""] if own or shared else [])]
+        lines += [*own, *([f"- {', '.join(shared_options)}"] if shared_options else [])]
+        lines += [""] if own or shared_options else []
     return "\n".join(lines)
 
 
@@ -128,7 +125,7 @@ def write_names() -> str:
         "",
         "[Plug-ins](../how-to/extend.md) import from this module: the names of `nonet` that they need, and these.",
         "",
-        f"- Kinds of parts, with an example of each on that page: {', '.join(f'`{name}`' for name in kinds)}.",
+        f"- Kinds of parts, which the how-to pages show: {', '.join(f'`{name}`' for name in kinds)}.",
         *(f"- `{name}`: {_summarise(value)}" for name, value in own_classes.items() if name not in kinds),
         f"- Types of options, constants and [errors](errors.md): {', '.join(f'`{n}`' for n in extra if n not in own_classes)}.",
         "",

@@ -34,9 +34,11 @@ def parity(
     change: SetOption = None,
     run: Annotated[
         str | None,
-        typer.Option(help="Compare on this run's newest checkpoint; by default on weights trained here."),
+        typer.Option(help="Compare the newest checkpoint of this run; by default, train weights first."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Without --run: supervised steps to train first.")] = 50,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Number of supervised steps to train without --run.")
+    ] = 50,
     limit: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="module, gradient, kl, overlap or metric; may be repeated."),
@@ -55,7 +57,7 @@ def parity(
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a bench.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME")] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
@@ -63,8 +65,8 @@ def bench(
     device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="An option of the bench; may be repeated."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Set an option; may be repeated."),
     ] = None,
 ) -> None:
-    """Run a bench and print its figures; without NAME, list the benches."""
+    """Run the bench NAME and print its figures; without NAME, list the benches."""
     load_heavy("nonet.bench:run_bench")(name, json_file, parse_seeds(seeds), device, change or [])

@@ -59,7 +59,7 @@ ColumnOption = Annotated[
     ),
 ]
 StoreOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A=B", help="An option of the store; may be repeated.")
+    list[str] | None, typer.Option("--set", metavar="A=B", help="Set an option; may be repeated.")
 ]
 
 
@@ -157,7 +157,7 @@ def append(
 @store.command()
 def get(
     use: UseArg,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys to read.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
     as_of: Annotated[
         int | None, typer.Option(help="Unix seconds; use the newest version before this time.")
     ] = None,

@@ -68,7 +68,9 @@ def resume(
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="A.B=C", help="A value of env.vars, which runs do not store; may be repeated."
+            "--set",
+            metavar="A.B=C",
+            help="Set a value of env.vars, which runs do not store; may be repeated.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -81,7 +83,7 @@ def resume(
 
 def tune(
     scenario: ScenarioArg,
-    space: Annotated[Path, typer.Option(help="YAML file with the keys and the values that each may take.")],
+    space: Annotated[Path, typer.Option(help="YAML file with keys and their values.")],
     trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
     change: SetOption = None,
     run_dir: Annotated[

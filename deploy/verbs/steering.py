@@ -34,7 +34,7 @@ def attach(
     weight: Annotated[float, typer.Option(help="Weight of the reward.")] = 1.0,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A=B", help="An option of the reward; may be repeated."),
+        typer.Option("--set", metavar="A=B", help="Set an option; may be repeated."),
     ] = None,
     stage: _Stage = None,
     wait: _Wait = 60.0,
@@ -105,7 +105,7 @@ def try_out_reward(
     weight: Annotated[float, typer.Option(help="Weight of the reward.")] = 1.0,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A=B", help="An option of the reward; may be repeated."),
+        typer.Option("--set", metavar="A=B", help="Set an option; may be repeated."),
     ] = None,
     users: Annotated[int, typer.Option(min=1, help="Number of users to score.")] = 8,
     as_json: JsonOption = False,

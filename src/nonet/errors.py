@@ -44,7 +44,7 @@ class NotResident(PlacementError):
 
 
 class WorkerLost(NonetError):
-    """A worker died or cannot be reached; `role` and `rank` identify it (rank -1 if it is unknown)."""
+    """A worker died or cannot be reached; `role` and `rank` identify it (-1 if unknown)."""
 
     def __init__(self, message: str, *, role: str = "", rank: int = -1):
         super().__init__(message)
