@@ -31,10 +31,11 @@ from .retries import CorruptDataError as CorruptDataError
 from .retries import UnreachableDataError as UnreachableDataError
 from .retries import is_corruption as is_corruption  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .retries import read_with_retries as read_with_retries
-from .tables import MISSING as MISSING
-from .tables import ROLES as ROLES
-from .tables import Columns as Columns
-from .tables import TableFormat as TableFormat
+from .table_format import MISSING as MISSING
+from .table_format import ROLES as ROLES
+from .table_format import Columns as Columns
+from .table_format import TableFormat as TableFormat
+from .table_format import to_table_format as to_table_format
 from .tables import check_columns as check_columns
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
@@ -43,7 +44,6 @@ from .tables import read_interactions as read_interactions  # pyright: ignore[re
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tables import to_table_format as to_table_format
 from .times import convert_to_seconds as convert_to_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import find_implausible as find_implausible
 from .times import get_unit_by_name as get_unit_by_name

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from nonet.samples.tables.tables import ROLES
+from nonet.samples.tables.table_format import ROLES
 from nonet.samples.tables.times import convert_to_seconds, find_implausible
 
 NAMES = {

@@ -7,14 +7,8 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer.semantic_ids import check_tokenizer
-from nonet.models.tokenizer.vectors import (
-    SparseMatrix,
-    compute_item_vectors,
-    compute_ppmi,
-    compute_svd,
-    compute_tfidf,
-    parse_weights,
-)
+from nonet.models.tokenizer.sparse_matrix import SparseMatrix, compute_ppmi, compute_svd, compute_tfidf
+from nonet.models.tokenizer.vectors import compute_item_vectors, parse_weights
 from nonet.samples.sequences.sequences import TRAIN, build_sequences
 
 
