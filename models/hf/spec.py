@@ -110,7 +110,7 @@ class HfSpec(ModelSpec):
     """A causal language model that generates semantic ids as tokens."""
 
     options: ClassVar[type[StrictModel]] = HfOptions
-    build: ClassVar[str] = "nonet.models.hf.model:build"
+    build: ClassVar[str] = "nonet.models.hf.build:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
     blocks: ClassVar[bool] = False
     ahead: ClassVar[int] = 1
@@ -143,25 +143,19 @@ class HfSpec(ModelSpec):
         options = scenario.model.get_options()
         config = get_text_config(read_config(options))
         self._check_stages(scenario)
-        from nonet.models.hf.lora import (  # Imported here because it imports torch, which plans of other models do not need.
-            list_linear_layers,
-            select_targets,
-        )
+        # These modules import torch, which plans of other models do not need.
+        from nonet.models.hf.lora import list_linear_layers, select_targets
         from nonet.models.hf.text import make_layout
 
         _check_heads(config)
-        _build_meta_model(_freeze(options.get("config")), options.get("path"))
-        levels = (
-            int(scenario.tokenizer.get_options().get("levels", 3)) + 1
-        )  # The collision level is one more.
+        model = _build_meta_model(_freeze(options.get("config")), options.get("path"))
+        # The collision level is one more.
+        levels = int(scenario.tokenizer.get_options().get("levels", 3)) + 1
         layout = make_layout(options, levels, int(config.vocab_size))
         _check_window(config, scenario.data.history, layout)
         _check_words(options)
         if options.get("lora"):
-            select_targets(
-                options["lora"]["targets"],
-                list_linear_layers(_build_meta_model(_freeze(options.get("config")), options.get("path"))),
-            )
+            select_targets(options["lora"]["targets"], list_linear_layers(model))
 
     def find_unsupported(self, scenario: Any) -> Iterator[str]:
         """Yield a model path that is not on this machine."""

@@ -1,0 +1,111 @@
+"""Creation of a HfRecommender from the options of a scenario, and the choice whether it uses a key-value cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nonet.models.hf import lora
+from nonet.models.hf.backbone import Backbone, build_causal_lm, check_uni, freeze, hash_folder
+from nonet.models.hf.cache import HfCache
+from nonet.models.hf.config import SIDS
+from nonet.models.hf.model import HfRecommender
+from nonet.models.hf.text import make_layout
+from nonet.plugins import load_heavy
+
+_SAME = 1e-3  # Tolerance of a cache in fp32, relative to the largest logit.
+# The same in reduced precision, in units of its epsilon: the largest difference, and the norm of all. A cache that a backbone
+# cannot use differs by more (MPT's by 29 and 20 units of bf16), rounding through 24 layers by less (7 and 6 units of fp16).
+_ROUNDED, _ROUNDED_NORM = 16, 8
+_log = logging.getLogger(__name__)
+
+
+def build(
+    options: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
+) -> HfRecommender:
+    """Create a recommender; weights that are not loaded are drawn from `seed`.
+
+    Args:
+        options: Options of the model.
+        codes: Number of codes K of every level.
+        features: Width of the rows by sparse feature.
+        seed: Seed of the run.
+
+    Raises:
+        ConfigError: The model cannot be created with these options.
+    """
+    backbone = Backbone(build_causal_lm(options, seed))
+    if options.get("attention") == "uni":
+        check_uni(backbone)
+    layout = make_layout(options, len(codes), backbone.words)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if options.get("lora"):
+            freeze(backbone.model)
+            lora.add(backbone.model, options["lora"])
+        model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
+    model.options = dict(options)
+    if options.get("path"):
+        model.base_sha256 = hash_folder(str(options["path"]))
+    if options.get("path") and (Path(options["path"]) / SIDS).is_file():
+        load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(options["path"]))
+    choose_caching(model)
+    return model
+
+
+@torch.no_grad()
+def choose_caching(model: HfRecommender) -> None:
+    """Use a key-value cache if steps with it give the same result as reading the whole sequence again.
+
+    This is tested on two sequences, with the tolerance of the backbone's precision. Backbones with another kind of memory
+    (state spaces, masks with biases by distance) read the whole sequence again, which is logged and explained in `no_cache`.
+    """
+    if model.levels < 2:
+        return
+    was = model.training
+    model.eval()
+    try:
+        model.no_cache = _try_caching(model)
+    finally:
+        model.train(was)
+    model.caches = model.no_cache is None
+    if model.no_cache:
+        _log.warning(
+            "%s: the model computes the whole history again for each code of a beam: %s",
+            type(model.backbone.model).__name__,
+            model.no_cache,
+        )
+
+
+def _try_caching(model: HfRecommender) -> str | None:
+    """Return why the key-value cache cannot be used; None if it can."""
+    lengths = torch.tensor([model.layout.count_positions(2), model.layout.count_positions(1)])
+    x = model.token.weight[torch.arange(2 * int(lengths[0])) % len(model.token.weight)].view(
+        2, int(lengths[0]), -1
+    )
+    codes = torch.zeros(2, 2, model.levels - 1, dtype=torch.int64)
+    codes[:, 1] = torch.tensor([size - 1 for size in model.codes[:-1]])
+    try:
+        _, kept = model.backbone.prefill(x)
+        cache = HfCache(x[:, -1], x, lengths, kept)
+        answers = [model.step(cache, codes, level) for level in range(1, model.levels)]
+    except Exception as error:  # Architectures without such a cache raise various exceptions.
+        return f"this backbone has no key-value cache that prefixes can continue ({type(error).__name__})"
+    cache = HfCache(x[:, -1], x, lengths, None)
+    again = [model.step(cache, codes, level) for level in range(1, model.levels)]
+    pairs = list(zip(answers, again, strict=True))
+    most = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in pairs)
+    norm = max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in pairs)
+    epsilon = torch.finfo(model.backbone.dtype).eps
+    exact = model.backbone.dtype == torch.float32
+    allowed = (_SAME, _SAME) if exact else (_ROUNDED * epsilon, _ROUNDED_NORM * epsilon)
+    if most <= allowed[0] and (exact or norm <= allowed[1]):
+        return None
+    return (
+        f"steps with the key-value cache differ by {most:.2g} of the largest logit from those without it "
+        f"(allowed in {model.backbone.dtype}: {allowed[0]:.2g})"
+    )
