@@ -25,7 +25,7 @@ from nonet.models.hf import write_folder
 from nonet.models.sid_decoder import compute_sid_loss
 from nonet.types import Jagged, SampleBatch
 from nonet.workers import SaveOptions
-from nonet.workers.engines import OptimizerSettings, make_engine
+from nonet.workers.engines import OptimizerOptions, make_engine
 from nonet.workers.runtime import Membership
 
 # Shapes: B sequences, N events, U prompts, W beams, L levels.
@@ -89,7 +89,7 @@ class _Animal:
         """Make the train engine of a new model, as at the beginning of a stage."""
         model = self.build_model(**options)
         engine = make_engine(
-            {"use": "ddp"}, model.train(), Membership(0, 1), OptimizerSettings(weight_decay=0.0)
+            {"use": "ddp"}, model.train(), Membership(0, 1), OptimizerOptions(weight_decay=0.0)
         )
         engine.restart()
         return engine

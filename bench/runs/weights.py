@@ -90,12 +90,10 @@ class _WeightsSide:
     def save(self, folder: str) -> dict[str, float]:
         """Save model and optimizer as a trainer does while no step runs. Returns peak extra megabytes and seconds."""
         from nonet.workers import SaveOptions
-        from nonet.workers.engines import OptimizerSettings, make_engine
+        from nonet.workers.engines import OptimizerOptions, make_engine
         from nonet.workers.runtime import Membership
 
-        engine = make_engine(
-            {"use": "ddp"}, self.model, Membership(0, 1), OptimizerSettings(optimizer="adamw")
-        )
+        engine = make_engine({"use": "ddp"}, self.model, Membership(0, 1), OptimizerOptions(use="adamw"))
         with _watch_peak() as peak:
             began = time.perf_counter()
             paths = engine.snapshot(SaveOptions(copy=False, shard_bytes=16 << 20))(Path(folder))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -17,6 +17,7 @@ from nonet.controller.scenario.roles import Role
 from nonet.options import Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.replaceable import get_files
+from nonet.workers.engines import OptimizerOptions, PrecisionOptions
 from nonet.workers.roles import CHUNK_TOKENS, Schedule
 from nonet.yaml import is_map
 
@@ -76,44 +77,6 @@ class Chunk(StrictModel):
             description="the most positions that a worker computes at once; fewer on a device with less memory"
         ),
     ] = float(CHUNK_TOKENS)
-
-
-class OptimizerOptions(StrictModel):
-    """Options of a stage's dense optimizer. A word alone, such as `optimizer: adamw`, means `{use: adamw}`."""
-
-    use: Annotated[
-        Literal["muon", "adamw"],
-        Field(
-            description="muon for hidden matrices and AdamW for the rest, or AdamW for all; by default muon, or adamw if the "
-            "engine does not support muon"
-        ),
-    ] = "muon"
-    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    clip: Annotated[Rate, Field(description="the norm to which gradients are clipped")] = 1.0
-    clip_rows: Annotated[
-        bool,
-        Field(
-            description="whether the norm is that of dense and sparse gradients together, and both are clipped"
-        ),
-    ] = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_word(cls, value: Any) -> Any:
-        return {"use": value} if isinstance(value, str) else value
-
-
-class PrecisionOptions(StrictModel):
-    """The precision in which a stage's losses are computed; weights, gradients and optimizer stay fp32."""
-
-    use: Literal["fp32", "bf16", "fp16"] = "fp32"
-    scale: Annotated[
-        Rate,
-        Field(description="the initial loss scale of fp16; it is halved when gradients overflow"),
-    ] = 65536.0
-    grow_every: Annotated[
-        Positive, Field(description="applied steps after which the loss scale is doubled")
-    ] = 2000
 
 
 class StageOptions(StrictModel):

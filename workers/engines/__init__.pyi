@@ -13,7 +13,7 @@ from ._rows import compute_sparse_norm as compute_sparse_norm
 from .base import ENGINES as ENGINES
 from .base import Engine as Engine
 from .base import EngineRuntime as EngineRuntime
-from .base import OptimizerSettings as OptimizerSettings
+from .base import OptimizerOptions as OptimizerOptions
+from .base import PrecisionOptions as PrecisionOptions
 from .base import TrainEngine as TrainEngine
 from .base import make_engine as make_engine
-from .base import parse_optimizer_settings as parse_optimizer_settings

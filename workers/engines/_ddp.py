@@ -33,7 +33,7 @@ from nonet.workers import (
     write_tensors,
 )
 from nonet.workers.devices import list_training_tensors
-from nonet.workers.engines.base import OptimizerSettings
+from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
 BESIDE = SaveOptions()  # copies, so that later steps may run while files are written
@@ -49,7 +49,7 @@ class Ddp:
         self,
         options: Mapping[str, Any],
         model: torch.nn.Module,
-        learning: OptimizerSettings,
+        learning: OptimizerOptions,
         member: Membership,
     ):
         self.options, self.model, self.learning, self.member = options, model, learning, member
@@ -82,7 +82,7 @@ class Ddp:
 
     def find_hidden_positions(self) -> list[int]:
         """Return the positions among the parameters of the matrices that Muon updates."""
-        if self.learning.optimizer != "muon":
+        if self.learning.use != "muon":
             return []
         hidden = {id(p) for p in self.model.hidden_matrices()}  # type: ignore[operator]
         return [at for at, p in enumerate(self.model.parameters()) if id(p) in hidden]
@@ -119,14 +119,14 @@ class Ddp:
         if self.member.n_trainers > 1:
             self._sum_gradients()
         if not sparse_norm and not reduced:
-            return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
+            return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip))
         if reduced:
             norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
             norm = float(torch.linalg.vector_norm(norms))
         else:
             norm = float(torch.nn.utils.get_total_norm(gradients))
         norm = math.hypot(norm, sparse_norm)
-        torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip_norm))
+        torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip))
         return norm
 
     @torch.no_grad()

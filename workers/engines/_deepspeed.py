@@ -24,7 +24,7 @@ from nonet.errors import ConfigError
 from nonet.workers import SaveOptions, read_tensors
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, is_reduced, read_masters
 from nonet.workers.engines._shadow import Shadow
-from nonet.workers.engines.base import OptimizerSettings
+from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
@@ -52,7 +52,7 @@ class Deepspeed(Ddp):
         self,
         options: Mapping[str, Any],
         model: torch.nn.Module,
-        learning: OptimizerSettings,
+        learning: OptimizerOptions,
         member: Membership,
     ):
         self._engine: Any = None
@@ -67,7 +67,7 @@ class Deepspeed(Ddp):
 
     def restart(self) -> None:
         """Create a new optimizer over the current weights."""
-        if self.learning.optimizer != "adamw":
+        if self.learning.use != "adamw":
             raise ConfigError(
                 "engine deepspeed splits parameters into flat pieces and muon needs whole matrices; set optimizer: {use: adamw} "
                 "in every stage, or engine: {use: fsdp2}"
@@ -129,7 +129,7 @@ class Deepspeed(Ddp):
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "gradient_clipping": self.learning.clip_norm,
+            "gradient_clipping": self.learning.clip,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             **own,
@@ -151,7 +151,7 @@ class Deepspeed(Ddp):
             dense = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
         else:
             dense = float(zero.scaled_global_norm())
-        norm, most = math.hypot(dense, sparse_norm), self.learning.clip_norm
+        norm, most = math.hypot(dense, sparse_norm), self.learning.clip
         zero.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if sparse_norm else most
         return norm
 

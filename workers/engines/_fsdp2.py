@@ -82,7 +82,7 @@ class Fsdp2(Ddp):
         squares = sum(float((own.grad.double() ** 2).sum()) for own in self._own if own.grad is not None)
         norm = math.hypot(math.sqrt(self.member.sum_over_trainers(squares)[0]), sparse_norm)
         gradients = [own.grad for own in self._own if own.grad is not None]
-        torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip_norm))
+        torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip))
         return norm
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nonet.workers.devices import get_device as known
-from nonet.workers.engines.base import EngineRuntime
+from nonet.workers.engines.base import EngineRuntime, PrecisionOptions
 
 _FILE = "precision.json"
 _MOST = 2.0**24  # a scale beyond it gains nothing, and its product with a loss must stay in fp32
@@ -30,15 +30,14 @@ class StepPrecision:
     """The precision of one stage.
 
     Args:
-        use: fp32, bf16 or fp16.
-        scale: First loss scale of fp16.
-        grow_every: Number of applied steps after which the scale of fp16 is doubled.
+        options: Options of the stage; fp32 by default.
     """
 
-    def __init__(self, use: str = "fp32", scale: float = 65536.0, grow_every: int = 2000):
-        self.use, self._grow_every = use, grow_every
-        self.scales = use == "fp16"
-        self.scale, self._moved = (scale if self.scales else 1.0), 0
+    def __init__(self, options: PrecisionOptions | None = None):
+        options = options or PrecisionOptions()
+        self.use, self._grow_every = options.use, options.grow_every
+        self.scales = self.use == "fp16"
+        self.scale, self._moved = (options.scale if self.scales else 1.0), 0
 
     def cast(self, device: str) -> AbstractContextManager[Any]:
         """Return the autocast context for losses on a device named `kind` or `kind:number`."""

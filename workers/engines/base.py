@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nonet.contracts import mark_optional
-from nonet.options import StrictModel
+from nonet.options import Positive, Rate, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
 from nonet.replaceable import Replaceable
 
@@ -35,27 +35,42 @@ if TYPE_CHECKING:
 Options = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """The optimizer settings of a stage; the learning rate is an argument of each step.
+class OptimizerOptions(StrictModel):
+    """Options of a stage's dense optimizer. A word alone, such as `optimizer: adamw`, means `{use: adamw}`."""
 
-    Attributes:
-        weight_decay: Weight decay.
-        clip_norm: Largest norm of the gradients.
-        optimizer: "muon" (with AdamW for parameters that are not hidden matrices) or "adamw".
-        clip_rows: Whether dense and sparse gradients are clipped together, by their common norm.
-    """
+    use: Annotated[
+        Literal["muon", "adamw"],
+        Field(
+            description="muon for hidden matrices and AdamW for the rest, or AdamW for all; by default muon, or adamw if the "
+            "engine does not support muon"
+        ),
+    ] = "muon"
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    clip: Annotated[Rate, Field(description="the norm to which gradients are clipped")] = 1.0
+    clip_rows: Annotated[
+        bool,
+        Field(
+            description="whether the norm is that of dense and sparse gradients together, and both are clipped"
+        ),
+    ] = False
 
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    optimizer: str = "muon"
-    clip_rows: bool = False
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) else value
 
 
-def parse_optimizer_settings(optimizer_options: Options) -> OptimizerSettings:
-    """Make the settings from a stage's `optimizer:` keys, with defaults for missing ones."""
-    names = {"use": "optimizer", "clip": "clip_norm"}
-    return OptimizerSettings(**{names.get(key, key): value for key, value in optimizer_options.items()})
+class PrecisionOptions(StrictModel):
+    """The precision in which a stage's losses are computed; weights, gradients and optimizer stay fp32."""
+
+    use: Literal["fp32", "bf16", "fp16"] = "fp32"
+    scale: Annotated[
+        Rate,
+        Field(description="the initial loss scale of fp16; it is halved when gradients overflow"),
+    ] = 65536.0
+    grow_every: Annotated[
+        Positive, Field(description="applied steps after which the loss scale is doubled")
+    ] = 2000
 
 
 class EngineRuntime(Protocol):
@@ -70,7 +85,7 @@ class EngineRuntime(Protocol):
 
     model: Any
     member: Membership
-    learning: OptimizerSettings
+    learning: OptimizerOptions
 
     def change_process_group(self, member: Membership) -> None:
         """Continue in another process group, between steps."""
@@ -85,7 +100,7 @@ class EngineRuntime(Protocol):
         ...
 
     def clip(self, sparse_norm: float = 0.0) -> float:
-        """Sum the gradients of all ranks and clip them to `learning.clip_norm`. Returns their norm before clipping.
+        """Sum the gradients of all ranks and clip them to `learning.clip`. Returns their norm before clipping.
 
         Args:
             sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm if a stage
@@ -216,7 +231,7 @@ class Engine(Replaceable):
 
 
 def make_engine(
-    config: Options, model: Module, member: Membership, learning: OptimizerSettings | None = None
+    config: Options, model: Module, member: Membership, learning: OptimizerOptions | None = None
 ) -> EngineRuntime:
     """Make the engine that `config["use"]` names, ddp by default.
 
@@ -224,7 +239,7 @@ def make_engine(
         config: `use` and the options of the engine.
         model: The model, on its device.
         member: The process group.
-        learning: Optimizer settings; by default those of `OptimizerSettings`.
+        learning: Optimizer settings; by default those of `OptimizerOptions`.
 
     Raises:
         ConfigError: The engine is unknown, or its options do not fit the model.
@@ -232,4 +247,4 @@ def make_engine(
     options = dict(config)
     cls = load_heavy(ENGINES.get(options.pop("use", "ddp")).cls)
     load_heavy("nonet.workers.engines._blocks:prepare")(model, options)
-    return cls(options, model, learning or OptimizerSettings(), member)
+    return cls(options, model, learning or OptimizerOptions(), member)

@@ -69,7 +69,7 @@ class LearnerContext:
 
     def measure(self, stage: StageSetup) -> dict[str, float]:
         """Return what the meter counted since the last record, and the device's matrix product rate as `peak`."""
-        use = stage.precision.get("use", "fp32")
+        use = stage.precision.use
         return {**self.meter.take_counts(), "peak": measure_matmul_rate(self.device, use)}
 
 

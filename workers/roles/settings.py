@@ -17,6 +17,7 @@ from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import ConfigError
 from nonet.options import Rate, Share, StrictModel
 from nonet.units import Bytes
+from nonet.workers.engines import OptimizerOptions, PrecisionOptions
 
 if TYPE_CHECKING:
     from nonet.models.generation import Corpus
@@ -267,10 +268,9 @@ class StageSetup:
         rolls_out: Whether rollouts take part. Then sparse rows are frozen, and trained weights are published to the rollouts.
         phases: Phases of the trainer in which it trains, and in which it saves, loads or publishes.
         epochs: Number of epochs that the steps make up.
-        optimizer: Settings of the dense optimizer: use, weight_decay, clip, and clip_rows (whether sparse gradients are clipped
-            too).
+        optimizer: Options of the dense optimizer.
         align: Alignment of words and codes: items per step, weight of the loss, and the text column; empty for none.
-        precision: Precision of the supervised losses: use, scale, grow_every.
+        precision: Precision of the supervised losses.
         frozen_rows: Whether a supervised stage reads sparse rows without updating them.
         learner: Dotted path of the `StageLearner` class of the stage.
     """
@@ -295,9 +295,9 @@ class StageSetup:
     rolls_out: bool = False
     phases: tuple[str, str] = ("train", "train")
     epochs: float = 0.0
-    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     align: Mapping[str, Any] = field(default_factory=dict)
-    precision: Mapping[str, Any] = field(default_factory=dict)
+    precision: PrecisionOptions = field(default_factory=PrecisionOptions)
     frozen_rows: bool = False
     learner: str = SUPERVISED
 

@@ -25,7 +25,7 @@ from nonet.plugins import load_heavy
 from nonet.samples.batches import locate_events
 from nonet.workers import OutgoingWeights, SaveOptions, write_base
 from nonet.workers.devices import claim, get_device
-from nonet.workers.engines import EngineRuntime, StepMeter, make_engine, parse_optimizer_settings
+from nonet.workers.engines import EngineRuntime, StepMeter, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.learner import LearnerContext, StageLearner
 from nonet.workers.roles.memory_fit import MemoryFit
@@ -309,7 +309,7 @@ class Trainer(DistributeWorker):
 
     def _restart_optimizer(self, stage: StageSetup) -> None:
         """Create the optimizer that the stage names, with empty state."""
-        self.dense.learning = parse_optimizer_settings(stage.optimizer)
+        self.dense.learning = stage.optimizer
         self.dense.restart()
 
     def get_learner(self, stage: StageSetup) -> StageLearner:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nonet.errors import CheckpointError
-from nonet.workers.engines import Ddp, OptimizerSettings
+from nonet.workers.engines import Ddp, OptimizerOptions
 from nonet.workers.runtime.process_group import Membership
 
 
@@ -27,7 +27,7 @@ class Small(torch.nn.Module):
 
 
 def dense_of(seed: int = 0, **learning) -> Ddp:
-    return Ddp({}, Small(seed), OptimizerSettings(**learning), Membership(0, 1))
+    return Ddp({}, Small(seed), OptimizerOptions(**learning), Membership(0, 1))
 
 
 def moved(dense: Ddp, lr: float) -> float:
@@ -53,7 +53,7 @@ def weights(dense: Ddp) -> torch.Tensor:
 
 
 def test_a_long_gradient_is_clipped_and_its_norm_is_told_as_it_was():
-    long, clipped, free = dense_of(), dense_of(), dense_of(clip_norm=1e9)
+    long, clipped, free = dense_of(), dense_of(), dense_of(clip=1e9)
     norm = give(long, 5.0)
     told = moved(long, 1e-2)
     assert told == pytest.approx(float(norm), rel=1e-6)
@@ -71,7 +71,7 @@ def test_a_long_gradient_is_clipped_and_its_norm_is_told_as_it_was():
 
 
 def test_a_short_gradient_is_taken_as_it_is():
-    dense, free = dense_of(), dense_of(clip_norm=1e9)
+    dense, free = dense_of(), dense_of(clip=1e9)
     norm = give(dense, 0.01)
     give(free, 0.01)
     assert moved(dense, 1e-2) == moved(free, 1e-2) == pytest.approx(float(norm))
@@ -136,7 +136,7 @@ def test_a_commit_loaded_for_another_stage_brings_weights_and_no_moments(tmp_pat
 def test_a_stage_begins_with_a_fresh_optimizer():
     dense = dense_of()
     stepped(dense, range(3))
-    fresh = Ddp({}, copy.deepcopy(dense.model), OptimizerSettings(), Membership(0, 1))
+    fresh = Ddp({}, copy.deepcopy(dense.model), OptimizerOptions(), Membership(0, 1))
     dense.restart()
     assert not dense.optimizer.state
     assert torch.equal(stepped(dense, range(3, 5)), stepped(fresh, range(3, 5)))

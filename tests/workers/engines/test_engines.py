@@ -16,7 +16,7 @@ from nonet.controller.scenario.scenario import load_scenario, make_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.controller.setup.own_files import list_named_files
 from nonet.errors import ConfigError
-from nonet.workers.engines import ENGINES, OptimizerSettings, TrainEngine, make_engine
+from nonet.workers.engines import ENGINES, OptimizerOptions, TrainEngine, make_engine
 from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
@@ -48,7 +48,7 @@ class Descent:
         loss.backward()
 
     def clip(self, sparse_norm=0.0):
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip))
 
     def step(self, lr):
         with torch.no_grad():
@@ -201,10 +201,8 @@ def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring,
     world = ring.world(change)
     assert world.run.engine == {"use": f"{ring.scenario.parent.resolve()}/short.py:SPEC", "speed": 2.0}
     monkeypatch.chdir(tmp_path)
-    made = make_engine(
-        world.run.engine, torch.nn.Linear(2, 2), Membership(0, 1), OptimizerSettings(clip_norm=5.0)
-    )
-    assert (made.options, made.learning.clip_norm) == ({"speed": 2.0}, 5.0)
+    made = make_engine(world.run.engine, torch.nn.Linear(2, 2), Membership(0, 1), OptimizerOptions(clip=5.0))
+    assert (made.options, made.learning.clip) == ({"speed": 2.0}, 5.0)
 
 
 @pytest.mark.parametrize(

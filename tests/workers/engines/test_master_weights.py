@@ -11,7 +11,7 @@ from torch import nn
 
 from nonet.workers import SaveOptions
 from nonet.workers.engines import are_all_finite, list_gradients, make_engine, skip_step
-from nonet.workers.engines.base import OptimizerSettings
+from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +34,7 @@ class Small(nn.Module):
 
 
 def engine_of(dtype, use="ddp", optimizer="adamw"):
-    learning = OptimizerSettings(optimizer=optimizer, weight_decay=0.0)
+    learning = OptimizerOptions(use=optimizer, weight_decay=0.0)
     engine = make_engine({"use": use}, Small(dtype), Membership(0, 1), learning)
     engine.restart()
     return engine

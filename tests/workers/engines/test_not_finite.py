@@ -15,7 +15,7 @@ from stand_ins import LoopSession, Recorder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.stages._loops import run_stage
 from nonet.errors import DataError
-from nonet.workers.engines import OptimizerSettings, list_gradients, make_engine, poison, skip_step
+from nonet.workers.engines import OptimizerOptions, list_gradients, make_engine, poison, skip_step
 from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 from nonet.workers.roles.settings import Schedule, StageSetup
 from nonet.workers.runtime import Membership
@@ -116,7 +116,7 @@ def test_an_engine_of_somebody_else_needs_no_method_for_it():
     assert len(list_gradients(engine)) == 2
     skip_step(engine)
     assert not any(parameter.grad.any() for parameter in model.parameters())
-    assert make_engine({}, model, Membership(0, 1), OptimizerSettings(optimizer="adamw")).collect_gradients()[
+    assert make_engine({}, model, Membership(0, 1), OptimizerOptions(use="adamw")).collect_gradients()[
         0
     ].shape == (
         2,

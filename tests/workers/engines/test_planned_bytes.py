@@ -10,7 +10,7 @@ from nonet.controller.plan.resolved import derive_model_size, resolve_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_run_setup
 from nonet.models import build_model
-from nonet.workers.engines import list_gradients, make_engine, parse_optimizer_settings
+from nonet.workers.engines import list_gradients, make_engine
 from nonet.workers.runtime import Membership
 
 QWEN3 = (
@@ -34,7 +34,7 @@ def stepped(scenario, ranks, monkeypatch):
     codes = (scenario.tokenizer.get_options().get("codes", 64),) * size.levels
     setup = make_run_setup(scenario)
     model = build_model(setup.model, codes, setup.get_feature_dims(), 0)
-    learning = parse_optimizer_settings(scenario.stages["pretrain"].optimizer.model_dump())
+    learning = scenario.stages["pretrain"].optimizer
     engine = make_engine({"use": "ddp"}, model, Membership(0, ranks, n_trainers=ranks), learning)
     engine.restart()
     summed = []

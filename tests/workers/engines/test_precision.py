@@ -13,7 +13,7 @@ from ring_world import Ring
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.errors import ConfigError
-from nonet.workers.engines import StepPrecision
+from nonet.workers.engines import PrecisionOptions, StepPrecision
 from nonet.workers.runtime import Membership
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -26,7 +26,7 @@ def ring(tmp_path_factory):
 
 
 def test_the_scale_halves_where_gradients_overflow_and_doubles_after_so_many_steps():
-    scale = StepPrecision("fp16", 8.0, 2)
+    scale = StepPrecision(PrecisionOptions(use="fp16", scale=8.0, grow_every=2))
     for moved, expected in ((False, 4.0), (True, 4.0), (True, 8.0), (True, 8.0), (False, 4.0), (True, 4.0)):
         scale.update_loss_scale(moved)
         assert scale.scale == expected
@@ -37,7 +37,10 @@ def test_the_scale_halves_where_gradients_overflow_and_doubles_after_so_many_ste
 
 
 def test_gradients_are_unscaled_and_one_that_is_not_finite_is_told():
-    scale, grads = StepPrecision("fp16", 4.0), [torch.tensor([8.0]), torch.tensor([4.0])]
+    scale, grads = (
+        StepPrecision(PrecisionOptions(use="fp16", scale=4.0)),
+        [torch.tensor([8.0]), torch.tensor([4.0])],
+    )
     assert scale.unscale_gradients(grads)
     assert [grad.tolist() for grad in grads] == [[2.0], [1.0]]
     assert not scale.unscale_gradients([torch.tensor([1.0]), torch.tensor([float("inf")])])

@@ -60,7 +60,7 @@ class SupervisedLearner(StageLearner):
 
     def __init__(self, context: LearnerContext, stage: StageSetup):
         super().__init__(context, stage)
-        self.precision = StepPrecision(**stage.precision)
+        self.precision = StepPrecision(stage.precision)
         self._opened: Samples | None = None
         self._skipped = 0  # Successive steps that were skipped because a loss or gradient was not finite.
         self._last_record_at = 0.0
@@ -74,9 +74,8 @@ class SupervisedLearner(StageLearner):
                 waited for its samples (`waited`).
         """
         context, stage = self.context, self.stage
-        measure_matmul_rate(
-            context.device, stage.precision.get("use", "fp32")
-        )  # Measured once, before the step timer starts.
+        # Measured once, before the step timer starts.
+        measure_matmul_rate(context.device, stage.precision.use)
         self._last_record_at = time.perf_counter()
         context.meter.take_counts()
         distributed = context.sparse.layout.world > 1 or context.run.joins
@@ -258,7 +257,7 @@ class SupervisedLearner(StageLearner):
             if not learning.clip_rows:
                 return dense.clip()
             norm = dense.clip(compute_sparse_norm(keys, grads, self.context.member))
-            torch._foreach_mul_(list(grads.values()), compute_clip_factor(norm, learning.clip_norm))
+            torch._foreach_mul_(list(grads.values()), compute_clip_factor(norm, learning.clip))
             return norm
 
     def _measure(self) -> dict[str, float]:
