@@ -44,6 +44,7 @@ def make_report(
         work: What the groups did: {"idle", "bytes_out", "moved", "published"}.
     """
     facts = run.read_facts()
+    assert facts is not None, "a run has artifacts before it has results"
     beside = {subject: {} for name in scenario.stages for subject in list_subjects_beside(name)}
     baselines = make_baseline_options(scenario) | beside
     comparison = run.read_json("results/comparison.json") or {}

@@ -128,7 +128,7 @@ class RunFolder:
         newest = versions[-1]["artifacts"] if versions else facts["artifacts"]
         return {kind: artifact["path"] for kind, artifact in newest.items()}
 
-    def read_facts(self) -> Any:
+    def read_facts(self) -> dict[str, Any] | None:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage."""
         facts = self.read_json(_FACTS)
         return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)

@@ -184,10 +184,11 @@ class Session:
 
     def tokenise(self) -> dict[str, Any]:
         """Make the sequences, semantic ids and catalogue, once in a run, and return the facts about them."""
-        self.facts = self.run.read_facts()
-        if self.facts is None:
-            self.facts = make_artifacts(self, self.folder)
-            self.run.write_facts(self.facts)
+        facts = self.run.read_facts()
+        if facts is None:
+            facts = make_artifacts(self, self.folder)
+            self.run.write_facts(facts)
+        self.facts: dict[str, Any] = facts
         return self.facts
 
     def open(self) -> None:

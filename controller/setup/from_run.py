@@ -152,6 +152,8 @@ def find_warm_start(scenario: Scenario) -> WarmStart | None:
     source, _ = load_scenario(folder.scenario)
     _check_alike(scenario, source, folder.id)
     facts = folder.read_facts()
+    if facts is None:
+        raise ConfigError(f"init: {folder.id} has no results/tokenise.json; name a run with its results")
     paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     if load_item_keys(Path(paths["sequences"])) is None:
         raise ConfigError(
