@@ -35,7 +35,7 @@ _CONFIG, _EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
 _CHUNK = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClickSetup:
     """Settings from which a click model is built.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -130,7 +130,7 @@ class Weights(StrictModel):
     ] = 2 << 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
     """Settings of a run that its roles share.
 
@@ -276,6 +276,7 @@ class StageSetup:
     """
 
     name: str
+    _: KW_ONLY
     first: int
     steps: int
     users: int

@@ -61,13 +61,13 @@ class Never:
 
 def test_the_controllers_waits_are_as_long_as_the_scenario_says():
     from nonet.controller.groups.handles import TrainerHandle
-    from nonet.workers.roles.settings import StageSetup
+    from nonet.workers.roles.settings import Schedule, StageSetup
 
     told = scenario(deadlines={"step": "7s", "reshard": "3h"}).deadlines
     waits: list = []
     group = Never(waits)
     handle = TrainerHandle(group, group, deadlines=told)  # type: ignore[arg-type]
-    stage = StageSetup("rl", 0, 30, 8, {}, 1.0)
+    stage = StageSetup("rl", first=0, steps=30, users=8, lr=Schedule(peak=1.0), base=1.0)
     handle.begin(stage)
     handle.train(stage, 10, 20)
     handle.reshard([0])

@@ -27,14 +27,14 @@ BODY = {
     },
     "checkpoint": {"every": 3},
 }
-PRETRAIN = StageSetup("pretrain", 0, 8, 4, Schedule(peak=1e-3), 1e-3)
+PRETRAIN = StageSetup("pretrain", first=0, steps=8, users=4, lr=Schedule(peak=1e-3), base=1e-3)
 RL = StageSetup(
     "rl",
-    8,
-    4,
-    2,
-    Schedule(peak=1e-3),
-    1e-3,
+    first=8,
+    steps=4,
+    users=2,
+    lr=Schedule(peak=1e-3),
+    base=1e-3,
     weights={"hit": 1.0},
     rolls_out=True,
     phases=("update", "publish"),

@@ -106,8 +106,8 @@ class World:
         session.facts = {"artifacts": {}, "data": {"held_out": {"valid": valid}}}
         rate = Schedule(peak=1e-3)
         session.stages = {
-            "pretrain": StageSetup("pretrain", 0, STEPS, 4, rate, 1e-3),
-            "finetune": StageSetup("finetune", STEPS, 4, 4, rate, 1e-3),
+            "pretrain": StageSetup("pretrain", first=0, steps=STEPS, users=4, lr=rate, base=1e-3),
+            "finetune": StageSetup("finetune", first=STEPS, steps=4, users=4, lr=rate, base=1e-3),
         }
         self.trainer = Trainer(self)
         self.trainer.world = self
@@ -347,7 +347,9 @@ def test_validations_are_shown_at_the_step_they_are_of_and_recorded_once(tmp_pat
 def test_a_stage_that_is_over_before_its_first_point_is_validated_at_its_end(tmp_path):
     world = World(tmp_path, {1: 0.5})
     stage = world.session.stages["pretrain"]
-    world.session.stages["pretrain"] = type(stage)(stage.name, 0, 1, 4, stage.lr, stage.base)
+    world.session.stages["pretrain"] = type(stage)(
+        stage.name, first=0, steps=1, users=4, lr=stage.lr, base=stage.base
+    )
     world.play()
     assert world.asked == [1]
     assert world.end() == steps(1)

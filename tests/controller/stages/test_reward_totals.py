@@ -10,7 +10,7 @@ from stand_ins import Now
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.stages._loops import probe_rewards
 from nonet.deadlines import DEFAULTS
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import Schedule, StageSetup
 
 BODY = {
     "name": "totals",
@@ -22,11 +22,11 @@ BODY = {
 def test_the_total_of_held_out_users_is_weighted():
     stage = StageSetup(
         "rl",
-        0,
-        1,
-        2,
-        {},
-        1.0,
+        first=0,
+        steps=1,
+        users=2,
+        lr=Schedule(peak=1.0),
+        base=1.0,
         weights={"hit": 1.0, "own": 0.25, "off": 0.0},
         rolls_out=True,
         phases=("update", "publish"),

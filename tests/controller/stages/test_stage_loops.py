@@ -27,14 +27,14 @@ BODY = {
     "checkpoint": {"every": 4},
 }
 SCENARIO = make_scenario(BODY)
-PRETRAIN = StageSetup("pretrain", 0, 23, 8, Schedule(peak=1e-3), 1e-3)
+PRETRAIN = StageSetup("pretrain", first=0, steps=23, users=8, lr=Schedule(peak=1e-3), base=1e-3)
 RL = StageSetup(
     "rl",
-    23,
-    3,
-    2,
-    Schedule(peak=1e-3),
-    1e-3,
+    first=23,
+    steps=3,
+    users=2,
+    lr=Schedule(peak=1e-3),
+    base=1e-3,
     weights={"hit": 1.0, "rank": 0.25},
     rolls_out=True,
     phases=("update", "publish"),

@@ -138,14 +138,14 @@ SCENARIO = make_scenario(
         "checkpoint": {"every": 4},
     }
 )
-PRETRAIN = StageSetup("pretrain", 0, 40, 8, Schedule(peak=1e-3), 1e-3)
+PRETRAIN = StageSetup("pretrain", first=0, steps=40, users=8, lr=Schedule(peak=1e-3), base=1e-3)
 RL = StageSetup(
     "rl",
-    40,
-    40,
-    2,
-    Schedule(peak=1e-3),
-    1e-3,
+    first=40,
+    steps=40,
+    users=2,
+    lr=Schedule(peak=1e-3),
+    base=1e-3,
     weights={"hit": 1.0},
     rolls_out=True,
     phases=("update", "publish"),

@@ -15,7 +15,9 @@ TABLES = {"item": {"dim": 4, "ttl_steps": 4, "default": 0.5}}
 
 
 def shard_of(**more):
-    return EmbeddingShard(RunSetup(7, 8, {}, TABLES, {"item": "item"}, **more))
+    return EmbeddingShard(
+        RunSetup(seed=7, history=8, model={}, tables=TABLES, features={"item": "item"}, **more)
+    )
 
 
 def step_on(shard, keys, step):

@@ -16,7 +16,14 @@ from nonet.workers.roles import RunSetup
 
 def make_click_setup(run: RunSetup) -> ClickSetup:
     """Return the settings from which the click model of a run is built."""
-    return ClickSetup(run.model, run.tables, run.features, run.combiners, run.history, run.seed)
+    return ClickSetup(
+        model=run.model,
+        tables=run.tables,
+        features=run.features,
+        combiners=run.combiners,
+        history=run.history,
+        seed=run.seed,
+    )
 
 
 class ClickData:
