@@ -22,10 +22,8 @@ import numpy as np
 from nonet.controller.scenario import RewardOptions
 from nonet.workers.roles import SceneSetup
 
-_INTEGRAL_GAIN, _PROPORTIONAL_GAIN = (
-    0.05,
-    3.0,
-)  # integral gain per step and proportional gain, both applied to the relative shortfall
+# Gains per step, applied to the relative shortfall.
+_INTEGRAL_GAIN, _PROPORTIONAL_GAIN = 0.05, 3.0
 SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
 """Scenario keys that can be set during a run: the stage (by default the current one), the reward, and its option."""
 _SHORTFALL_DECAY = 0.8  # decay per step of the running mean of the shortfall
@@ -42,12 +40,10 @@ class RewardObjectives:
         self.rewards = dict(rewards)
         self._sums = {name: 0.0 for name, each in self.rewards.items() if each.at_least is not None}
         self._shortfalls: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
-        self._served: dict[
-            str, float
-        ] = {}  # mean rewards of served lists that no step has been compared with yet
-        self._ratio: dict[
-            str, float
-        ] = {}  # mean of served lists divided by mean of rollouts, at the last evaluation
+        # Mean rewards of served lists that no step has been compared with yet.
+        self._served: dict[str, float] = {}
+        # Mean of served lists divided by mean of rollouts, at the last evaluation.
+        self._served_ratios: dict[str, float] = {}
 
     def compute_weights(self, step: int) -> dict[str, float]:
         """Return the weight of each reward at a step, including multipliers."""
@@ -84,9 +80,9 @@ class RewardObjectives:
         """Convert a mean reward of rollouts to that of the lists that would be served."""
         served = self._served.pop(name, None)
         if served is not None:
-            self._ratio[name] = served / mean if mean * served > 0 else 1.0
+            self._served_ratios[name] = served / mean if mean * served > 0 else 1.0
             return served
-        return mean * self._ratio.get(name, 1.0)
+        return mean * self._served_ratios.get(name, 1.0)
 
     def compute_total(
         self, parts: Mapping[str, Sequence[float]], step: int, scenes: SceneSetup | None = None
@@ -198,29 +194,29 @@ class RewardObjectives:
         """Remove a reward and its multiplier."""
         del self.rewards[name]
         self._served.pop(name, None)
-        self._ratio.pop(name, None)
+        self._served_ratios.pop(name, None)
         self._sums.pop(name, None)
         self._shortfalls.pop(name, None)
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Return the state that a resumed stage needs; empty without floors."""
         if not self._sums:
             return {}
-        known = {name: [self._served.get(name), self._ratio.get(name)] for name in self._sums}
+        known = {name: [self._served.get(name), self._served_ratios.get(name)] for name in self._sums}
         return {
             "floors": {name: [self._sums[name], self._shortfalls[name]] for name in self._sums},
             "served": known,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned."""
+        """Restore a state that `get_state` returned."""
         for name, (total, missing) in state.get("floors", {}).items():
             if name in self._sums:
                 self._sums[name], self._shortfalls[name] = total, missing
         for name, (served, ratio) in state.get("served", {}).items():
             if name in self._sums:
                 self._served |= {} if served is None else {name: served}
-                self._ratio |= {} if ratio is None else {name: ratio}
+                self._served_ratios |= {} if ratio is None else {name: ratio}
 
 
 def sum_by_scene(

@@ -396,7 +396,7 @@ class Session:
             The folder of the complete checkpoint, or None if there is none or it is being written.
         """
         stage, done, validation = self.stage, step + 1, self.validation
-        state = self.objectives.state() if stage.rolls_out and self.objectives else {}
+        state = self.objectives.get_state() if stage.rolls_out and self.objectives else {}
         self.checkpoint_log.record_applied_step(stage, step, **state)
         self.checkpoint_writer.finish(wait=False)
         last = done == stage.steps

@@ -80,7 +80,7 @@ class StageValidation:
 
     def request(self, step: int) -> None:
         """Request the validation of the checkpoint after `step` steps, if that is a point without a request or a result."""
-        if step not in self.points or step in self._pending or step in self._list_answered_steps():
+        if step not in self.points or step in self._pending or step in self._list_validated_steps():
             return
         folder = self._find_checkpoint(self._stage.first + step)
         if folder is not None:
@@ -100,11 +100,11 @@ class StageValidation:
         for point in self.points:
             if point <= step:
                 self.request(point)
-        self._take(step)
+        self._collect_results(step)
 
     def pop_news(self) -> list[dict[str, Any]]:
         """Return the results that arrived since the last call, in the order of steps, without waiting."""
-        self._take(0)
+        self._collect_results(0)
         first, self._reported_count = self._reported_count, len(self.record.history)
         return self.record.history[first:]
 
@@ -195,16 +195,16 @@ class StageValidation:
 
     def list_kept_steps(self) -> frozenset[int]:
         """Return the global steps whose checkpoints must be kept: the best one, and those that are not validated yet."""
-        best, answered = self.find_best(), self._list_answered_steps()
-        waiting = {point for point in self.points if point not in answered}
+        best, validated = self.find_best(), self._list_validated_steps()
+        waiting = {point for point in self.points if point not in validated}
         return frozenset(self._stage.first + step for step in waiting | ({best["step"]} if best else set()))
 
-    def _take(self, wait_for: int) -> None:
+    def _collect_results(self, wait_for: int) -> None:
         """Record the results that have arrived, in the order of steps; wait for points up to `wait_for`."""
         for step in sorted(self._pending):
             if step > wait_for and not self._pending[step].done():
                 return
             self.record.add(step, self._pending.pop(step).get(self._deadline))
 
-    def _list_answered_steps(self) -> set[int]:
+    def _list_validated_steps(self) -> set[int]:
         return {entry["step"] for entry in self.record.history}

@@ -55,9 +55,9 @@ def test_what_is_restored_goes_on_as_it_was():
     rewards = {"b": RewardOptions(at_least=0.5)}
     one, other = RewardObjectives(rewards), RewardObjectives(rewards)
     one.update_multipliers(0, {"reward.b": 0.1})
-    other.restore(one.state())
+    other.restore(one.get_state())
     assert other.compute_weights(1) == one.compute_weights(1)
-    assert RewardObjectives({"a": RewardOptions()}).state() == {}
+    assert RewardObjectives({"a": RewardOptions()}).get_state() == {}
 
 
 def test_the_multiplier_finds_the_weight_that_holds_the_floor():
@@ -90,7 +90,7 @@ def test_a_floor_is_steered_by_the_lists_that_would_be_served_and_not_by_what_ro
     objectives.update_multipliers(1, {"reward.novelty": 0.3})  # half of it is served: the floor holds
     assert objectives.compute_multipliers(2)["novelty"] == pytest.approx(0.05 * 0.3 + 3.0 * 0.8 * 0.3)
     again = RewardObjectives(objectives.rewards)
-    again.restore(objectives.state())
+    again.restore(objectives.get_state())
     for each in (objectives, again):
         each.update_multipliers(2, {"reward.novelty": 0.2})
     assert again.compute_weights(3) == objectives.compute_weights(3)
@@ -100,7 +100,7 @@ def test_what_was_served_is_kept_over_a_resume_before_the_next_step():
     rewards = {"novelty": RewardOptions(weight=0.0, at_least=0.15)}
     one, other = RewardObjectives(rewards), RewardObjectives(rewards)
     one.note_served({"novelty": 0.1})
-    other.restore(one.state())
+    other.restore(one.get_state())
     for each in (one, other):
         each.update_multipliers(0, {"reward.novelty": 0.2})
     assert one.compute_weights(1) == other.compute_weights(1) != RewardObjectives(rewards).compute_weights(1)
