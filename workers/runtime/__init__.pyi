@@ -1,7 +1,5 @@
 from .actors import NAMESPACE as NAMESPACE
-from .actors import OWNED as OWNED
 from .actors import ActorGroup as ActorGroup
-from .actors import GroupLifetime as GroupLifetime
 from .actors import WorkerResources as WorkerResources
 from .actors import ensure_ray as ensure_ray
 from .future import GroupFuture as GroupFuture
@@ -13,6 +11,8 @@ from .methods import PerRank as PerRank
 from .methods import Replicate as Replicate
 from .methods import Shard as Shard
 from .methods import method as method
+from .orphan_guard import OWNED as OWNED
+from .orphan_guard import GroupLifetime as GroupLifetime
 from .payload import concat_rows as concat_rows
 from .payload import slice_rows as slice_rows
 from .payload import split_evenly as split_evenly

@@ -23,9 +23,10 @@ from nonet.workers import WorkerActivity, check_ray_environment
 from nonet.workers.devices import PoolEnvironment
 from nonet.workers.devices import get_device as known_device
 from nonet.workers.runtime import payload as wire
-from nonet.workers.runtime.dispatch import Header, format_task_name, pack_header
+from nonet.workers.runtime.dispatch import CallMessage, format_task_name, pack_header
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.host import WorkerActor
+from nonet.workers.runtime.orphan_guard import OWNED, GroupLifetime
 from nonet.workers.runtime.worker import Place, RoleSpec
 
 if TYPE_CHECKING:
@@ -62,35 +63,6 @@ def ensure_ray() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLifetime:
-    """How long the processes of a group live.
-
-    Attributes:
-        run: The run that they belong to, "" for none.
-        orphan_timeout_s: If above 0, the processes are detached and exit when no controller contacts them for so
-            long. With 0 they belong to the process that started them.
-        restarts: How often a process that died is started again; its roles are built and its remembered calls are
-            repeated.
-    """
-
-    run: str = ""
-    orphan_timeout_s: float = 0.0
-    restarts: int = 0
-
-    @property
-    def detached(self) -> bool:
-        """Whether the processes outlive the one that started them."""
-        return self.orphan_timeout_s > 0
-
-    def format_name(self, suffix: str) -> str:
-        """Return the name of a worker or placement group: `{run}/...` for detached ones, `{run}: ...` for others."""
-        return f"{self.run}{'/' if self.detached else ': '}{suffix}" if self.run else suffix
-
-
-OWNED = GroupLifetime()
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerResources:
     """The cluster resources of one worker.
 
@@ -121,27 +93,6 @@ class WorkerResources:
         if runtime_env := PoolEnvironment.from_options(self.env).to_runtime_env(kind):
             options["runtime_env"] = runtime_env
         return options
-
-
-@dataclass(frozen=True, slots=True)
-class CallMessage:
-    """One group call as it is sent.
-
-    Attributes:
-        role: Role that is called.
-        method: Name of the method.
-        epoch: Gang epoch of the call.
-        header: How parameters are assembled; None where the values are the first parameters in order.
-        flats: The flat values of each rank.
-        beside: Whether the call runs concurrently with other calls of its ranks, in no order.
-    """
-
-    role: str
-    method: str
-    epoch: int
-    header: Header | None
-    flats: Sequence[Sequence[Any]]
-    beside: bool = False
 
 
 class ActorGroup:

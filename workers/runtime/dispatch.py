@@ -51,6 +51,27 @@ class Argument:
 Header = tuple[Argument, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CallMessage:
+    """One group call as it is sent.
+
+    Attributes:
+        role: Role that is called.
+        method: Name of the method.
+        epoch: Gang epoch of the call.
+        header: How parameters are assembled; None where the values are the first parameters in order.
+        flats: The flat values of each rank.
+        beside: Whether the call runs concurrently with other calls of its ranks, in no order.
+    """
+
+    role: str
+    method: str
+    epoch: int
+    header: Header | None
+    flats: Sequence[Sequence[Any]]
+    beside: bool = False
+
+
 def format_task_name(role: str, method: str, epoch: int) -> str:
     """Return the name of a Ray task, also shown in Ray's timeline: "rollout.generate", with "#3" in gang epoch 3."""
     return f"{role}.{method}#{epoch}" if epoch else f"{role}.{method}"

@@ -17,8 +17,8 @@ from typing import Any
 from nonet.deadlines import DEFAULTS, Deadline
 from nonet.errors import ConfigError
 from nonet.workers.runtime import payload as wire
-from nonet.workers.runtime.actors import ActorGroup, CallMessage, GroupLifetime, WorkerResources
-from nonet.workers.runtime.dispatch import Header, is_plain, spread_argument
+from nonet.workers.runtime.actors import ActorGroup, WorkerResources
+from nonet.workers.runtime.dispatch import CallMessage, Header, is_plain, spread_argument
 from nonet.workers.runtime.future import GroupFuture, GroupStream
 from nonet.workers.runtime.methods import (
     MethodDeclaration,
@@ -26,6 +26,7 @@ from nonet.workers.runtime.methods import (
     get_signature,
     list_positional_parameters,
 )
+from nonet.workers.runtime.orphan_guard import GroupLifetime
 from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 
 

@@ -1,7 +1,8 @@
-"""OrphanGuard: ends a worker whose controller is gone, because detached actors outlive the process that started them.
+"""How long worker processes live; the orphan guard ends one whose controller is gone.
 
-A worker that gets no heartbeat from its controller for `timeout_s` seconds removes its placement group, which kills all
-actors in that group, and then ends itself without a restart (docs/explanation/design.md, section 5).
+Detached actors outlive the process that started them. A worker that gets no heartbeat from its controller for `timeout_s`
+seconds removes its placement group, which kills all actors in that group, and then ends itself without a restart
+(docs/explanation/design.md, section 5).
 """
 
 from __future__ import annotations
@@ -10,6 +11,36 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLifetime:
+    """How long the processes of a group live.
+
+    Attributes:
+        run: The run that they belong to, "" for none.
+        orphan_timeout_s: If above 0, the processes are detached and exit when no controller contacts them for so
+            long. With 0 they belong to the process that started them.
+        restarts: How often a process that died is started again; its roles are built and its remembered calls are
+            repeated.
+    """
+
+    run: str = ""
+    orphan_timeout_s: float = 0.0
+    restarts: int = 0
+
+    @property
+    def detached(self) -> bool:
+        """Whether the processes outlive the one that started them."""
+        return self.orphan_timeout_s > 0
+
+    def format_name(self, suffix: str) -> str:
+        """Return the name of a worker or placement group: `{run}/...` for detached ones, `{run}: ...` for others."""
+        return f"{self.run}{'/' if self.detached else ': '}{suffix}" if self.run else suffix
+
+
+OWNED = GroupLifetime()
 
 
 class OrphanGuard:

@@ -108,7 +108,7 @@ def test_actors_outside_placement_groups_are_holders_too(ray_local):
 
 def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
     from nonet.controller.groups.binding import GroupBinding, plan_live
-    from nonet.workers.runtime.actors import GroupLifetime
+    from nonet.workers.runtime.orphan_guard import GroupLifetime
 
     made = plan_live(scenario(roles={"rollout": {"collocate": "trainer"}, "evaluator": {"fuse": "trainer"}}))
     binding = GroupBinding(made, SPECS, GroupLifetime(run="r1"))

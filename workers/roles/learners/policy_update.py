@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,7 @@ from nonet.random import rng
 from nonet.rl import (
     Advantages,
     Critic,
-    Draws,
     PolicyLoss,
-    apply_corrections,
     compute_corrections,
     should_skip_step,
     summarise_mismatch,
@@ -36,6 +34,7 @@ from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
 from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
 from nonet.workers.roles import LearnerContext, StageSetup
+from nonet.workers.roles.learners.policy_advantages import PolicyAdvantages, drop_unscored, select_advantages
 from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores
 from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_policy_rows, select_rows
 
@@ -69,6 +68,10 @@ class PolicyUpdate:
         return PolicyPrompts(self.context, self.stage)
 
     @property
+    def _advantages(self) -> PolicyAdvantages:
+        return PolicyAdvantages(self.context, self.stage, self.algorithm, self._prompts)
+
+    @property
     def _metrics(self) -> PolicyMetrics:
         return PolicyMetrics(self.context, self.stage, self.algorithm, self.reference, self._prompts)
 
@@ -77,9 +80,9 @@ class PolicyUpdate:
         began = time.perf_counter()
         self.context.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
-        beams["valid"], scores, scored = _drop_unscored(beams["valid"], scores)
+        beams["valid"], scores, scored = drop_unscored(beams["valid"], scores)
         apart, weight = self._measure_mismatch(beams) if self.stage.mismatch else ({}, None)
-        advantage, valid_UW = self._compute_advantages(beams, scores, weight)
+        advantage, valid_UW = self._advantages.compute(beams, scores, weight)
         watched = self._metrics.measure_exactly(beams)
         lr = self.stage.lr.compute_rate(step, self.stage.steps)
         norm, totals, counts, skipped = 0.0, None, 0.0, 0
@@ -88,7 +91,7 @@ class PolicyUpdate:
             beams["value"] = self._compute_values(beams)
         for part in self._draw_minibatches(step, len(valid_UW)) if not held else ():
             count, sums = self._accumulate_minibatch(
-                step, select_rows(beams, part), _select_advantages(advantage, part), valid_UW[part]
+                step, select_rows(beams, part), select_advantages(advantage, part), valid_UW[part]
             )
             norm = self._take_optimizer_step(lr)
             skipped += not math.isfinite(norm)
@@ -235,7 +238,7 @@ class PolicyUpdate:
         for part, chunk in zip(parts, share, strict=True):
             with self.context.meter.time_section("dense"):
                 policy = self._compute_loss(
-                    chunk, rows, select_rows(beams, part), _select_advantages(advantage, part), valid_UW[part]
+                    chunk, rows, select_rows(beams, part), select_advantages(advantage, part), valid_UW[part]
                 )
                 self.context.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
@@ -290,50 +293,6 @@ class PolicyUpdate:
                 grad = torch.zeros_like(grad)
             self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
-    def _compute_advantages(
-        self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], weight: Tensor | None = None
-    ) -> tuple[Advantages, Tensor]:
-        """Compute the advantages of this rank's share.
-
-        Args:
-            beams: Rollouts of this rank's prompts.
-            scores: Scores [U, W] by reward.
-            weight: Weights that correct for the mismatch of rollout and trainer, per beam or per level. Weights per beam of an
-                algorithm with draws are multiplied into the weights of the draws.
-
-        Returns:
-            The advantages, and the mask [U, W] of the valid beams.
-        """
-        valid_UW = torch.from_numpy(beams["valid"])
-        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        drawn: dict[str, Any] = {}
-        if self.algorithm.weighted and "weight" in beams:
-            share, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
-            if weight is not None and weight.ndim == 2:
-                share, weight = share.double() * weight, None
-            drawn = {"draws": Draws(share, chance)}
-        column = self.algorithm.feedback_column(self.stage.algorithm)
-        if column is not None:
-            drawn["feedback_U"] = torch.from_numpy(self._prompts.read_feedback(beams, column))
-        compute = load_heavy(
-            self.algorithm.advantage
-        )  # A small computation in float64, so it runs on the host.
-        options = self.stage.algorithm
-        found = compute(
-            rewards, self._get_reward_weights(beams), valid_UW, options, self._sum_moments, **drawn
-        )
-        return replace(found, value=apply_corrections(found.value, weight)), valid_UW
-
-    def _get_reward_weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the weight of each reward; with scenes, the weight for each prompt [U, 1]."""
-        setup = self.context.run.scenes.get(self.stage.name)
-        if setup is None or not setup.names or "scene" not in beams:
-            return self.stage.weights
-        return {
-            name: torch.from_numpy(setup.get_weights(name, weight, beams["scene"]))[:, None]
-            for name, weight in self.stage.weights.items()
-        }
-
     def _compute_loss(
         self,
         chunk: SparseBatch,
@@ -384,40 +343,13 @@ class PolicyUpdate:
             torch.from_numpy(self._prompts.find_hits(beams)).to(self.context.device) if target else None,
             None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
             advantage.group_U,
-            self._compute_draw_weights(beams, valid_UW),
+            self._advantages.compute_draw_weights(beams, valid_UW),
             torch.from_numpy(beams["value"]).to(self.context.device) if "value" in beams else None,
         )
         return load_heavy(self.algorithm.loss)(policy, self.stage.algorithm)
-
-    def _compute_draw_weights(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
-        """Return the weight [U, W] of each beam, 1 on average over a group; None if the rollout has no weights."""
-        if not self.algorithm.weighted or "weight" not in beams:
-            return None
-        draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
-        return draws.scale_weights(valid_UW).float().to(self.context.device)
-
-    def _sum_moments(self, moments: Tensor) -> Tensor:
-        return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)
 
     def _sum_gradient(self, flat: Tensor) -> Tensor:
         """Sum a flat gradient over all ranks in place."""
         if self.context.member.n_trainers > 1:
             torch.distributed.all_reduce(flat, group=self.context.member.trainers)
         return flat
-
-
-def _select_advantages(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
-    """Select the advantages of some prompts."""
-    used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
-    return Advantages(advantage.value[part], 0, 0, used, group)
-
-
-def _drop_unscored(
-    valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
-    """Exclude prompts without a score (NaN) from the mask and the scores, and count the others."""
-    there_U = np.ones(len(valid_UW), bool)
-    for score in scores.values():
-        there_U &= ~np.isnan(score).any(1)
-    left = {name: np.where(there_U[:, None], score, 0).astype(np.float32) for name, score in scores.items()}
-    return valid_UW & there_U[:, None], left, float(there_U.sum())
