@@ -11,7 +11,6 @@ to rank, and for unequal sizes the receivers fetch their shares.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from nonet.deadlines import DEFAULTS, Deadline
@@ -72,7 +71,7 @@ class WorkerGroup:
         count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
         seat = WorkerResources(device=device, cpus=cpus, devices=count, threads=threads, env=env)
         specs = {role: RoleSpec(cls, args, kwargs)}
-        deadlines = replace(DEFAULTS, step=Deadline(deadline_s, "the group's deadline_s"))
+        deadlines = DEFAULTS.model_copy(update={"step": Deadline(deadline_s, "the group's deadline_s")})
         life = GroupLifetime(restarts=restarts)
         self._bind(ActorGroup(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
 

@@ -131,7 +131,7 @@ class Slow(nonet.DistributeWorker):
     ],
 )
 def test_a_late_start_says_what_the_process_is_doing_or_what_it_waits_for(ray_local, cpus, said):
-    deadlines = Deadlines.from_seconds({"start": 0.5})
+    deadlines = Deadlines.model_validate({"start": 0.5})
     hosts = ActorGroup(
         {"role": RoleSpec(Slow)}, name="role", seat=WorkerResources(cpus=cpus, threads=0), deadlines=deadlines
     )
