@@ -19,9 +19,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import write_whole
 from nonet.errors import DataError
+from nonet.samples.preparation.build_options import BuildOptions
 from nonet.samples.preparation.catalogue import ItemIndex, collect_items
 from nonet.samples.preparation.core import KCoreResult, compute_k_core
 from nonet.samples.preparation.finish import PartitionNote, PartitionWriter, count_train_events
@@ -53,60 +54,12 @@ from nonet.samples.sequences import (
     parse_min_events,
     select_carried_columns,
 )
-from nonet.samples.tables import (
-    MISSING,
-    TableFormat,
-    as_numbers,
-    check_columns,
-    compute_keys,
-    read_items,
-    read_parquet_schema,
-)
+from nonet.samples.tables import as_numbers, check_columns, compute_keys, read_items, read_parquet_schema
 
 _PARTITION_ROWS = 1 << 21
 _THREADS = 4
 _SPARE = 1.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """How sequences are built: the arguments of `build_sequences` except `tie_seed`, with paths instead of tables.
-
-    Attributes:
-        interactions: Path of the interactions.
-        items: Path of the item table; None without one.
-        columns: Column of the tables by role.
-        keep: Minimum numbers of events of users and items.
-        split: Options of the split.
-        targets: Target condition by stage.
-        where: Condition on the interactions; None for all.
-        repeats: Policy for repeated items; None derives it from the data.
-        missing: Texts that stand for a missing value.
-    """
-
-    interactions: str
-    _: KW_ONLY
-    items: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    keep: Mapping[str, int] = field(default_factory=dict)
-    split: Mapping[str, Any] = field(default_factory=dict)
-    targets: Mapping[str, str] = field(default_factory=dict)
-    where: str | None = None
-    repeats: str | None = None
-    missing: tuple[str, ...] = MISSING
-
-    @property
-    def table_format(self) -> TableFormat:
-        """Column names and missing texts that both tables are read with."""
-        return TableFormat(dict(self.columns), self.missing)
-
-    def to_fingerprint(self) -> dict[str, Any]:
-        """Return the values that a working folder is named after. Default missing texts are omitted."""
-        facts = asdict(self)
-        del facts["missing"]
-        missing = self.table_format.own_missing
-        return facts if missing is None else {**facts, "missing": missing}
 
 
 @dataclass(frozen=True, slots=True)
