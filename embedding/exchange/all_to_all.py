@@ -1,11 +1,9 @@
 """The exchanges of a sparse world: keys with a header to their owners, then rows or gradients.
 
 An exchange takes two all-to-alls instead of four for header, counts, keys and rows: a block of fixed length carries
-the header, the count and the keys. The length of a block is the largest number of keys that recently followed the
-same exchange, plus an eighth. Both ends know that number, so they agree without communication; keys that do not fit
-follow in one more all-to-all. Buffers are reused between exchanges. Ranks that are all on one machine can exchange
-through shared memory (`local_wire`). The process group's timeout limits every wait; WorkerLost names the ranks that
-are missing.
+the header, the count and the keys (`key_blocks.py`). Keys that do not fit follow in one more all-to-all. Buffers are
+reused between exchanges. Ranks that are all on one machine can exchange through shared memory (`shared_memory.py`).
+The process group's timeout limits every wait; WorkerLost names the ranks that are missing.
 """
 
 # Shapes: W ranks, U keys of this rank, M keys requested from this rank, D width, B bytes per row in transit.
@@ -24,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nonet.embedding.exchange.codecs import Codec
+from nonet.embedding.exchange.connection import connect
 from nonet.embedding.exchange.header import (
     COUNT,
     MORE,
@@ -34,9 +33,10 @@ from nonet.embedding.exchange.header import (
     ExchangeHeader,
     check_agreement,
 )
+from nonet.embedding.exchange.key_blocks import BlockCapacity, fill_blocks, split_views
 from nonet.embedding.exchange.layout import RankLayout, find_missing_ranks
 from nonet.embedding.exchange.routes import KeyRoute
-from nonet.embedding.exchange.shared_memory import LocalWire, connect
+from nonet.embedding.exchange.shared_memory import LocalWire
 from nonet.errors import WorkerLost
 
 NOTHING = np.empty(0, dtype=np.uint8)
@@ -69,14 +69,6 @@ class ExchangeTraffic:
 
 
 @dataclass(slots=True)
-class _BlockCapacity:
-    """The number of keys that fit into a block, by rank [W]: for sent and for received blocks."""
-
-    given: list[int]
-    got: list[int]
-
-
-@dataclass(slots=True)
 class _GrowingBuffer:
     """A buffer that is reused between exchanges and only grows."""
 
@@ -97,7 +89,7 @@ class Wire:
         self._layout, self._group, self._names = layout, group, names
         self._local: LocalWire | None = None
         self._may_be_local = local  # Used once, before the first exchange, in which all ranks take part.
-        self._rooms: dict[tuple[int, int], _BlockCapacity] = {}
+        self._rooms: dict[tuple[int, int], BlockCapacity] = {}
         self._last = (0, 0)
         self._pulled: dict[int, tuple[KeyRequest, np.ndarray]] = {}
         self._nobody = [0] * layout.world
@@ -131,9 +123,10 @@ class Wire:
         keys, counts = (_NO_KEYS, self._nobody) if route is None or same else (route.keys, route.counts)
         if len(own):
             keys, counts = self._remove_own(keys, counts)
-        room = self._rooms.get(self._last) or _BlockCapacity(self._nobody, self._nobody)
+        room = self._rooms.get(self._last) or BlockCapacity(self._nobody, self._nobody)
         more = any(count > space for count, space in zip(counts, room.given, strict=True))
-        outgoing = self._fill_blocks(header, keys, counts, room.given, (int(same), int(more)))
+        outgoing = self._allocate_blocks(sum(room.given) + WORDS * len(room.given))
+        fill_blocks(outgoing, header, keys, counts, room.given, (int(same), int(more)))
         blocks = self._exchange_blocks(outgoing, room, meanwhile)
         heads = [block[:WORDS].tolist() for block in blocks]
         settled = check_agreement(
@@ -146,9 +139,7 @@ class Wire:
         if any(head[MORE] for head in heads):
             parts = [part.copy() for part in parts]  # The next exchange may overwrite them.
             parts = self._exchange_overflow(parts, coming, keys, counts, room)
-        self._rooms[self._last] = _BlockCapacity(
-            _grow_capacity(counts, room.given), _grow_capacity(coming, room.got)
-        )
+        self._rooms[self._last] = room.grow(counts, coming)
         self._last = (settled.op, settled.table)
         return self._make_request(settled, parts, [bool(head[SAME]) for head in heads], own)
 
@@ -230,30 +221,11 @@ class Wire:
         self._exchange(coming, sizes, every, every)
         got = torch.empty(int(coming.sum()), dtype=torch.uint8)
         self._exchange(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
-        return _split_views(got.numpy(), coming.tolist())
+        return split_views(got.numpy(), coming.tolist())
 
     def forget_pulls(self) -> None:
         """Forget earlier pulls after the owners of keys have changed, so that no push refers to them."""
         self._pulled.clear()
-
-    def _fill_blocks(
-        self,
-        header: ExchangeHeader | None,
-        keys: np.ndarray,
-        counts: list[int],
-        room: list[int],
-        flags: tuple[int, int],
-    ) -> np.ndarray:
-        """Write the blocks of an exchange: header, count, flags and the keys that fit."""
-        blocks = self._allocate_blocks(sum(room) + WORDS * len(room))
-        words = header.to_words() if header else [0] * COUNT
-        at, start = 0, 0
-        for count, space in zip(counts, room, strict=True):
-            blocks[at : at + WORDS] = [*words, count, *flags]
-            fits = min(count, space)
-            blocks[at + WORDS : at + WORDS + fits] = keys[start : start + fits]
-            at, start = at + WORDS + space, start + count
-        return blocks
 
     def _allocate_blocks(self, words: int) -> np.ndarray:
         """Return int64 [words] memory, which can be sent without a copy if the ranks share memory."""
@@ -263,7 +235,7 @@ class Wire:
         return local.get_outgoing(8 * words).view(np.int64)
 
     def _exchange_blocks(
-        self, outgoing: np.ndarray, room: _BlockCapacity, meanwhile: Callable[[], None] | None
+        self, outgoing: np.ndarray, room: BlockCapacity, meanwhile: Callable[[], None] | None
     ) -> list[np.ndarray]:
         """Exchange the blocks and return those of all ranks, int64; they are valid until the next exchange."""
         sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
@@ -271,7 +243,7 @@ class Wire:
         if local is None:
             got = self._buffers["got"].take((sum(came),), torch.int64)
             self._exchange(got, torch.from_numpy(outgoing), came, sent, meanwhile)
-            return _split_views(got.numpy(), came)
+            return split_views(got.numpy(), came)
         self._count(outgoing.nbytes, keys=True)
         with self._translate_errors():
             blocks = local.swap([8 * words for words in sent], meanwhile)
@@ -302,16 +274,16 @@ class Wire:
         coming: list[int],
         keys: np.ndarray,
         counts: list[int],
-        room: _BlockCapacity,
+        room: BlockCapacity,
     ) -> list[np.ndarray]:
         """Exchange the keys that did not fit into the blocks in one more all-to-all."""
         left = [max(count - space, 0) for count, space in zip(counts, room.given, strict=True)]
         late = [max(count - space, 0) for count, space in zip(coming, room.got, strict=True)]
-        pieces = zip(_split_views(keys, counts), left, strict=True)
+        pieces = zip(split_views(keys, counts), left, strict=True)
         rest = np.concatenate([piece[len(piece) - count :] for piece, count in pieces])
         got = self._buffers["more"].take((sum(late),), torch.int64)
         self._exchange(got, torch.from_numpy(rest), late, left)
-        return [np.concatenate(pair) for pair in zip(parts, _split_views(got.numpy(), late), strict=True)]
+        return [np.concatenate(pair) for pair in zip(parts, split_views(got.numpy(), late), strict=True)]
 
     def _remove_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
         """Remove this rank's own keys from keys and counts."""
@@ -326,7 +298,7 @@ class Wire:
         """Build the request from the received parts, using the keys of the last pull for ranks that refer to it."""
         if any(same):
             before, before_own = self._pulled[header.table]
-            pulled = _split_views(before.keys, before.counts)
+            pulled = split_views(before.keys, before.counts)
             if len(before_own):
                 pulled[self._layout.rank] = before_own
             parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
@@ -374,20 +346,3 @@ class Wire:
             f"{self._layout} of the sparse world waited for the other ranks in vain{who}: {first_line}; "
             "one of them is gone or late: restart the whole gang from the last commit"
         )
-
-
-def _split_views(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Split an array into views of consecutive parts."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(array[start : start + size])
-        start += size
-    return parts
-
-
-def _grow_capacity(counts: list[int], room: list[int]) -> list[int]:
-    """Compute the capacities for the next exchange: these counts plus an eighth; unused capacity shrinks slowly."""
-    return [
-        max(count + count // 8 + 16 if count else 0, space - (space + 7) // 8)
-        for count, space in zip(counts, room, strict=True)
-    ]

@@ -157,10 +157,8 @@ class NativeTable(BaseTable):
             grads = grads.detach().to("cpu", _F32).contiguous()
         return self._apply(self._handle, key_tensor.data_ptr(), count, grads.data_ptr(), before, step, lr)
 
-    _general, _general_push = (
-        lookup,
-        _push,
-    )  # The fallbacks of the native methods, see `_install_fast_methods`.
+    # The fallbacks of the native methods, see `_install_fast_methods`.
+    _general, _general_push = lookup, _push
 
     def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
         """Return the rows of keys [N] as bytes [N, record], after creating absent rows: see `bulk.take_packed`."""
@@ -278,12 +276,10 @@ class NativeTable(BaseTable):
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
         """Set the counts of keys that wait for admission."""
         key_array, values = _to_array(keys), _to_array(packed)
-        if (
-            self._core.nonet_table_wait(
-                self._handle, _get_address(key_array), _get_address(values), len(key_array)
-            )
-            < 0
-        ):
+        code = self._core.nonet_table_wait(
+            self._handle, _get_address(key_array), _get_address(values), len(key_array)
+        )
+        if code < 0:
             raise _make_memory_error(self)
 
 

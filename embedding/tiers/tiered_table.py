@@ -3,8 +3,7 @@
 The current copy of a row is the one on the device if there is one, else the host's, else the disk's. The host
 reserves a place for each row on the device, so that a changed row can always be written back. Optimizer steps on
 the device equal the core's bit for bit (`device_optimizer`), so that a tiered table equals the host table alone,
-whatever the tiers contain. `merge_tiers` yields the rows of memory and disk in one order, by slice and key, for
-exports.
+whatever the tiers contain. Exports yield the rows of memory and disk in one order (`tier_merge.py`).
 """
 
 from __future__ import annotations
@@ -20,21 +19,19 @@ from torch import Tensor
 
 from nonet.embedding.tables import (
     ALL_SLICES,
-    EXPORT_ROWS,
     BaseTable,
     NumPyTable,
     RowColumns,
     TableSpec,
-    join_rows,
     make_table,
-    sort_by_slice,
     take,
     to_int64_keys,
 )
-from nonet.embedding.tiers.clock import ClockEvictor, count_slices
+from nonet.embedding.tiers.clock import ClockEvictor
 from nonet.embedding.tiers.device_cache import DeviceCache
 from nonet.embedding.tiers.disk_tier import DiskTier
 from nonet.embedding.tiers.hot_rows import HotRows
+from nonet.embedding.tiers.tier_merge import merge_tiers
 from nonet.embedding.tiers.tiers import TierSettings, TierTraffic
 
 
@@ -311,44 +308,6 @@ def _fill_missing(rows: RowColumns, more: RowColumns) -> RowColumns:
     gone = rows.deleted.copy()
     gone[lacks] = more.deleted
     return RowColumns(rows.key, row, state, step, gone)
-
-
-def merge_tiers(host: BaseTable, cold: DiskTier, slices: range, since: int | None) -> Iterator[RowColumns]:
-    """Yield the rows of memory and disk that changed after a step, at most 65,536 at a time; no key is in both.
-
-    Args:
-        host: The table in memory.
-        cold: The tier on disk.
-        slices: The slices to read.
-        since: Only rows that changed after this step; None: all rows.
-    """
-    waiting: list[RowColumns] = []
-    width = count_slices(EXPORT_ROWS, len(host) + len(cold))
-    for start in range(slices.start, slices.stop, width):
-        waiting += _read_slices(host, cold, range(start, min(start + width, slices.stop)), since)
-        if sum(len(part.key) for part in waiting) >= EXPORT_ROWS:
-            yield from _cut(join_rows(waiting, host.spec))
-            waiting = []
-    if waiting:
-        yield from _cut(join_rows(waiting, host.spec))
-
-
-def _read_slices(host: BaseTable, cold: DiskTier, slices: range, since: int | None) -> list[RowColumns]:
-    """Read and sort the rows of these slices from both tiers."""
-    parts = list(host._iterate_rows(slices, since))
-    for keys in cold.iterate_keys(slices):
-        rows = cold.read(keys)
-        parts.append(rows if since is None else rows.select(rows.step > since))
-    every = join_rows(parts, host.spec)
-    return [sort_by_slice(every)] if len(every.key) else []
-
-
-def _cut(rows: RowColumns) -> Iterator[RowColumns]:
-    """Split rows into parts of at most 65,536."""
-    for start in range(0, len(rows.key), EXPORT_ROWS):
-        chosen = np.zeros(len(rows.key), bool)
-        chosen[start : start + EXPORT_ROWS] = True
-        yield rows.select(chosen)
 
 
 def report(table: TieredTable) -> dict[str, Any]:

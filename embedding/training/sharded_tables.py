@@ -39,14 +39,13 @@ from nonet.embedding.exchange import (
     select_router,
 )
 from nonet.embedding.tables import (
-    NativeTable,
-    SparseTable,
+    BaseTable,
     TableSpec,
     count_packed_bytes,
     make_table,
-    take_packed,
     to_int64_keys,
 )
+from nonet.embedding.training.local_tables import LocalTables
 from nonet.embedding.training.resharding import (
     check_moves,
     load_moved_rows,
@@ -55,12 +54,9 @@ from nonet.embedding.training.resharding import (
     parse_moves,
     remove_moved_rows,
 )
-from nonet.embedding.versions import TableHistory
 from nonet.errors import ConfigError, DataError
 
-# Reading rows takes a third of the time of looking them up: who reads them is done soon after the last one is there.
-_SHARES, _FEW = (0.75, 0.95, 1.0), 256
-MakeTable = Callable[[str, TableSpec, int], SparseTable]
+MakeTable = Callable[[str, TableSpec, int], BaseTable]
 
 
 class ShardedTables:
@@ -90,8 +86,9 @@ class ShardedTables:
         self._group, self._names = group, list(self.specs)
         self.codec, self._router = get_codec(wire), router or select_router()
         own_specs = self.specs.items() if self.layout.holds else ()
-        self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in own_specs}
-        self.histories = {name: TableHistory(table) for name, table in self.tables.items()}
+        tables = {name: make(name, spec, seed) for name, spec in own_specs}
+        self.local_tables = LocalTables(tables, to_host=self.layout.world > 1)
+        self.tables, self.histories = self.local_tables.tables, self.local_tables.histories
         self._check_layout()
         self.wire = Wire(self.layout, group, self._names, local)
         self._routes: dict[str, KeyRoute] = {}
@@ -128,7 +125,7 @@ class ShardedTables:
         """
         number = self._get_table_number(table, "pull")
         if self.layout.world == 1:
-            return self._look_up(table, to_int64_keys(keys), train)
+            return self.local_tables.look_up(table, to_int64_keys(keys), train)
         plan = self._routes[table] = self.make_route(keys)
         header = self._make_header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
@@ -147,7 +144,10 @@ class ShardedTables:
         if self.wire.can_stream(self.codec):
             mine = self.wire.allocate_rows(len(own), self.specs[table].dim)
             request = self.wire.exchange_keys(
-                header, plan, own=own, meanwhile=lambda: self._look_up_into(header, own, mine)
+                header,
+                plan,
+                own=own,
+                meanwhile=lambda: self.local_tables.look_up_into(table, own, mine, header.op == PULL),
             )
             self._stream(request)
             return self.wire.gather_rows(plan, mine)
@@ -156,10 +156,13 @@ class ShardedTables:
         first, others = start == 0, len(rows) - len(own)
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
         request = self.wire.exchange_keys(
-            header, plan, own=own, meanwhile=lambda: self._look_up_into(header, own, mine)
+            header,
+            plan,
+            own=own,
+            meanwhile=lambda: self.local_tables.look_up_into(table, own, mine, header.op == PULL),
         )
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._look_up(table, request.keys, header.op == PULL)
+        answer = self.local_tables.look_up(table, request.keys, header.op == PULL)
         self.wire.exchange_rows(answer, self.codec, request.counts, counts, into=theirs)
         return plan.move_to_end(start, len(own), first).spread_rows(rows)
 
@@ -178,7 +181,7 @@ class ShardedTables:
         if tuple(grads.shape) != expected:
             raise DataError(f"push to table {table!r} wants gradients {expected}, got {tuple(grads.shape)}")
         if self.layout.world == 1:
-            self._apply(table, to_int64_keys(keys), grads, step, lr)
+            self.local_tables.apply(table, to_int64_keys(keys), grads, step, lr)
             return
         plan = self._routes.pop(table, None)
         same = plan is not None and np.array_equal(plan.asked, to_int64_keys(keys))
@@ -198,7 +201,7 @@ class ShardedTables:
         """
         header = self._make_header(TAKE, self._get_table_number(table, "take"))
         if self.layout.world == 1:
-            return self._take_packed(table, plan.keys)
+            return self.local_tables.take_packed(table, plan.keys)
         return self._answer_packed(self.wire.exchange_keys(header, plan), plan.counts)
 
     def push_summed(
@@ -215,7 +218,7 @@ class ShardedTables:
         """
         header = self._make_header(PUSH, self._get_table_number(table, "push"), step, lr)
         if self.layout.world == 1:
-            self._apply(table, plan.keys, grads, step, lr)
+            self.local_tables.apply(table, plan.keys, grads, step, lr)
             return
         self._receive_gradients(self.wire.exchange_keys(header, plan), grads, plan.counts)
 
@@ -284,7 +287,7 @@ class ShardedTables:
         """Send the rows that other ranks requested and return the rows [U, D] that this rank requested."""
         table = self._names[request.header.table]
         if self.layout.holds:
-            answer = self._look_up(table, request.keys, request.header.op == PULL)
+            answer = self.local_tables.look_up(table, request.keys, request.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.exchange_rows(answer, self.codec, request.counts, counts)
@@ -293,66 +296,24 @@ class ShardedTables:
         table = self._names[request.header.table]
         received = self.wire.exchange_rows(grads, self.codec, counts, request.counts)
         if self.layout.holds:
-            self._apply(table, request.keys, received, request.header.step, request.header.lr)
+            self.local_tables.apply(table, request.keys, received, request.header.step, request.header.lr)
 
     def _answer_packed(self, request: KeyRequest, counts: list[int]) -> Tensor:
         table = self._names[request.header.table]
         nothing = torch.empty(0, count_packed_bytes(self.specs[table]), dtype=torch.uint8)
-        answer = self._take_packed(table, request.keys) if self.layout.holds else nothing
+        answer = self.local_tables.take_packed(table, request.keys) if self.layout.holds else nothing
         return self.wire.exchange_bytes(answer, request.counts, counts)
-
-    def _take_packed(self, table: str, keys: np.ndarray) -> Tensor:
-        with self.histories[table].hold_for_insert(keys):
-            return take_packed(self.tables[table], keys)
-
-    def _look_up(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
-        history = self.histories[table]
-        with history.hold_for_insert(keys) if train else history.lock:
-            rows = self.tables[table].lookup(keys, train=train)
-        return rows if self.layout.world == 1 else rows.to("cpu")  # A tier may have them on its device.
 
     def _stream(self, request: KeyRequest) -> None:
         """Send the requested rows, the first ones while later ones are looked up."""
+        table = self._names[request.header.table]
 
-        def fill(rows: Tensor, tell: Callable[[int], None]) -> None:
+        def fill(rows: Tensor, report_progress: Callable[[int], None]) -> None:
             if self.layout.holds:
-                self._look_up_into(request.header, request.keys, rows, tell)
+                train = request.header.op == PULL
+                self.local_tables.look_up_into(table, request.keys, rows, train, report_progress)
 
-        self.wire.stream_rows(request.counts, self.specs[self._names[request.header.table]].dim, fill)
-
-    def _look_up_into(
-        self, header: ExchangeHeader, keys: np.ndarray, out: Tensor, tell: Callable[[int], None] | None = None
-    ) -> None:
-        """Write the rows of keys [M] to `out` [M, D] and report progress to `tell` if they are only read.
-
-        A table remembers the positions of the keys of its last training lookup, so a training lookup is not split.
-        """
-        table, train = self._names[header.table], header.op == PULL
-        history, shard_table = self.histories[table], self.tables[table]
-        with history.hold_for_insert(keys) if train else history.lock:
-            if not isinstance(shard_table, NativeTable):
-                out.copy_(shard_table.lookup(keys, train=train))
-            elif train or tell is None or len(keys) <= _FEW:
-                shard_table.lookup(keys, train=train, out=out)
-            else:
-                self._read_in_parts(shard_table, keys, out, tell)
-        if tell is not None:
-            tell(len(keys))
-
-    def _read_in_parts(
-        self, table: NativeTable, keys: np.ndarray, out: Tensor, tell: Callable[[int], None]
-    ) -> None:
-        """Look up rows into `out` in parts, and report the number of complete rows after each."""
-        start = 0
-        for share in _SHARES:
-            stop = int(share * len(keys))
-            table.lookup(keys[start:stop], train=False, out=out[start:stop])
-            tell(stop)
-            start = stop
-
-    def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
-        with self.histories[table].hold_for_update(keys, step):
-            self.tables[table].apply(keys, grads, step, lr)
+        self.wire.stream_rows(request.counts, self.specs[table].dim, fill)
 
     def _make_header(self, op: int, table: int = 0, step: int = 0, lr: float | None = None) -> ExchangeHeader:
         return ExchangeHeader(op, table, step, lr, self.slices.version)

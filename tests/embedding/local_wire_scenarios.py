@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nonet.embedding.exchange.connection import connect
 from nonet.embedding.exchange.layout import RankLayout
-from nonet.embedding.exchange.shared_memory import connect
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import WorkerLost

@@ -35,7 +35,7 @@ class Shards:
         for number, world in enumerate(self.worlds):
             mine = keys[owner == number]
             rows = world.tables["item"].lookup(mine, train=True)
-            world._apply("item", mine.numpy(), torch.sin(rows) + 0.1 * self.step, self.step, None)
+            world.local_tables.apply("item", mine.numpy(), torch.sin(rows) + 0.1 * self.step, self.step, None)
 
     def publish(self, version):
         for publisher in self.publishers:
@@ -293,7 +293,7 @@ def test_after_an_eviction_between_two_versions_a_replica_holds_exactly_the_live
 
     def train(keys, step):
         rows = world.tables["item"].lookup(keys, train=True)
-        world._apply("item", keys.numpy(), torch.sin(rows) + 0.1, step, None)
+        world.local_tables.apply("item", keys.numpy(), torch.sin(rows) + 0.1, step, None)
 
     train(old, 1)
     publisher.publish(1)
