@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Deepspeed(Ddp):
     ):
         self._engine: Any = None
         super().__init__(
-            options, model, replace(learning, optimizer="adamw"), member
+            options, model, learning.model_copy(update={"use": "adamw"}), member
         )  # until a stage says its own
 
     def change_process_group(self, member: Membership) -> None:
