@@ -20,7 +20,6 @@ from nonet.controller.scenario.settings import list_data_warnings
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
-    get_targets,
     list_reward_options,
     load_between_class,
     make_baseline_options,
@@ -29,15 +28,15 @@ from nonet.controller.setup.worker_setup import (
     make_stage_setups,
 )
 from nonet.embedding.tiers import TierSettings
-from nonet.errors import ConfigError, DataError
+from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.plugins import PluginFiles
 from nonet.rl.rewards import check_options, find_reward, list_columns
 from nonet.samples.profiles import measure_profile
-from nonet.samples.sequences import TEST, TRAIN
+from nonet.samples.sequences import TRAIN
 from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
 from nonet.suggest import suggest_sentence
-from nonet.workers.roles import DataSetup
+from nonet.workers.roles import DataSetup, check_sequences
 
 
 def check(scenario: Scenario, folder: Path) -> list[str]:
@@ -168,26 +167,11 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
     if data.is_prepared_on_disk():
         return _check_sample(scenario, data, folder, reward_columns)
     seq, items = data.build()
-    if data.known and not data.known.count_known(seq)["known_items"]:
-        raise DataError(
-            f"init: none of the {len(items)} items is known to run {data.known.run}, so there is nothing to start from; "
-            "name a run on items of these ids, or leave init out"
-        )
-    if not (seq.split == TEST).any():
-        raise DataError(
-            f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "
-            f"have (the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
-        )
+    check_sequences(seq, data)
     _check_columns(reward_columns, items.column_names)
     _check_stage_columns(scenario, items.column_names)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
-    for name, mask in seq.targets.items():
-        if not (mask & (seq.split == TRAIN)).any():
-            raise DataError(
-                f"stages.{name}.target: {get_targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
-                "training events: the stage would train on nothing. Widen it, or leave it out"
-            )
     setups = make_stage_setups(scenario, len(seq), int((seq.split == TRAIN).sum()))
     check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, body in scenario.stages.items():

@@ -18,7 +18,8 @@ from nonet.workers.engines import MEASURED
 from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.roles.tokenizer import KnownRun, Tokeniser
+from nonet.workers.roles.settings import KnownRun
+from nonet.workers.roles.tokenizer import Tokeniser
 from nonet.workers.roles.trainer import Trainer
 from nonet.workers.runtime.worker import Place
 

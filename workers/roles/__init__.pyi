@@ -6,6 +6,7 @@ from .reward import RewardWorker as RewardWorker
 from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS
 from .settings import SUPERVISED as SUPERVISED
+from .settings import KnownRun as KnownRun
 from .settings import RolloutRequest as RolloutRequest
 from .settings import RunSetup as RunSetup
 from .settings import SceneSetup as SceneSetup
@@ -14,8 +15,8 @@ from .settings import StageSetup as StageSetup
 from .settings import UpdateRequest as UpdateRequest
 from .settings import Weights as Weights
 from .tokenizer import DataSetup as DataSetup
-from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser
+from .tokenizer import check_sequences as check_sequences
 from .tokenizer import describe_data as describe_data  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tokenizer import make_sequences as make_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tokenizer import store_artifact as store_artifact

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ from nonet.workers.engines import OptimizerOptions, PrecisionOptions
 
 if TYPE_CHECKING:
     from nonet.models.generation import Corpus
+    from nonet.models.tokenizer import KnownSids
+    from nonet.samples.sequences import Sequences
     from nonet.samples.stores import Join
     from nonet.samples.tokenised import StoredSequences
 
@@ -318,3 +321,43 @@ class UpdateRequest:
     step: int
     weights: Mapping[str, float] | None = None
     version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """The data of a run whose weights are loaded.
+
+    Attributes:
+        run: Id of the run.
+        sequences: Folder of its sequences.
+        sids: Folder of its semantic ids; None for a click model.
+        codes: Number of codes per level.
+    """
+
+    run: str
+    sequences: str
+    sids: str | None
+    codes: tuple[int, ...]
+
+    def load_sids(self) -> KnownSids | None:
+        """Load the semantic ids that its items keep; None for a click model."""
+        if self.sids is None:
+            return None
+        from nonet.models.tokenizer import KnownSids
+
+        return KnownSids.load(Path(self.sequences), Path(self.sids), self.codes, f"run {self.run}")
+
+    def count_known(self, seq: Sequences) -> dict[str, int]:
+        """Count the users and items of other sequences, and how many of them the run knows."""
+        from nonet.samples.sequences import load_item_keys, load_user_keys
+
+        users, items = load_user_keys(Path(self.sequences)), load_item_keys(Path(self.sequences))
+        assert items is not None  # Checked when the scenario was read.
+        assert seq.user_key is not None
+        assert seq.item_key is not None
+        return {
+            "known_users": int(np.isin(seq.user_key, users).sum()),
+            "users": len(seq),
+            "known_items": int(np.isin(seq.item_key, items).sum()),
+            "items": len(seq.item_key),
+        }

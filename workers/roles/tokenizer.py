@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import write_whole
 from nonet.errors import DataError
-from nonet.models.tokenizer import KnownSids
 from nonet.samples.preparation import (
     BuildOptions,
     PreparationReport,
@@ -43,8 +42,6 @@ from nonet.samples.sequences import (
     add_labels,
     build_sequences,
     compress_log,
-    load_item_keys,
-    load_user_keys,
 )
 from nonet.samples.tables import (
     ROLES,
@@ -56,46 +53,11 @@ from nonet.samples.tables import (
 )
 from nonet.samples.tokenised import StoredSequences
 from nonet.workers.devices import HOST, get_device
+from nonet.workers.roles.settings import KnownRun
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = 5_000_000  # Sequences with more events are prepared on disk; in memory they need up to 93 bytes per event.
 PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed.json"
-
-
-@dataclass(frozen=True, slots=True)
-class KnownRun:
-    """The data of a run whose weights are loaded.
-
-    Attributes:
-        run: Id of the run.
-        sequences: Folder of its sequences.
-        sids: Folder of its semantic ids; None for a click model.
-        codes: Number of codes per level.
-    """
-
-    run: str
-    sequences: str
-    sids: str | None
-    codes: tuple[int, ...]
-
-    def load_sids(self) -> KnownSids | None:
-        """Load the semantic ids that its items keep; None for a click model."""
-        if self.sids is None:
-            return None
-        return KnownSids.load(Path(self.sequences), Path(self.sids), self.codes, f"run {self.run}")
-
-    def count_known(self, seq: Sequences) -> dict[str, int]:
-        """Count the users and items of other sequences, and how many of them the run knows."""
-        users, items = load_user_keys(Path(self.sequences)), load_item_keys(Path(self.sequences))
-        assert items is not None  # Checked when the scenario was read.
-        assert seq.user_key is not None
-        assert seq.item_key is not None
-        return {
-            "known_users": int(np.isin(seq.user_key, users).sum()),
-            "users": len(seq),
-            "known_items": int(np.isin(seq.item_key, items).sum()),
-            "items": len(seq.item_key),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,21 +282,27 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
     facts = {"seconds": prepared.seconds, "cpu_s": prepared.cpu_s}
     write_whole(root / PREPARED, json.dumps(facts).encode())
     seq, items = prepared.open()
-    _check_splits(seq, data)
+    check_sequences(seq, data)
     return seq, items, artifact
 
 
-def _check_splits(seq: Sequences, data: DataSetup) -> None:
-    """Check sequences that were prepared on disk, as the driver checks data that it can read whole.
+def check_sequences(seq: Sequences, data: DataSetup) -> None:
+    """Check that the sequences have items that are known, users to test and targets to train on.
 
     Raises:
-        DataError: No user is left to test, or a stage has no training events.
+        DataError: No item is known to the run that `init` names, no user is left to test, or no training event of a stage is a
+            target.
     """
+    if data.known and not data.known.count_known(seq)["known_items"]:
+        raise DataError(
+            f"init: none of the items is known to run {data.known.run}, so there is nothing to start from; name a run on items "
+            "of these ids, or leave init out"
+        )
     sums = EventTotals.from_sequences(seq)
     if not sums.events[TEST]:
         raise DataError(
             f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "
-            "have; lower data.split or data.keep"
+            f"have (the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
     for name, events in sums.taught.items():
         if not events:
