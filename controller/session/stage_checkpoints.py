@@ -78,18 +78,19 @@ def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidati
     evaluator = session.evaluator
     if not hasattr(evaluator, "validate"):
         return None
+    record = ValidationRecord(session.run, stage.name)
+    if not resumed:
+        record.cut(0)
     validation = StageValidation(
         stage,
         rule,
         rule.list_validation_steps(stage.steps, stage.epochs),
-        ValidationRecord(session.run, stage.name),
+        record,
         lambda name, folder: session.evaluator.validate(name, folder),
         session.checkpoint_log.find_at_step,
         session.deadlines.evaluate,
         evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
     )
-    if not resumed:
-        validation.record.cut(0)
     validation.begin(find_stage_start(session, stage.name))
     return validation
 
