@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from nonet.models.generation.corpus_items import as_array, read_items
 from nonet.models.generation.trie import Trie
-from nonet.samples.sequences import Sequences, Transitions, add_joins
+from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
 from nonet.samples.tokenised import StoredSequences
 
-# Shapes: I items, L levels.
+# Shapes: I items, L levels, n events.
 
 
 @dataclass(frozen=True)
@@ -102,3 +102,27 @@ class Corpus(Catalogue):
         other = copy.copy(self)
         other.__dict__["seq"] = seq
         return other
+
+
+@dataclass(frozen=True)
+class JoinedEvents:
+    """The value of `Sequences.joined`.
+
+    Attributes:
+        joins: The joins of the run.
+        item_id: The items' own ids [I].
+    """
+
+    joins: StoreJoins
+    item_id: np.ndarray
+
+    def __call__(self, item: np.ndarray, user_id: np.ndarray, time: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns [n] of events, given dense items [n], the users' own ids [n] and times [n]."""
+        return self.joins.read_event_columns(self.item_id[item], user_id, np.asarray(time))
+
+
+def add_joins(seq: Sequences, joins: StoreJoins, item_id: np.ndarray) -> Sequences:
+    """Return the same sequences; their batches have the joined columns beside those that they carry."""
+    other = copy.copy(seq)
+    other.__dict__["joined"] = JoinedEvents(joins, item_id)
+    return other

@@ -14,10 +14,11 @@ from .compression import compress_log as compress_log  # pyright: ignore[reportU
 from .compression import expand_log as expand_log  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .flat import FLAT_FORMAT as FLAT_FORMAT
 from .flat import FLAT_META as FLAT_META
+from .flat import ITEM_KEYS as ITEM_KEYS
 from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import MappedSequences as MappedSequences
-from .joined import add_joins as add_joins
+from .flat import load_item_keys as load_item_keys
 from .labels import LABEL_TIME as LABEL_TIME
 from .labels import NEVER as NEVER
 from .labels import Labels as Labels
@@ -30,11 +31,8 @@ from .repeats import choose_policy as choose_policy
 from .repeats import compute_repeat_shares as compute_repeat_shares
 from .repeats import find_duplicates as find_duplicates
 from .repeats import find_repeats as find_repeats
-from .sequences import ITEM_KEYS as ITEM_KEYS
 from .sequences import Sequences as Sequences
 from .sequences import build_sequences as build_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .sequences import load_item_keys as load_item_keys
-from .sequences import load_user_keys as load_user_keys
 from .split import RL as RL
 from .split import TEST as TEST
 from .split import TRAIN as TRAIN
@@ -51,3 +49,4 @@ from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions
 from .transitions import compute_decay as compute_decay
 from .transitions import select_kinds as select_kinds
+from .user_file import load_user_keys as load_user_keys

@@ -21,6 +21,7 @@ import pyarrow as pa
 from nonet.errors import DataError
 
 FLAT_META, FLAT_FORMAT = "meta.json", 4
+ITEM_KEYS = "item_keys.npy"
 _WIDE_TIMES = 3  # the format whose times always take 64 bits
 USER_IDS = "user_id.arrow"
 
@@ -205,6 +206,12 @@ class GrowingFile:
     def _write_header(self) -> None:
         facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
         np.lib.format.write_array_header_1_0(self._out, facts)
+
+
+def load_item_keys(folder: Path) -> np.ndarray | None:
+    """Map the sparse keys [I] of a sequences folder's items; None if keys are indices."""
+    path = folder / ITEM_KEYS
+    return np.load(path, mmap_mode="r") if path.is_file() else None
 
 
 def release_pages(*arrays: np.ndarray) -> None:

@@ -1,15 +1,13 @@
 """Every user's events in time order as flat arrays; stages read them and ledgers count them.
 
 A training row is a user: one row of `part-0.parquet`, with users in the order of their ids. Events of a user are sorted by
-time, ties in file order, so TRAIN events are a prefix of each user. On disk, every column holds raw little-endian bytes per
-user (`binary lz4`): 90,000 events load in 2.4 ms on one core, against 6 ms as `list<int64> zstd`. The same sequences give
-the same bytes, so a hash of the file names the artifact. Sequences that were prepared on disk are one memory-mapped .npy
-file per field (`flat.py`), so a process that reads few users holds few pages.
+time, ties in file order, so TRAIN events are a prefix of each user. The same sequences give the same bytes (`user_file.py`),
+so a hash of the file names the artifact. Sequences that were prepared on disk are one memory-mapped .npy file per field
+(`flat.py`), so a process that reads few users holds few pages.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +17,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from nonet.atomic import replace_file
 from nonet.errors import DataError
-from nonet.samples.sequences.build import BuiltSequences, build_arrays
+from nonet.samples.sequences.build import build_arrays
 from nonet.samples.sequences.compression import FoldedRepeats
-from nonet.samples.sequences.flat import MappedSequences, WideView, is_flat, release_pages
+from nonet.samples.sequences.flat import (
+    ITEM_KEYS,
+    MappedSequences,
+    WideView,
+    is_flat,
+    load_item_keys,
+    release_pages,
+)
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
 from nonet.samples.sequences.repeats import (
     MASK,
@@ -35,16 +38,12 @@ from nonet.samples.sequences.repeats import (
     find_repeats,
 )
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
+from nonet.samples.sequences.user_file import USER_FILE, UserFile, write_user_file
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
-_FILE = "part-0.parquet"
-ITEM_KEYS = "item_keys.npy"
 _FORMAT = 2
-_ROW_NUMBERS = (
-    1  # the format whose sparse keys are indices of users and items, and whose columns are all float32
-)
-_GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
+_ROW_NUMBERS = 1  # the format whose sparse keys are indices of users and items, and whose columns are float32
 _PART_EVENTS = 1 << 22
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
@@ -246,14 +245,12 @@ class Sequences:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write folder/part-0.parquet atomically, and item_keys.npy beside it. Returns the path of the first."""
-        path = Path(folder) / _FILE
+        path = Path(folder) / USER_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            replace_file(path) as draft,
-            pq.ParquetWriter(draft, self._make_schema(), compression="lz4", **_PLAIN) as writer,
-        ):
-            for table in self._iterate_groups():
-                writer.write_table(table, row_group_size=max(1, len(table)))
+        users = {"user_id": self.user_id}
+        if self.user_key is not None:
+            users["user_key"] = self.user_key
+        write_user_file(path, users, self.offsets, self._get_fields(), self._make_metadata())
         if self.item_key is not None:
             np.save(path.with_name(ITEM_KEYS), self.item_key)
         if self.folded is not None:
@@ -265,16 +262,9 @@ class Sequences:
         """Load the sequences of a folder. Raises DataError if it holds none that this version reads."""
         if is_flat(Path(folder)):
             return cls._load_mapped(Path(folder))
-        path = Path(folder) / _FILE
-        if not path.is_file():
-            raise DataError(
-                f"{path}: no such file. A sequences folder holds {_FILE}; run the tokenise stage first."
-            )
-        try:
-            table = pq.ParquetFile(path).read(use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
-        meta = json.loads((table.schema.metadata or {}).get(b"nonet.sequences", b"{}"))
+        path = Path(folder) / USER_FILE
+        file = UserFile.read(path)
+        meta = file.metadata
         if meta.get("format") not in (_ROW_NUMBERS, _FORMAT):
             raise DataError(
                 f"{path}: format {meta.get('format')}, this Nonet reads {_ROW_NUMBERS} and {_FORMAT}. Run the tokenise stage "
@@ -283,13 +273,13 @@ class Sequences:
         keyed = meta["format"] != _ROW_NUMBERS
         kinds = meta["columns"] if keyed else dict.fromkeys(meta["columns"], "<f4")
         return cls(
-            user_id=_read_ids(table["user_id"]),
-            offsets=_read_offsets(table["item"], 4),
-            **{name: _unpack_values(table[name], dtype) for name, dtype in _DTYPES.items()},
-            columns={name: _unpack_values(table[f"column:{name}"], kind) for name, kind in kinds.items()},
-            targets={name: _unpack_values(table[f"target:{name}"], "|b1") for name in meta["targets"]},
+            user_id=file.get_users("user_id"),
+            offsets=file.compute_offsets("item", 4),
+            **{name: file.get_events(name, dtype) for name, dtype in _DTYPES.items()},
+            columns={name: file.get_events(f"column:{name}", kind) for name, kind in kinds.items()},
+            targets={name: file.get_events(f"target:{name}", "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
-            user_key=table["user_key"].to_numpy().copy() if keyed else None,
+            user_key=file.get_users("user_key") if keyed else None,
             item_key=load_item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
@@ -320,13 +310,9 @@ class Sequences:
             f"target:{name}": values.astype("|b1", copy=False) for name, values in self.targets.items()
         }
 
-    def _make_schema(self) -> pa.Schema:
-        """Return the schema of the file, with the metadata of the sequences."""
-        text = self.user_id.dtype == object
-        fields = [pa.field("user_id", pa.string() if text else pa.int64())]
+    def _make_metadata(self) -> dict[str, Any]:
+        """Return the metadata of the file."""
         keyed = self.user_key is not None
-        fields += [pa.field("user_key", pa.int64())] if keyed else []
-        fields += [pa.field(name, pa.binary()) for name in self._get_fields()]
         kinds = {name: _get_dtype(values) for name, values in self.columns.items()}
         meta = {"format": _FORMAT if keyed else _ROW_NUMBERS, "columns": kinds if keyed else list(kinds)}
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
@@ -335,25 +321,7 @@ class Sequences:
             meta["repeats"] = self.repeats
         if self.strict:
             meta["strict"] = True
-        return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
-
-    def _iterate_groups(self) -> Iterator[pa.Table]:
-        """Yield the row groups of the file."""
-        schema = self._make_schema()
-        start, users = 0, len(self)
-        while start < users or start == users == 0:
-            limit = int(self.offsets[start]) + _GROUP_EVENTS
-            stop = max(start + 1, int(np.searchsorted(self.offsets, limit, "right")) - 1)
-            stop = min(stop, users)
-            arrays = [pa.array(self.user_id[start:stop], type=schema.field("user_id").type)]
-            arrays += [] if self.user_key is None else [pa.array(self.user_key[start:stop])]
-            arrays += [
-                _pack_values(values, self.offsets[start : stop + 1]) for values in self._get_fields().values()
-            ]
-            yield pa.Table.from_arrays(arrays, schema=schema)
-            if users == 0:
-                return
-            start = stop
+        return meta
 
 
 def build_sequences(
@@ -383,7 +351,7 @@ def build_sequences(
         repeats: "allow" or "mask"; None to decide by the data's share of repeats.
         strict: See `Sequences`.
     """
-    built: BuiltSequences = build_arrays(
+    built = build_arrays(
         interactions,
         items,
         keep=keep,
@@ -408,62 +376,5 @@ def count_repeats(seq: Sequences) -> np.ndarray:
     return counts
 
 
-def load_item_keys(folder: Path) -> np.ndarray | None:
-    """Map the sparse keys [I] of a sequences folder's items; None if keys are indices."""
-    path = folder / ITEM_KEYS
-    return np.load(path, mmap_mode="r") if path.is_file() else None
-
-
-def load_user_keys(folder: Path) -> np.ndarray:
-    """Return the sparse keys [U] of a sequences folder's users without loading the sequences; empty if keys are indices."""
-    if is_flat(folder):
-        return MappedSequences(folder).map_array("user_key")
-    file = pq.ParquetFile(folder / _FILE)
-    if "user_key" not in file.schema_arrow.names:
-        return np.empty(0, np.int64)
-    return file.read(columns=["user_key"])["user_key"].to_numpy()
-
-
-_PLAIN: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}
-
-
 def _get_dtype(values: np.ndarray) -> str:
     return "<i8" if values.dtype.kind in "iu" else "<f4"
-
-
-def _pack_values(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """Convert values to raw bytes per user without copying."""
-    values = np.ascontiguousarray(values_N[int(offsets[0]) : int(offsets[-1])])
-    cuts = ((offsets - offsets[0]) * values.itemsize).astype(np.int32)
-    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(values)]
-    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-
-
-def _unpack_values(column: pa.ChunkedArray, dtype: str) -> np.ndarray:
-    """Concatenate the bytes of all users to a writable array."""
-    parts = [np.empty(0, dtype)]
-    for chunk in column.chunks:
-        cuts = _view_offsets(chunk)
-        if len(chunk) and chunk.buffers()[2] is not None:
-            data = np.frombuffer(chunk.buffers()[2], np.uint8)[cuts[0] : cuts[-1]]
-            parts.append(data.view(dtype))
-    return np.concatenate(parts)
-
-
-def _read_offsets(column: pa.ChunkedArray, itemsize: int) -> np.ndarray:
-    lengths = [np.diff(_view_offsets(chunk).astype(np.int64)) // itemsize for chunk in column.chunks]
-    return np.concatenate(
-        [np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))]
-    )
-
-
-def _view_offsets(chunk: pa.Array) -> np.ndarray:
-    if not len(chunk):
-        return np.zeros(1, np.int32)
-    return np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-
-
-def _read_ids(column: pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_string(column.type):
-        return np.array(column.to_pylist(), dtype=object)
-    return column.to_numpy().copy()

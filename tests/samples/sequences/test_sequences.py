@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.sequences import sequences as module
+from nonet.samples.sequences import user_file
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences, build_sequences
 from nonet.samples.tables.keys import NONE, compute_keys
 
@@ -192,7 +192,7 @@ def test_keys_are_those_of_the_ids_whatever_else_is_in_the_data():
 
 
 def test_large_sequences_are_cut_into_row_groups_between_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_GROUP_EVENTS", 100)
+    monkeypatch.setattr(user_file, "_GROUP_EVENTS", 100)
     log, items = _log()
     seq, _ = build_sequences(log, items, split={"test": 1})
     path = seq.save(tmp_path)

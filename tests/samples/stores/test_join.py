@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from nonet.errors import ConfigError
+from nonet.models.generation.corpus import add_joins
 from nonet.samples import read
 from nonet.samples.batches import cut_target_windows, make_prompt_batch, make_window_batch
-from nonet.samples.sequences import add_joins, build_sequences
+from nonet.samples.sequences import build_sequences
 from nonet.samples.stores import Join, PackedStore, StoreJoins
 
 USERS, ITEMS = 30, 40
