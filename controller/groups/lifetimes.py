@@ -1,7 +1,7 @@
 """The lifetime of a run's processes, and the removal of processes that a killed run left behind.
 
 The controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A
-foreground run holds a lease that its driver renews; without it the run stops. Workers that receive no calls exit.
+foreground run has a lease that its driver renews; the run stops when the lease expires. Workers that receive no calls exit.
 `reap_orphaned_runs` removes the workers and placement groups of killed controllers (docs/explanation/design.md, section 5).
 """
 
@@ -19,8 +19,8 @@ from nonet.workers.runtime import NAMESPACE, ActorGroup
 
 ORPHAN_TIMEOUT_S = 60.0
 CONTROLLER = "controller"
-_GONE_S = 20.0
-_SHOWN = 8  # number of causes that a warning lists
+_REAP_TIMEOUT_S = 20.0  # how long `reap_run` waits until killed processes have disappeared
+_MAX_WARNING_CAUSES = 8
 
 
 def read_orphan_timeout_s() -> float:
@@ -42,7 +42,7 @@ def read_orphan_timeout_s() -> float:
 
 
 class Lease:
-    """The permission to continue a run; a detached run holds it forever."""
+    """The permission to continue a run. It expires when the driver stops renewing it; that of a detached run never expires."""
 
     def __init__(self, timeout_s: float, *, detached: bool = False):
         self._timeout_s, self._detached, self._renewed = timeout_s, detached, time.monotonic()
@@ -83,8 +83,8 @@ class Heartbeat:
         """Return a text with the number and causes of the failures since the last call, empty without failures."""
         with self._lock:
             problems, self._problems = self._problems, Counter()
-        why = ", ".join(f"{what} ({count})" for what, count in problems.most_common(_SHOWN))
-        return f"warning: {problems.total()} failed heartbeats: {why}" if problems else ""
+        causes = ", ".join(f"{cause} ({count})" for cause, count in problems.most_common(_MAX_WARNING_CAUSES))
+        return f"warning: {problems.total()} failed heartbeats: {causes}" if problems else ""
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -99,14 +99,14 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
 
     def check_workers() -> list[str]:
         return [
-            f"{silent} did not answer" for each in list(hosts.values()) for silent in each.send_heartbeats()
+            f"{worker} did not answer" for group in list(hosts.values()) for worker in group.send_heartbeats()
         ]
 
     return Heartbeat(check_workers, timeout_s / 6)
 
 
 def list_remains(run: str) -> tuple[list[str], list[str]]:
-    """Return the names of a run's remaining workers and placement groups, without its controller."""
+    """Return the names of the workers and placement groups of a run that still exist; its controller is left out."""
     return (
         [
             name
@@ -118,7 +118,13 @@ def list_remains(run: str) -> tuple[list[str], list[str]]:
 
 
 def reap_run(run: str) -> int:
-    """Remove a run's actors and placement groups except its controller, wait for their end, and return their number."""
+    """Remove the actors and placement groups of a run except its controller.
+
+    Returns after at most 20 seconds, even if some of them still exist.
+
+    Returns:
+        The number of actors and placement groups that were found.
+    """
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
@@ -129,7 +135,7 @@ def reap_run(run: str) -> int:
     for name in groups:
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
-    deadline = time.monotonic() + _GONE_S
+    deadline = time.monotonic() + _REAP_TIMEOUT_S
     while any(list_remains(run)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return len(actors) + len(groups)

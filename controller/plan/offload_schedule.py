@@ -1,8 +1,8 @@
 """OffloadSchedule: the offloads and resumes that are needed before each phase, derived from the plan's memory ledger.
 
 Offloads come first, then resumes. A device never holds more than its usable memory, not even between two moves. A phase
-that the ledger does not contain is a PlacementError. The unit of a move is a group, or "group/role" for the part of one
-fused role. `nonet.controller.groups.offload` carries out the moves.
+that the ledger does not contain is a PlacementError. A move concerns a unit: a group, or "group/role" for the part
+of one role in a group that several roles share. `nonet.controller.groups.offload` carries out the moves.
 """
 
 from __future__ import annotations
@@ -37,12 +37,17 @@ class OffloadMove:
         return self.unit.partition("/")[2]
 
 
-# In a stage that has this phase both sides always work, so it stands for all phases.
+# The only phase of a stage in which rollout and update overlap: the ledger has it instead of their separate phases.
 TOGETHER = "rollout + update"
 
 
 class OffloadSchedule:
-    """Tracks which units of one device are offloaded; all are resident at the start of a run."""
+    """Tracks which units of one device are offloaded; all are resident at the start of a run.
+
+    Args:
+        ledger: The memory ledger of the plan.
+        place: The name of the device in the ledger.
+    """
 
     def __init__(self, ledger: MemoryLedger, place: str):
         self.place = place
@@ -50,7 +55,7 @@ class OffloadSchedule:
         self.offloaded: set[str] = set()
 
     def enter(self, stage: str, phase: str) -> list[OffloadMove]:
-        """Return the moves that a phase needs, in the order in which they must be carried out.
+        """Record that a phase begins, and return the moves that it needs in the order in which they must be carried out.
 
         Args:
             stage: The name of the stage.
@@ -61,15 +66,16 @@ class OffloadSchedule:
         """
         line = self._find_line(stage, phase)
         offloaded = set(line.offloaded)
-        working = {key.rsplit(".", 1)[0] for key in line.parts} - offloaded
-        back = {unit for unit in self.offloaded - offloaded if unit.partition("/")[0] in working}
+        # The keys of `parts` are "group.part".
+        resident_groups = {key.rsplit(".", 1)[0] for key in line.parts} - offloaded
+        resumed = {unit for unit in self.offloaded - offloaded if unit.partition("/")[0] in resident_groups}
         moves = [OffloadMove(unit, "offload") for unit in sorted(offloaded - self.offloaded)]
-        moves += [OffloadMove(unit, "resume") for unit in sorted(back)]
-        self.offloaded = (self.offloaded | offloaded) - back
+        moves += [OffloadMove(unit, "resume") for unit in sorted(resumed)]
+        self.offloaded = (self.offloaded | offloaded) - resumed
         return moves
 
     def leave(self) -> list[OffloadMove]:
-        """Return the moves that make everything resident.
+        """Record that all units become resident, and return the moves for that.
 
         They are needed before work that the ledger does not contain, such as the rehearsal of a stage on another stage's
         groups.
@@ -79,7 +85,7 @@ class OffloadSchedule:
         return moves
 
     def has_stage(self, stage: str) -> bool:
-        """Return whether the ledger has the place in a stage; re-plans may move groups elsewhere."""
+        """Return whether the ledger contains this device in a stage; a changed plan may have moved all its groups elsewhere."""
         return any(known == stage for known, _ in self._lines)
 
     def mark_resident(self, group: str) -> None:
@@ -87,7 +93,7 @@ class OffloadSchedule:
         self.offloaded = {unit for unit in self.offloaded if unit.partition("/")[0] != group}
 
     def compute_phase_bytes(self, stage: str, phase: str) -> int:
-        """Return the bytes that the device holds in a phase.
+        """Return the bytes that the device needs in a phase.
 
         Args:
             stage: The name of the stage.
@@ -104,7 +110,7 @@ class OffloadSchedule:
         return line.needed
 
     def _find_line(self, stage: str, phase: str) -> LedgerLine:
-        """Return the ledger line of a phase; the overlapped phase, if the stage has one, stands for all its phases."""
+        """Return the ledger line of a phase, or that of the overlapped phase if the stage has one."""
         try:
             return self._lines.get((stage, TOGETHER)) or self._lines[stage, phase]
         except KeyError:
@@ -115,5 +121,5 @@ class OffloadSchedule:
 
 
 def list_phases(ledger: MemoryLedger, place: str) -> Iterable[tuple[str, str]]:
-    """Return the (stage, phase) pairs of a place in the order of the run."""
+    """Return the (stage, phase) pairs of a device in the order of the run."""
     return [(line.stage, line.phase) for line in ledger.lines if line.place == place]

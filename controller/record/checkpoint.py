@@ -28,7 +28,8 @@ from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
 
 FORMAT = 1
-_SETTLED_S = 2.0  # A file modified less than this ago can change again with the same times: filesystem clocks are coarse.
+# Filesystem clocks are coarse: a file that was modified less than this ago can change again without a change of its times.
+_SETTLED_S = 2.0
 _STEP = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
 
 
@@ -99,9 +100,8 @@ class Checkpoints:
         final = self.root / f"step-{manifest.step:06d}"
         if final.exists():
             os.replace(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
-            sync(
-                self.root
-            )  # the old directory must have its new name on disk before the new directory gets this name
+            # The old directory must have its new name on disk before the new directory gets this name.
+            sync(self.root)
         os.replace(staging_dir, final)
         write_whole(
             final / "manifest.json", json.dumps(asdict(manifest) | {"files": files}, indent=1).encode()
@@ -160,7 +160,7 @@ class Checkpoints:
         new checkpoint.
 
         Args:
-            keep_last: The number of newest other checkpoints to keep.
+            keep_last: The number of newest checkpoints to keep in addition, at least 1.
             kept_steps: The global steps whose checkpoints are kept in any case.
         """
         complete_paths = {
@@ -170,8 +170,8 @@ class Checkpoints:
         for path in (*self.root.glob("tmp-*"), *replaced_paths):
             shutil.rmtree(path, ignore_errors=True)
         manifests = [(path, read_manifest(path)) for _, path in sorted(complete_paths.items())]
-        unselected_paths = [path for path, manifest in manifests if not manifest.last]
-        for path in unselected_paths[:-keep_last]:
+        other_paths = [path for path, manifest in manifests if not manifest.last]
+        for path in other_paths[:-keep_last]:
             if _parse_step(path) in kept_steps:
                 continue
             shutil.rmtree(path, ignore_errors=True)
@@ -221,9 +221,11 @@ def read_manifest(path: Path) -> Manifest:
         fields: dict[str, Any] = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         manifest = Manifest(**fields)
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is no complete checkpoint: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"{path} is not a complete checkpoint: {type(error).__name__}: {error}"
+        ) from None
     if manifest.format != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {manifest.format}, this version reads {FORMAT}")
+        raise CheckpointError(f"{path} has checkpoint format {manifest.format}; this version reads {FORMAT}")
     return manifest
 
 

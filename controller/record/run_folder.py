@@ -25,22 +25,25 @@ CATALOGUES = "catalogues.json"  # versions of a run's catalogue after its first,
 
 
 def make_control_name(stage: str) -> str:
-    """Return the name of an RL stage's control among the results of a run."""
+    """Return the name under which the results of an RL stage's control are stored.
+
+    A control finetunes on the events of the RL stage from the same checkpoint, with as much computation as the stage.
+    """
     return f"{stage}_control"
 
 
 def make_passes_name(stage: str) -> str:
-    """Return the name of the control that makes as many passes over the events as the RL stage."""
+    """Return the name of the control of an RL stage that makes as many passes over the events as the stage."""
     return f"{stage}_control_passes"
 
 
 def make_rerank_name(stage: str) -> str:
-    """Return the name of the lists from before a stage, re-ranked by the rewards of the stage."""
+    """Return the name of the lists that the model makes before a stage, re-ranked by the rewards of the stage."""
     return f"{stage}_rerank"
 
 
 def list_subjects_beside(stage: str) -> tuple[str, ...]:
-    """Return the names of all further models and lists that are evaluated with a stage."""
+    """Return the names of the models and lists that are evaluated in addition to the model of a stage."""
     return (
         make_control_name(stage),
         make_passes_name(stage),
@@ -77,7 +80,7 @@ class RunFolder:
 
     @property
     def sources_list(self) -> Path:
-        """The file that says which copy stands for which file, with hashes."""
+        """The file that lists the original path and the hash of each copy in `sources`."""
         return self.path / "sources.json"
 
     @property
@@ -164,9 +167,9 @@ class RunFolder:
 
         Older versions recorded the absolute path at which the artifact was made; the run may have been moved since.
         """
-        here = self.path / "artifacts" / Path(path).name
-        moved = Path(path).is_absolute() and here.is_dir()
-        return str(here if moved else self.path / path)
+        path_in_run = self.path / "artifacts" / Path(path).name
+        was_absolute = Path(path).is_absolute() and path_in_run.is_dir()
+        return str(path_in_run if was_absolute else self.path / path)
 
     def _make_relative(self, path: str) -> str:
         inside = Path(path).is_absolute() and Path(path).is_relative_to(self.path.absolute())
@@ -209,12 +212,12 @@ def _is_in_package(path: Path) -> bool:
 
 def find_runs_root() -> Path:
     """Return the folder of all runs: $NONET_RUNS, or ./runs; for Ray jobs nonet-runs in the home directory of the node."""
-    beside, usual = (Path.home(), "nonet-runs") if is_ray_job() else (Path.cwd(), "runs")
-    return beside / os.environ.get("NONET_RUNS", usual)
+    parent, default_name = (Path.home(), "nonet-runs") if is_ray_job() else (Path.cwd(), "runs")
+    return parent / os.environ.get("NONET_RUNS", default_name)
 
 
 def describe_place(run: RunFolder) -> str:
-    """Return the path of a run with the name of this host, for readers on another host."""
+    """Return the path of a run followed by the name of this host, for users on another host."""
     return f"{run.path} on {socket.gethostname()}"
 
 
@@ -257,7 +260,7 @@ def _check_unused(run: RunFolder) -> None:
         raise ConfigError(f"{run.path} holds a finished run; choose another --run-dir, or remove it")
     if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
         raise ConfigError(
-            f"{run.path} holds a run with checkpoints; go on with `nonet resume {run.path}`, or choose another --run-dir"
+            f"{run.path} holds a run with checkpoints; continue it with `nonet resume {run.path}`, or choose another --run-dir"
         )
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"{run.path} is a file; choose a folder for --run-dir")
@@ -285,9 +288,9 @@ def find_run(run: str | Path) -> RunFolder:
     matching = [folder for folder in known if folder.id.startswith(str(run))]
     if len(matching) == 1:
         return matching[0]
-    there = ", ".join(folder.id for folder in known[-5:]) or "none"
+    newest_ids = ", ".join(folder.id for folder in known[-5:]) or "none"
     problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
-    raise ConfigError(f"{problem} under {find_runs_root()}; the newest: {there}")
+    raise ConfigError(f"{problem} under {find_runs_root()}; the newest runs: {newest_ids}")
 
 
 def list_runs() -> list[RunFolder]:

@@ -20,7 +20,7 @@ from nonet.yaml import is_map
 
 
 def explain(error: ValidationError, model: type[BaseModel], document: Any, files: PluginFiles) -> str:
-    """Describe the first problem in one line, and count the others.
+    """Describe one problem of an invalid scenario in one line, and count the others.
 
     Args:
         error: The error that pydantic raised.
@@ -36,8 +36,8 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     if kind == "extra_forbidden":
         known = _list_keys(loc[:-1], model, document, files)
         if loc[-1] in known:
-            others = _list_uses_with_key(str(loc[-1]), _find_class(loc[:-1], model, document, files))
-            text = f"is a key of another `use`{': ' if others else ''}{', '.join(others)}"
+            uses = _list_uses_with_key(str(loc[-1]), _find_class(loc[:-1], model, document, files))
+            text = f"is a key of another `use`{': ' if uses else ''}{', '.join(uses)}"
         else:
             text = f"unknown key{suggest_inline(str(loc[-1]), known)}" + (
                 f"; known keys: {', '.join(known)}" if known else ""
@@ -75,8 +75,8 @@ def _choose_problem(problems: Sequence[Any], document: Any) -> Any:
     """
     first = problems[0]
     loc = first["loc"]
-    of_union = _list_keys_in_document(loc, document) == _list_keys_in_document(loc[:-1], document)
-    if not isinstance(first.get("input"), dict | list) or not loc or not of_union:
+    is_in_union = _list_keys_in_document(loc, document) == _list_keys_in_document(loc[:-1], document)
+    if not isinstance(first.get("input"), dict | list) or not loc or not is_in_union:
         return first
     others = [p for p in problems if p["loc"][: len(loc) - 1] == loc[:-1] and not p["type"].endswith("_type")]
     return max(others, key=lambda p: len(p["loc"]), default=first)
@@ -113,17 +113,17 @@ def _find_class(
     loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles
 ) -> type[BaseModel] | None:
     """Return the class of the part of a document at a path; None if the part has no class of its own."""
-    own_name = False
+    expects_map_key = False  # whether the next part is a key of a `dict` field, which the user chose
     for part in loc:
         if isinstance(part, int):  # an index into a list has no class
             continue
-        if own_name:
-            own_name = False
+        if expects_map_key:
+            expects_map_key = False
             if model is StageOptions:
                 model = find_kind(document["stages"][part], files).options
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        inside, own_name = _find_model(annotation), get_origin(annotation) is dict
+        inside, expects_map_key = _find_model(annotation), get_origin(annotation) is dict
         if inside is None:
             return None
         model = inside
@@ -131,23 +131,25 @@ def _find_class(
 
 
 def _list_uses_with_key(key: str, model: type[BaseModel] | None) -> list[str]:
-    """Return the names of `use` whose options have a key."""
-    shipped = model.list_option_classes() if model is not None and issubclass(model, Replaceable) else {}
-    return sorted(name for name, options in shipped.items() if key in options.model_fields)
+    """Return the values of `use` whose options have a key."""
+    options_by_use = (
+        model.list_option_classes() if model is not None and issubclass(model, Replaceable) else {}
+    )
+    return sorted(name for name, options in options_by_use.items() if key in options.model_fields)
 
 
 def _list_keys(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
-    """Return the keys that a document may have at a path, for suggestions."""
+    """Return the keys that a document may have at a path, including those of all values of `use`."""
     model_class = _find_class(loc, model, document, files)
     if model_class is None:
         return []
     names = [field.alias or name for name, field in model_class.model_fields.items() if name != "use"]
-    shipped = model_class.list_option_classes() if issubclass(model_class, Replaceable) else {}
+    options_by_use = model_class.list_option_classes() if issubclass(model_class, Replaceable) else {}
     return sorted(
         {
             *names,
-            *(key for options in shipped.values() for key in options.model_fields),
-            *(["use"] if shipped else []),
+            *(key for options in options_by_use.values() for key in options.model_fields),
+            *(["use"] if options_by_use else []),
         }
     )
 

@@ -78,9 +78,10 @@ class Session:
         run: The folder of the run; a new one by default. With `resume` it must hold a checkpoint.
         resume: Whether to continue from the newest complete checkpoint.
         changes: Overrides of scenario keys, `key=value`.
-        life_s: If above 0, the processes are detached and end after this many seconds without a heartbeat from this process,
-            and the process that started this one locks the folder. If 0, they end with this process, which locks the folder.
-        from_run: A run whose weights and rows to start with, as `init: {from, stage}` in a scenario.
+        life_s: If 0, the processes of the run end with this process, which locks the folder. If above 0, they are detached
+            and end after this many seconds without a heartbeat from this process; the process that started this one must
+            have locked the folder.
+        from_run: A run from whose weights and rows to start, as `init: {from, stage}` in a scenario.
         stage: The stage of `from_run` at whose end to start; by default the last that ended.
 
     Raises:
@@ -177,7 +178,7 @@ class Session:
             self._lock.close()
 
     def describe_loss(self, error: Exception) -> str | None:
-        """Describe a failure that a lost worker caused, or return None if all workers are alive."""
+        """Describe a failure that a lost worker caused, or return None if no worker was lost."""
         if isinstance(error, WorkerLost):
             return str(error)
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
@@ -218,7 +219,7 @@ class Session:
         """The evaluator.
 
         Raises:
-            Exception: The error that kept it from opening the artifacts.
+            Exception: The evaluator could not open the artifacts; this is its error.
         """
         return self.groups.evaluator
 
@@ -232,8 +233,8 @@ class Session:
 
     def size(self) -> dict[str, int]:
         """Return the current number of dense parameters and sparse rows."""
-        at = self.restored.stage if self.restored else next(iter(self.stages))
-        self.trainer.ensure_on_device(self.stages[self._stage or at])
+        initial_stage = self.restored.stage if self.restored else next(iter(self.stages))
+        self.trainer.ensure_on_device(self.stages[self._stage or initial_stage])
         sparse_rows = sum(sum(shard.values()) for shard in self.embedding.count_rows())
         return {"parameters": self.groups.parameters, "sparse_rows": sparse_rows}
 
@@ -245,7 +246,7 @@ class Session:
             ConfigError: No stage has begun.
         """
         if self._stage is None:
-            raise ConfigError("no stage has begun: call begin(stage) or iterate prompts(stage) first")
+            raise ConfigError("no stage has begun: call begin(stage) or iterate_prompts(stage) first")
         return self.stages[self._stage]
 
     @property
@@ -282,7 +283,7 @@ class Session:
         return due
 
     def begin(self, name: str) -> int:
-        """Enter a stage, from its start or where the restored checkpoint left it.
+        """Enter a stage, at its start or at the step of the restored checkpoint.
 
         Args:
             name: The name of the stage.
@@ -307,12 +308,12 @@ class Session:
     def end(self, step: int) -> Path | None:
         """End the current stage after `step` applied steps; the trainer continues with the selected checkpoint.
 
-        Waits for all validations. If the stage selects the checkpoint that it began from, that becomes its last
-        checkpoint, and its own best one is kept in RUN/controls and ranked beside it.
+        Waits for all validations. If the stage selects the checkpoint that it began from, that checkpoint ends the stage; the
+        best checkpoint of the stage itself is then kept in RUN/controls, and is evaluated too.
 
         Returns:
-            The folder of the checkpoint that ends the stage, or None if the stage is not validated and has ended with its
-                last one.
+            The folder of the checkpoint that ends the stage, or None if the stage is not validated, so that its
+                last checkpoint has ended it.
         """
         return end_stage(self, self.checkpoint_writer, step)
 
@@ -363,11 +364,11 @@ class Session:
         self.trainer.objectives = self.objectives
 
     def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
-        """Publish the trainer's weights and rows to rollout, which then serves this version only.
+        """Publish the trainer's weights and rows to the rollouts, which then use this version only.
 
         Args:
-            stage: The RL stage that they are for; by default the current one.
-            behind: Whether not to wait for ranks that are still generating.
+            stage: The RL stage in which the rollouts use them; by default the current one.
+            behind: Whether to return without waiting for ranks that are still generating.
 
         Returns:
             The new version.

@@ -1,7 +1,7 @@
 """StepReport: the results of the newest steps of a stage, and the functions that record them.
 
-In this order, they record the counts of the sparse tables, the metrics of the machine, the displayed metrics, a checkpoint if
-one is due, and the validations that the evaluator has finished.
+The functions record, in this order, the counts of the sparse tables, the metrics of the machine, the displayed metrics, a
+checkpoint if one is due, and the validations that the evaluator has finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nonet.controller.session import Session
 from nonet.controller.stages._policy_scores import score_held_out, score_validation
 from nonet.errors import DataError
 
-# Sections of a step by their name in a trainer's record, with the names of their metrics.
+# The timed sections of a step: from their name in a trainer's record to the name of their metric.
 PARTS = {
     "waited": "data wait",
     "sparse": "sparse",
@@ -25,7 +25,7 @@ PARTS = {
     "communication": "communication",
     "optimizer": "optimizer",
 }
-_COUNTED = ("flops", "positions", "peak", *PARTS)
+_MACHINE_ENTRIES = ("flops", "positions", "peak", *PARTS)
 
 _MAX_SKIPPED_IN_A_ROW = 10  # steps that may be skipped because their loss or gradient is not finite
 
@@ -35,15 +35,15 @@ Stopped = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The newest steps of a stage.
+    """The results of the newest steps of a stage.
 
     Attributes:
         first: Number of the first of these steps in the stage.
-        done: Steps of the stage that are done after them.
+        done: Number of steps of the stage that are done, including these.
         records: One record per step, as the trainers returned it.
         shown: Metrics that are recorded and shown.
-        further: Metrics of the trainers that are recorded and not shown.
-        absent: Positions for which the rollouts read the default row; None where no rollout took part.
+        further: Metrics of the trainers that are recorded but not shown.
+        absent: Number of positions for which the rollouts read the default row; None if no rollout took part.
         probe: Computes metrics of held-out users, after the other metrics are recorded.
     """
 
@@ -77,7 +77,9 @@ def report_policy_step(
         more: Further metrics to show.
         probe: Computes metrics of held-out users; by default `probe_policy`.
     """
-    shown = _name_pool(session, drop_machine_entries(record)) | {"rows/s": record["prompts"] / seconds}
+    shown = _add_pool_to_names(session, drop_machine_entries(record)) | {
+        "rows/s": record["prompts"] / seconds
+    }
     return StepReport(
         first=step,
         done=step + 1,
@@ -130,7 +132,7 @@ def record_report(
 def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) -> None:
     """End a stage after `step` steps, and show which of its checkpoints was selected.
 
-    The last checkpoint of a stage has ended it already, unless the run was killed between the two.
+    The stage has usually ended already, when its last checkpoint was written; it has not if the run was killed just after that.
     """
     session.end(step)
     _show_validations(session, recorder, stage, step, over=True)
@@ -139,13 +141,13 @@ def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) ->
 def note_quarantined(
     session: Session, recorder: Recorder, stage: str, step: int, scores: RewardScores
 ) -> None:
-    """Record which prompts of a step have no score of some reward: in the journal, as metrics, and in a note.
+    """Record the prompts of a step that a reward could not score: in the journal, as metrics, and in a note.
 
     Args:
         session: The session.
         recorder: Takes metrics and notes.
         stage: The RL stage.
-        step: Step that the scores are for.
+        step: The step that the scores belong to.
         scores: What `RewardHandles.score` returned.
     """
     counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in scores.quarantined}
@@ -163,8 +165,9 @@ def note_quarantined(
 def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return FLOPs, positions and seconds of the steps of one call, as metrics.
 
-    `machine could` is the FLOPs of matrix products in the same seconds at the device's peak rate. All of them are sums, so that
-    the utilization of a stage is a sum divided by a sum.
+    `machine could` is the number of FLOPs that the device would have computed in the same seconds at its peak rate for matrix
+    products. All metrics are sums, so that the utilization of a stage is the sum of `machine flops` divided by the sum of
+    `machine could`.
 
     Args:
         records: One record per step.
@@ -178,12 +181,12 @@ def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str,
     def sum_entries(name: str) -> float:
         return sum(record.get(name, 0.0) for record in records)
 
-    could = sum(record["peak"] * record["seconds"] for record in records)
+    peak_flops = sum(record["peak"] * record["seconds"] for record in records)
     sums = {
         "flops": sum_entries("flops"),
         "positions": sum_entries("positions"),
         "seconds": sum_entries("seconds"),
-        "could": could,
+        "could": peak_flops,
     }
     parts = {title: sum_entries(name) for name, title in PARTS.items()}
     return {f"machine {name}": value for name, value in (sums | parts).items()}
@@ -191,7 +194,7 @@ def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str,
 
 def drop_machine_entries(record: Mapping[str, float]) -> dict[str, float]:
     """Return a record without the entries that `compute_machine_metrics` turns into metrics."""
-    return {name: value for name, value in record.items() if name not in _COUNTED}
+    return {name: value for name, value in record.items() if name not in _MACHINE_ENTRIES}
 
 
 def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) -> dict[str, float]:
@@ -207,7 +210,7 @@ def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) 
 def _show_validations(
     session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False
 ) -> None:
-    """Report the validations that have arrived, and at the end of the stage which checkpoint was selected."""
+    """Report the validations that have finished and, if the stage is `over`, which of its checkpoints was selected."""
     validation = session.validation
     if validation is None:
         return
@@ -235,20 +238,20 @@ def _end_if_diverged(
     Raises:
         DataError: The stage has no checkpoint to end at.
     """
-    skipped = sum(record.get("skipped", 0.0) for record in records if "skipped_in_a_row" in record)
-    if not skipped:
+    skipped_count = sum(record.get("skipped", 0.0) for record in records if "skipped_in_a_row" in record)
+    if not skipped_count:
         return False
-    row = max(record.get("skipped_in_a_row", 0.0) for record in records)
-    if row < _MAX_SKIPPED_IN_A_ROW:
-        text = f"{name}: {skipped:.0f} steps were skipped, for their loss or gradient was not finite"
+    longest_run = max(record.get("skipped_in_a_row", 0.0) for record in records)
+    if longest_run < _MAX_SKIPPED_IN_A_ROW:
+        text = f"{name}: {skipped_count:.0f} steps were skipped because their loss or gradient was not finite"
         recorder.add_event("note", text=text)
         return False
     done = session.end_at_last_checkpoint()
-    reason = f"the loss or gradient was not finite in {row:.0f} steps in a row"
+    reason = f"the loss or gradient was not finite in {longest_run:.0f} steps in a row"
     if done is None:
         raise DataError(
             f"stages.{name}: {reason}, and the stage has no checkpoint to end at: its weights are those that it began with; "
-            f"lower stages.{name}.lr, or look for values in the data that are no finite numbers"
+            f"lower stages.{name}.lr, or look for values in the data that are not finite numbers"
         )
     recorder.add_event(
         "note", text=f"{name}: {reason}; the stage ends at its last complete checkpoint, step {done}"
@@ -256,8 +259,8 @@ def _end_if_diverged(
     return True
 
 
-def _name_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
-    """Return a step's record in which the mismatch metrics name the pool of the rollout."""
+def _add_pool_to_names(session: Session, record: Mapping[str, float]) -> dict[str, float]:
+    """Return a step's record with the pool of the rollout appended to the names of the mismatch metrics."""
     if not any(name.startswith("mismatch/") for name in record):
         return dict(record)
     pool = next(group.pool for group in session.plan.groups if "rollout" in group.roles)

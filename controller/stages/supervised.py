@@ -1,4 +1,4 @@
-"""Supervised stages (pretrain, finetune): trainers learn the next events of histories; rollouts rest."""
+"""Supervised stages (pretrain, finetune): trainers learn to predict the next events of histories; no rollout takes part."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
     from nonet.models import ModelSize
     from nonet.samples.sequences import Sequences
 
-# A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
+# The controller calls the trainers once per chunk of steps: with a call per step it would slow down steps of 20 ms.
 CHUNK_STEPS = 10
-_TRAINED = 6.0  # flops a parameter and position: two forward, four backward
-_TARGETED = 0.5  # share of events that a `target:` condition keeps, where the data has not said
+_TRAINED = 6.0  # FLOPs per parameter and position: two forward, four backward
+_TARGETED = 0.5  # share of events that a `target:` condition keeps, as long as the data have not been read
 
 
 class Propensity(StrictModel):
-    """The column with the probability that the item of an event was shown."""
+    """The column that holds the probability with which the item of an event was shown."""
 
     column: Word
-    most: Annotated[Rate, Field(description="the largest inverse, so that rare ones do not rule a step")] = (
-        10.0
-    )
+    most: Annotated[
+        Rate,
+        Field(
+            description="the largest weight of a target, so that rarely shown items do not dominate a step"
+        ),
+    ] = 10.0
 
 
 class Supervised(StageOptions):
@@ -44,33 +47,34 @@ class Supervised(StageOptions):
     stop: Annotated[
         Stop | Literal["off"] | None,
         Field(
-            description="when the stage stops early: {patience: 3} by default, or off; its learning rate goes on as if it ran "
-            "to its end"
+            description="when the stage stops early: {patience: 3} by default, or off; its learning rate follows the "
+            "schedule of the full length"
         ),
     ] = None
     ahead: Annotated[
         Positive | None,
         Field(
-            description="events this far ahead are targets too, weighted 1 / distance; by default what suits the model: 3, "
-            "1 where codes are tokens"
+            description="how many events ahead each state predicts; a target at a distance d has the weight 1 / d; by default "
+            "3, or 1 for models in which codes are tokens"
         ),
     ] = None
     smoothing: Annotated[
-        Share, Field(description="of a target, given to the legal siblings of its codes: label smoothing")
+        Share,
+        Field(description="label smoothing: the share of a target that the valid sibling codes receive"),
     ] = 0.0
     weight: Annotated[
         dict[str, Rate],
         Field(
-            description="what a target counts by its kind of event, e.g. {buy: 5}; kinds left out count 1. On average a "
-            "target counts 1, so rates stay right"
+            description="the weight of a target by its kind of event, e.g. {buy: 5}; kinds left out have weight 1. Weights are "
+            "scaled to a mean of 1, so that the learning rate need not change"
         ),
     ] = {}
 
     propensity: Annotated[
         Propensity | None,
         Field(
-            description="a column of the interactions: how likely the event's item was to be shown. Targets count its inverse, "
-            "at most `most`"
+            description="a column of the interactions with the probability that the event's item was shown. A target is weighted "
+            "by its inverse, at most `most`"
         ),
     ] = None
 
@@ -89,7 +93,7 @@ class SupervisedKind(StageKind):
     validates: ClassVar[bool] = True
 
     def can_claim(self, keys: set[str]) -> bool:
-        """Return whether a stage with these keys and no `use` is supervised."""
+        """Return whether a stage with these keys and no `use` is a supervised stage."""
         return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))
 
     def find_least_users(self, stage_options: Supervised) -> tuple[int | None, str]:
@@ -118,21 +122,25 @@ class SupervisedKind(StageKind):
     def derive_sizes(
         self, stage_options: Supervised, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return the sizes of a worker and chunk that a plan prints."""
+        """Return the length of the stage and the sizes of its steps, which a plan prints."""
         batch, trainers = stage_options.batch, workers["trainer"]
         lengths = {
             "epochs": stage_options.epochs,
             "tokens": int(stage_options.tokens or 0),
             "steps": stage_options.steps,
         }
-        sizes: dict[str, Any] = {what: length for what, length in lengths.items() if length}
-        cut = {"tokens a chunk": chunks["trainer"]} if chunks.get("trainer") else {}
+        sizes: dict[str, Any] = {unit: length for unit, length in lengths.items() if length}
+        chunk_size = {"tokens a chunk": chunks["trainer"]} if chunks.get("trainer") else {}
         if batch.users:
-            return sizes | {"users a step": batch.users, "users a trainer": -(-batch.users // trainers)} | cut
+            return (
+                sizes
+                | {"users a step": batch.users, "users a trainer": -(-batch.users // trainers)}
+                | chunk_size
+            )
         if stage_options.tokens and batch.tokens:
             sizes["steps"] = -(-int(stage_options.tokens) // int(batch.tokens))
         tokens = int(batch.tokens or 0)
-        return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | cut
+        return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | chunk_size
 
     def estimate_work(self, scenario: Scenario, stage_options: Supervised, size: ModelSize) -> StepWork:
         """Estimate the work of a step."""
@@ -165,7 +173,7 @@ class SupervisedKind(StageKind):
         }
 
 
-# Keys that only this kind has; `steps` alone says nothing.
+# Keys that only supervised stages have. `steps` is left out, because RL stages have it too.
 _OWN = set(Supervised.model_fields) - set(StageOptions.model_fields) - {"steps"}
 
 SPEC = SupervisedKind()
@@ -182,6 +190,6 @@ def _check_propensity(path: str, column: str, seq: Sequences) -> None:
         values = part.columns[column]
         if values.dtype.kind != "f" or bool(((values <= 0) | (values > 1)).any()):
             raise ConfigError(
-                f"{path}.column: {column!r} must hold chances above 0 and up to 1, or nothing; "
-                "leave out, or give as null, what is not known"
+                f"{path}.column: {column!r} must hold probabilities above 0 and up to 1, or null; "
+                "leave out unknown probabilities, or give them as null"
             )

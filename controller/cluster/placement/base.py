@@ -20,10 +20,10 @@ class NodeSlots:
 
     Attributes:
         node: The node (`nonet.controller.cluster.Node`), with labels, devices, total and free resources.
-        order: Its number in the order of places.
+        order: Its position in the order of the cluster's nodes, in which ranks are numbered.
         slots: Number of workers that fit.
-        broken: Whether part of the node is taken.
-        full: What is free of the resource in its rack and in its zone.
+        broken: Whether part of the requested resource of the node is already in use.
+        full: How much of the requested resource is free in its rack, and in its zone.
     """
 
     node: Any
@@ -38,10 +38,11 @@ class PlacementPolicy:
     """A kind of placement policy, which chooses nodes for workers.
 
     Attributes:
-        pack: (slots, count, gang, options) -> the chosen slots and the number of workers on each, `count` together. The
-            slots are those of the topology level that the group asks for. Workers of a gang communicate all the time.
-            It must be a function of its arguments alone: the same plan is made again when a run is resumed.
-        options: Its keys in a scenario.
+        pack: Called as `pack(slots, count, gang, options)`, it returns the chosen slots and the number of workers on each,
+            `count` in total. `slots` lists the candidate nodes within one domain of the topology level that the group
+            requests. `gang` is whether the workers communicate all the time. The result must depend on the arguments
+            only, because the same plan is made again when a run is resumed.
+        options: The class of its keys in a scenario.
     """
 
     pack: Callable[[Sequence[NodeSlots], int, bool, Options], list[tuple[NodeSlots, int]]]
@@ -67,19 +68,19 @@ class Placement(Replaceable):
 def pack_workers(
     policy: PlacementPolicy, options: Options, slots: Sequence[NodeSlots], count: int, gang: bool
 ) -> list[tuple[NodeSlots, int]]:
-    """Choose nodes for `count` workers by a policy, in order of place.
+    """Choose nodes for `count` workers by a policy, and return them in the order of `NodeSlots.order`.
 
     Raises:
-        ConfigError: The policy places another number of workers, or more than fit on a node.
+        ConfigError: The policy places more or fewer than `count` workers, or more on a node than fit.
     """
-    taken = sorted(policy.pack(slots, count, gang, options), key=lambda choice: choice[0].order)
-    for room, workers in taken:
-        if workers > room.slots:
+    choices = sorted(policy.pack(slots, count, gang, options), key=lambda choice: choice[0].order)
+    for node_slots, workers in choices:
+        if workers > node_slots.slots:
             raise ConfigError(
-                f"placement: the policy puts {workers} workers on node {room.node.id}, where {room.slots} fit"
+                f"placement: the policy puts {workers} workers on node {node_slots.node.id}, where {node_slots.slots} fit"
             )
-    if sum(workers for _, workers in taken) != count:
+    if sum(workers for _, workers in choices) != count:
         raise ConfigError(
-            f"placement: the policy places {sum(n for _, n in taken)} workers; it must place {count}"
+            f"placement: the policy places {sum(n for _, n in choices)} workers; it must place {count}"
         )
-    return [(room, workers) for room, workers in taken if workers]
+    return [(node_slots, workers) for node_slots, workers in choices if workers]

@@ -1,7 +1,8 @@
-"""Completion of a scenario's document from the data before it is validated; keys that the document has are kept.
+"""Completion of a scenario's document with keys that a rule derives from the data (`settings: data`).
 
-The document is plain data, as in YAML. Afterwards `settings` contains a reason for every derived key instead of the word
-`data`. A run stores this, so a resume derives nothing.
+The document is plain data, as in YAML, and is completed before it is validated. Keys that it already has are kept. In the
+completed document, `settings` maps the path of each derived key to the reason for its value. A run stores that document, so
+a resume derives nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ Put = Callable[[Document, str, Any], None]
 
 
 class StageSummary(NamedTuple):
-    """The part of a scenario's stages that the rule depends on.
+    """The facts about a scenario's stages from which `settings` are derived.
 
     Attributes:
-        supervised: Names of the stages that learn next events.
-        rolls_out: Whether a stage rolls out.
+        supervised: Names of the supervised stages.
+        rolls_out: Whether any stage uses rollouts.
     """
 
     supervised: Sequence[str]
@@ -81,13 +82,15 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
 
 
 def _has_all_items(sparse: Document) -> bool:
-    """Return whether the scenario's tables have a row for every item, or the rule derives the tables."""
+    """Return whether some table of items keeps a row for every item; also if the scenario names no tables."""
     tables = _get_part(sparse, "tables")
     if tables is None:
         return True
-    named = {name: _get_part(tables, name) or {} for name in tables}
-    of_items = [table for name, table in named.items() if "item" in (table.get("features") or [name])]
-    return any(not {"admit", "evict", "budget"} & set(table) for table in of_items)
+    options_by_table = {name: _get_part(tables, name) or {} for name in tables}
+    item_tables = [
+        table for name, table in options_by_table.items() if "item" in (table.get("features") or [name])
+    ]
+    return any(not {"admit", "evict", "budget"} & set(table) for table in item_tables)
 
 
 def take_stored_settings(document: Document, stored: Mapping[str, Any], put: Put) -> dict[str, str]:
@@ -127,13 +130,13 @@ def read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str, 
 
 
 def _check_profile(profile: DataProfile, least: int) -> None:
-    """Raise DataError if there is nothing to learn from and to test; a user must have `least` events for that."""
+    """Raise DataError unless the data have two items, and a user with at least `least` events to train and test on."""
     most = profile.get_length_quantile(1.0)
     if most < least:
-        each = "one event" if most == 1 else f"{most} events at most"
+        length_text = "one event" if most == 1 else f"{most} events at most"
         raise DataError(
-            f"settings: data: each of the {profile.users:,} users has {each}, and at least one must have {least} to train and "
-            "test. Check data.columns.user: does it name users or sessions, or single events?"
+            f"settings: data: each of the {profile.users:,} users has {length_text}, and at least one must have {least} to train "
+            "and test. Check data.columns.user: does it name users or sessions, or single events?"
         )
     if profile.items < 2:
         raise DataError(
@@ -143,18 +146,21 @@ def _check_profile(profile: DataProfile, least: int) -> None:
 
 
 def _has_value(document: Mapping[str, Any], path: str) -> bool:
-    """Return whether a document has a value at a path, or on the way to it a value without keys."""
+    """Return whether a document has a value at a path, or at a prefix of the path a value that is not a map.
+
+    `epochs` also counts as present if the stage has `tokens` or `steps`, because a stage has only one of the three.
+    """
     *parents, last = path.split(".")
-    place: Any = document
+    value: Any = document
     for part in parents:
-        place = place.get(part)
-        if place is None:
+        value = value.get(part)
+        if value is None:
             return False
-        if not _is_map(place):
+        if not _is_map(value):
             return True
-    if last == "epochs" and {"tokens", "steps"} & set(place):
+    if last == "epochs" and {"tokens", "steps"} & set(value):
         return True
-    return place.get(last) is not None
+    return value.get(last) is not None
 
 
 def _get_value(document: Mapping[str, Any], path: str) -> Any:
@@ -166,7 +172,7 @@ def _get_value(document: Mapping[str, Any], path: str) -> Any:
 
 
 def _get_part(document: Mapping[str, Any], name: str) -> Document | None:
-    """Return the keys under a name; a word becomes `{use: word}`, and None means that the name is missing."""
+    """Return the map under a name, or None if the name is missing; a word becomes `{use: word}`, other values become `{}`."""
     value = document.get(name)
     if value is not None and not _is_map(value):
         return {"use": value} if isinstance(value, str) else {}

@@ -27,7 +27,7 @@ def test_a_run_is_found_by_prefix_last_and_folder(two_runs, tmp_path):
 
 
 def test_unknown_and_ambiguous_runs_list_what_there_is(two_runs):
-    with pytest.raises(ConfigError, match=r"there is no run 'zz' .* the newest: aa-1, ab-2"):
+    with pytest.raises(ConfigError, match=r"there is no run 'zz' .* the newest runs: aa-1, ab-2"):
         find_run("zz")
     with pytest.raises(ConfigError, match="2 runs start with 'a'"):
         find_run("a")
@@ -56,7 +56,7 @@ def test_a_run_that_has_commits_or_is_finished_is_not_begun_again(tmp_path):
     (run / "scenario.yaml").write_text("name: x")
     assert create_run("x", run).id == "aa-1", "it never got to a commit"
     (run / "checkpoints" / "step-000003").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="holds a run with checkpoints; go on with `nonet resume"):
+    with pytest.raises(ConfigError, match="holds a run with checkpoints; continue it with `nonet resume"):
         create_run("x", run)
     (run / "report.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run"):

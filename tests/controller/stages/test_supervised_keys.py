@@ -29,7 +29,7 @@ def test_propensities_are_chances_or_unknown():
     "column", [np.array([0.0, 0.5], np.float32), np.array([1.5], np.float32), np.array([1, 2])]
 )
 def test_other_numbers_are_no_propensities(column):
-    with pytest.raises(ConfigError, match="must hold chances above 0 and up to 1"):
+    with pytest.raises(ConfigError, match="must hold probabilities above 0 and up to 1"):
         _check(column, propensity={"column": "shown"})
 
 
