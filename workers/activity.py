@@ -1,8 +1,8 @@
 """Descriptions of what a worker is doing, read from the stacks of its threads, for messages about late workers.
 
-A call runs on the work thread. The work thread of a pipeline waits for its helper threads (`sparse-...`); of these,
-the one that is not itself in an exchange is the more informative. Frames in files of Python, of installed packages
-and of Ray are not the worker's own.
+A call runs on the work thread. In a pipeline that thread often waits for the helper threads (`sparse-...`); the
+description then names a helper thread, if possible one that is not itself waiting for other ranks. A worker's own
+frames are those of this package and of the user's files, not those of the standard library and installed packages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-_HERE = str(Path(__file__).parent.parent)  # the package, which may be installed beside the others
-_OTHERS = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"})
+_PACKAGE = str(Path(__file__).parent.parent)  # of nonet, whose frames are own frames even if it is installed
+_FOREIGN_PREFIXES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"}
+)
 _EXCHANGES = ("torch/distributed/", "embedding/exchange/all_to_all.py", "embedding/exchange/shared_memory.py")
-_GAVE_UP = re.compile(r"timed out|timeout|no message from rank", re.IGNORECASE)
-_QUEUES = ("_next", "_put")  # of nonet.embedding.training.pipeline
-_HELPERS = "sparse-"
+_TIMEOUT_MESSAGE = re.compile(r"timed out|timeout|no message from rank", re.IGNORECASE)
+_QUEUE_FUNCTIONS = ("_next", "_put")  # those in which a thread of nonet.embedding.training.pipeline waits
+_HELPER_PREFIX = "sparse-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,11 @@ class WorkerActivity:
 
     Attributes:
         who: Name of the worker.
-        call: The `role.method` that it runs, "" when it is idle.
+        call: The call that it runs as "role.method"; "" if it is idle.
         for_s: Seconds since the call began.
         at: Innermost frame of the worker's own code: "file.py:12 function".
-        waits: Whether it is in a collective or an exchange, and so waits for other ranks.
-        silent: Whether it did not answer the question.
+        waits: Whether it is in a collective or an exchange and therefore waits for other ranks.
+        silent: Whether it did not answer the request for its activity in time.
         stacks: The stacks of all of its threads.
     """
 
@@ -50,7 +52,13 @@ class WorkerActivity:
 
 @dataclass(frozen=True, slots=True)
 class _ThreadState:
-    """The innermost own frame of a thread, and whether the thread is in an exchange or at a pipeline's queue."""
+    """The state of one thread.
+
+    Attributes:
+        at: Innermost own frame, "" if there is none.
+        exchanges: Whether the thread is in a collective or an exchange.
+        queues: Whether the thread waits at a queue of the pipeline.
+    """
 
     at: str
     exchanges: bool
@@ -62,13 +70,13 @@ def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: 
 
     Args:
         worker_name: Name of the worker.
-        call: The `role.method` that runs, "" when the worker is idle.
+        call: The call that runs as "role.method"; "" if the worker is idle.
         elapsed_s: Seconds since the call began.
         thread_id: Identifier of the work thread.
     """
     if not call:
         return WorkerActivity(worker_name, stacks=dump_stacks())
-    helpers = [t.ident for t in threading.enumerate() if t.name.startswith(_HELPERS) and t.ident]
+    helpers = [t.ident for t in threading.enumerate() if t.name.startswith(_HELPER_PREFIX) and t.ident]
     frames = sys._current_frames()
     seen = [
         _summarise_stack(traceback.extract_stack(frames[ident]))
@@ -78,17 +86,17 @@ def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: 
     if not seen:
         return WorkerActivity(worker_name, call, elapsed_s, stacks=dump_stacks())
     own = seen[0]
-    if own.queues:  # it waits for a helper: report one that works, else one that waits for other ranks
-        busy = [thread for thread in seen[1:] if thread.at]  # an idle saving thread has no own frame
+    if own.queues:  # it waits for helper threads: report one that computes, else one in an exchange
+        busy = [thread for thread in seen[1:] if thread.at]  # an idle helper thread has no own frame
         own = min(busy, key=lambda thread: (thread.queues, thread.exchanges), default=own)
     return WorkerActivity(worker_name, call, elapsed_s, own.at, own.exchanges, stacks=dump_stacks())
 
 
 def is_peer_timeout(error: BaseException) -> bool:
-    """Return whether an exchange or a collective timed out, so that other ranks are late and not the one that raises."""
+    """Return whether an error is the time-out of an exchange or a collective, which other ranks caused by being late."""
     frames = traceback.extract_tb(error.__traceback__)
     exchanges = any(place in frame.filename for frame in frames for place in _EXCHANGES)
-    return exchanges and bool(_GAVE_UP.search(str(error)))
+    return exchanges and bool(_TIMEOUT_MESSAGE.search(str(error)))
 
 
 def dump_stacks() -> str:
@@ -100,20 +108,22 @@ def dump_stacks() -> str:
 
 
 def _summarise_stack(stack: traceback.StackSummary) -> _ThreadState:
-    """Return the innermost own frame of a stack, and whether the stack is in an exchange or at a pipeline's queue."""
+    """Determine the state of the thread that has this stack."""
     own = [
-        frame for frame in stack if frame.filename.startswith(_HERE) or not frame.filename.startswith(_OTHERS)
+        frame
+        for frame in stack
+        if frame.filename.startswith(_PACKAGE) or not frame.filename.startswith(_FOREIGN_PREFIXES)
     ]
     exchanges = any(place in frame.filename for frame in stack for place in _EXCHANGES)
     if not own:
         return _ThreadState("", exchanges, False)
     last = own[-1]
-    queues = last.filename.endswith("embedding/training/pipeline.py") and last.name in _QUEUES
+    queues = last.filename.endswith("embedding/training/pipeline.py") and last.name in _QUEUE_FUNCTIONS
     return _ThreadState(f"{_shorten_path(last.filename)}:{last.lineno} {last.name}", exchanges, queues)
 
 
 def _shorten_path(file: str) -> str:
-    """Shorten a path: relative to the package for its own files, else folder and name."""
-    if file.startswith(_HERE):
-        return str(Path(file).relative_to(_HERE))
+    """Shorten a path to the part below the package, or to folder and name for other files."""
+    if file.startswith(_PACKAGE):
+        return str(Path(file).relative_to(_PACKAGE))
     return "/".join(Path(file).parts[-2:])

@@ -2,8 +2,8 @@
 
 A pool has an environment of its own: CUDA hosts are x86-64 with torch+cuda, Ascend hosts often aarch64 with
 torch_npu. Ray starts the worker (`py_executable`, `image_uri`, `pip`, `env_vars`). The sources of nonet are sent as a
-package, so all processes run the same code. Ray does not report a wrong interpreter in time: its actor would wait
-without end. So `check_interpreter` verifies on every node, in about 3 s for each pool, that the interpreter exists
+package, so all processes run the same code. Ray does not report a wrong interpreter: its actor would stay pending
+forever. So `check_interpreter` verifies on every node, in about 3 s for each pool, that the interpreter exists
 and has the same versions of Python and Ray.
 """
 
@@ -25,7 +25,7 @@ from nonet.errors import ConfigError, PlacementError
 from nonet.workers.devices.vendors import Device
 
 _EXCLUDED = ["**/__pycache__", "**/*.so"]  # native code is built where it runs
-_LOOK = (
+_VERSION_SCRIPT = (
     "import json, sys, ray; "
     "print(json.dumps({'python': '.'.join(map(str, sys.version_info[:2])), 'ray': ray.__version__}))"
 )
@@ -33,7 +33,7 @@ _LOOK = (
 
 @dataclass(frozen=True, slots=True)
 class PoolEnvironment:
-    """The environment of a pool: at most one of an interpreter, an image and a list of requirements, and variables.
+    """The environment of a pool. At most one of `python`, `image` and `pip` may be set; `vars` combines with each.
 
     Attributes:
         python: Path of an interpreter.
@@ -50,7 +50,7 @@ class PoolEnvironment:
     def __post_init__(self) -> None:
         named = [name for name in ("python", "image", "pip") if getattr(self, name)]
         if len(named) > 1:
-            raise ConfigError(f"env has {' and '.join(named)}; a pool's workers start in one of them")
+            raise ConfigError(f"env has {' and '.join(named)}; they exclude each other, so set only one")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None) -> PoolEnvironment:
@@ -60,9 +60,9 @@ class PoolEnvironment:
         return cls(**known)
 
     def to_runtime_env(self, device: Device) -> dict[str, Any]:
-        """Return Ray's `runtime_env` of an actor on this device, {} if nothing has to be set.
+        """Return Ray's `runtime_env` for an actor on this device, {} if nothing has to be set.
 
-        An image must contain nonet itself, since Ray combines images only with variables.
+        An image must contain nonet itself, since Ray accepts only variables beside an image.
         """
         runtime_env: dict[str, Any] = {}
         if self.python:
@@ -75,15 +75,15 @@ class PoolEnvironment:
         return runtime_env | ({"env_vars": variables} if variables else {})
 
     def check_interpreter(self, pool: str, nodes: Iterable[str], timeout_s: float = DEFAULTS.start) -> None:
-        """Check that the interpreter exists on every node and has the versions of the cluster.
+        """Check that the interpreter exists on every node and has the same versions of Python and Ray as this process.
 
         Args:
             pool: Name of the pool, for messages.
             nodes: Ray's ids of the nodes.
-            timeout_s: Longest time to wait for all nodes.
+            timeout_s: Maximum seconds to wait for all nodes.
 
         Raises:
-            PlacementError: The message names the pool, the node and what is wrong.
+            PlacementError: The interpreter does not exist, cannot be run or has other versions.
         """
         if not self.python:
             return
@@ -92,22 +92,22 @@ class PoolEnvironment:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         ids = sorted(set(nodes))
-        look = ray.remote(num_cpus=0, max_retries=0)(probe_interpreter)
+        probe = ray.remote(num_cpus=0, max_retries=0)(probe_interpreter)
         checks = [
-            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
                 self.python, dict(self.vars), timeout_s
             )
             for node in ids
         ]
         versions = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
         try:
-            looked = ray.get(checks, timeout=timeout_s)
+            interpreters = ray.get(checks, timeout=timeout_s)
         except RayError as error:
             raise PlacementError(
                 f"pool {pool!r}: env.python {self.python} could not be checked on its nodes within "
                 f"{timeout_s:g} s: {error}{suggest_longer_deadline(timeout_s)}"
             ) from None
-        for node, interpreter in zip(ids, looked, strict=True):
+        for node, interpreter in zip(ids, interpreters, strict=True):
             problem = interpreter.get("error") or ", ".join(
                 f"{what} is {interpreter[what]}, the cluster's is {version}"
                 for what, version in versions.items()
@@ -127,7 +127,7 @@ def probe_interpreter(python: str, variables: Mapping[str, str], timeout_s: floa
     Args:
         python: Path of the interpreter.
         variables: Environment variables to set.
-        timeout_s: Time-out of the interpreter.
+        timeout_s: Maximum seconds that the interpreter may run.
 
     Returns:
         {"python", "ray"}: its versions, or {"error": why they could not be read}.
@@ -136,7 +136,7 @@ def probe_interpreter(python: str, variables: Mapping[str, str], timeout_s: floa
         return {"error": "there is no such executable"}
     try:
         process = subprocess.run(
-            [python, "-c", _LOOK],
+            [python, "-c", _VERSION_SCRIPT],
             capture_output=True,
             text=True,
             timeout=timeout_s,

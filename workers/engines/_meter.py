@@ -1,10 +1,11 @@
-"""Meter: the floating-point operations of a trainer's losses, and the time of the sections of its steps.
+"""Meter: counts the floating-point operations of a trainer's losses and times the sections of its steps.
 
-Products are counted where gradients are enabled: two operations for each weight and row forward and four backward
-(two for a frozen weight, through which gradients only pass), and attention over visible pairs alone. Rows are real
-positions: padding, which a model excludes by its `pass_size`, is not counted. Neither are recomputation, look-ups,
-normalisation and the optimizer, so the utilisation is that of the model alone. The peak is a matrix product measured
-on the same device in the same type. Times are measured on the host. Source: Chowdhery et al. 2022, arXiv 2204.02311,
+Matrix products are counted while gradients are enabled. A weight takes two operations per row in the forward pass and
+four in the backward pass (two if it is frozen, since only the gradient of its input is computed). Attention is counted
+over the pairs of positions that the mask allows. Rows are real positions: a model that packs or pads its input reports
+their number as `pass_size`, so padding is not counted. Recomputation, look-ups, normalisation and the optimizer are not
+counted either, so the utilisation is that of the model alone. The peak rate is that of a matrix product measured on the
+same device in the same precision. Times are measured on the host. Source: Chowdhery et al. 2022, arXiv 2204.02311,
 appendix B.
 """
 
@@ -23,11 +24,16 @@ from torch import Tensor, nn
 from nonet.workers.devices import get_device
 from nonet.workers.engines._blocks import find_blocks
 
-_TRAINED, _FROZEN = 6.0, 4.0  # operations a weight and row, forward and backward
-_PAIR = 12.0  # a visible pair of positions and number of the width: scores and sums, forward and backward
-_SIZES, _TRIES = {"cpu": 768}, 4
+_TRAINED, _FROZEN = 6.0, 4.0  # operations per weight and row, forward and backward
+_PAIR = (
+    12.0  # operations per allowed pair and column: attention scores and weighted sums, forward and backward
+)
+_MATMUL_SIZES, _TIMED_RUNS = (
+    {"cpu": 768},
+    4,
+)  # size of the measured product by kind of device; runs after the first
 
-# What a step's record holds of the meter, and `seconds` and `waited`: never the same twice.
+# The measured fields of a step's record. Their values differ between two identical runs.
 MEASURED = (
     "seconds",
     "waited",
@@ -42,16 +48,19 @@ MEASURED = (
 
 
 class StepMeter:
-    """Counters that start with `watch`; `take_counts` returns the counts since the last call and resets them."""
+    """Counts the operations of a model from `watch` on; `take_counts` returns the counts since the last call and resets them."""
 
     def __init__(self) -> None:
         self.flops, self.positions = 0.0, 0.0
         self._seconds: dict[str, float] = defaultdict(float)
-        self._cuts: tuple[Any, float] = (None, 0.0)
+        self._cached_pairs: tuple[Any, float] = (None, 0.0)
         self._model: Any = None
 
     def watch(self, model: nn.Module) -> None:
-        """Count the operations of a model where gradients are enabled. Blocks are counted as a whole, so they may be compiled."""
+        """Count the operations of a model while gradients are enabled.
+
+        Each block has one hook instead of one per layer, so blocks may be compiled.
+        """
         self._model = model
         blocks = find_blocks(model)
         inside = {id(module) for block in blocks for module in block.modules()}
@@ -63,8 +72,8 @@ class StepMeter:
                 module.register_forward_hook(self._count_linear)
 
     def __deepcopy__(self, memo: Any) -> StepMeter:
-        """Return the meter itself, since a frozen copy of a model has no gradients and counts nothing."""
-        return self  # a frozen copy of a model keeps no gradients, so it counts nothing
+        """Return the meter itself: copies of a model are frozen and count nothing, so they need no meter of their own."""
+        return self
 
     @contextmanager
     def time_section(self, name: str) -> Iterator[None]:
@@ -95,31 +104,33 @@ class StepMeter:
         """Count the operations of a block and, for the first block, its positions."""
         if not torch.is_grad_enabled():
             return
-        states = output[0] if isinstance(output, tuple) else output  # of the shape that came in
-        known = getattr(self._model, "pass_size", None)
-        rows, pairs = known or (states.numel() // states.shape[-1], self._count_pairs(states, args))
+        states = (
+            output[0] if isinstance(output, tuple) else output
+        )  # of the same shape as the input of the block
+        pass_size = getattr(self._model, "pass_size", None)
+        rows, pairs = pass_size or (states.numel() // states.shape[-1], self._count_pairs(states, args))
         self.flops += operations * rows + _PAIR * pairs * states.shape[-1]
         self.positions += rows if first else 0.0
 
     def _count_pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
-        """Count the pairs that a causal mask shows, of packed states [T, D] with cuts [B + 1] or of padded states [B, T, D]."""
+        """Count the pairs that a causal mask allows, for packed states [T, D] with offsets [B + 1] or padded states [B, T, D]."""
         if states.ndim == 3:
             return states.shape[0] * states.shape[1] * (states.shape[1] + 1) / 2
-        cuts = args[1] if len(args) > 1 else None
-        if cuts is not self._cuts[0]:  # all blocks of a pass have the same
-            length = cuts.diff().double() if isinstance(cuts, Tensor) else torch.zeros(1)
-            self._cuts = cuts, float((length * (length + 1) / 2).sum())
-        return self._cuts[1]
+        offsets = args[1] if len(args) > 1 else None
+        if offsets is not self._cached_pairs[0]:  # all blocks of a pass get the same offsets
+            lengths = offsets.diff().double() if isinstance(offsets, Tensor) else torch.zeros(1)
+            self._cached_pairs = offsets, float((lengths * (lengths + 1) / 2).sum())
+        return self._cached_pairs[1]
 
 
 def _count_operations(module: nn.Module) -> float:
-    """Return the operations of a module itself for one row, forward and backward."""
-    own = _TRAINED * float(getattr(module, "trained_products", 0))
+    """Return the operations of a module for one row, forward and backward, without those of its submodules."""
+    operations = _TRAINED * float(getattr(module, "trained_products", 0))
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         weight = module.weight
         learns = isinstance(weight, nn.Parameter) and weight.requires_grad
-        own += (_TRAINED if learns else _FROZEN) * weight.numel()  # type: ignore[union-attr]
-    return own
+        operations += (_TRAINED if learns else _FROZEN) * weight.numel()  # type: ignore[union-attr]
+    return operations
 
 
 @cache
@@ -131,11 +142,11 @@ def measure_matmul_rate(device_name: str, precision: str = "fp32") -> float:
         precision: Precision of the product.
     """
     kind = device_name.partition(":")[0]
-    size = _SIZES.get(kind, 8192)
+    size = _MATMUL_SIZES.get(kind, 8192)
     left, right = (torch.full((size, size), 0.5, device=device_name) for _ in range(2))
     best = float("inf")
     with torch.no_grad(), get_device(device_name).autocast(precision):
-        for _ in range(_TRIES + 1):
+        for _ in range(_TIMED_RUNS + 1):
             get_device(device_name).synchronize()
             began = time.perf_counter()
             torch.mm(left, right)

@@ -1,11 +1,12 @@
-"""Registry: the versions of a run in a folder, and the one file that says which of them are served.
+"""Registry: the published versions of a run in a folder, and the file that says which of them are served.
 
     versions/000001.json   manifests            blobs/<sha256>   their files            serving.json   what is served
 
-Publishing writes blobs, then the manifest, then, if requested, `serving.json`, so a reader finds a version complete
-or not at all. Changed rows are found by comparison with the base, so a publisher need not track them. Publishers
-exclude each other by a lock of the folder. A second lock is held only while `serving.json` changes, so that
-promotions, rollbacks and withdrawals do not wait for a publisher that writes files.
+A version is published from a commit (a complete checkpoint of the run). Publishing writes blobs, then the manifest,
+then, if requested, `serving.json`, so a reader finds a version complete or not at all. A version with a base stores only
+the rows that changed (a delta); they are found by comparison with the base, so a publisher need not track them. A lock
+admits one publisher at a time. A second lock is held only while `serving.json` changes, so that promotions, rollbacks
+and withdrawals do not wait for a publisher that writes files.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from nonet.workers.registry.contents import VersionContents, put_layer
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import DELTA, FULL, Version
 
-_MOST_CHANGED = 0.3  # of all rows: a delta beyond it is written whole
-_LONGEST = 16  # layers that a reader looks through, at most
+_MAX_DELTA_SHARE = 0.3  # of all rows; if more have changed, a full version is written
+_MAX_LAYERS = 16  # of a full version and its deltas, since a reader searches each of them
 
 
 class VersionRegistry:
@@ -43,12 +44,12 @@ class VersionRegistry:
 
     @property
     def serving(self) -> ServingState:
-        """The serving state, as the file says at this moment."""
+        """The serving state that `serving.json` contains now."""
         return ServingState.read(self.root / "serving.json")
 
     @property
     def announced(self) -> ServingState:
-        """The serving state to come, although files of its versions may still be on their way to this host."""
+        """The newest known serving state; in a remote registry its versions may not be downloaded to this host yet."""
         return self.serving
 
     def list_versions(self) -> list[int]:
@@ -65,8 +66,8 @@ class VersionRegistry:
         """
         path = self._locate_manifest(number)
         if not path.exists():
-            there = ", ".join(map(str, self.list_versions()[-10:])) or "none"
-            raise ConfigError(f"{self.root} has no version {number}; the newest: {there}")
+            newest = ", ".join(map(str, self.list_versions()[-10:])) or "none"
+            raise ConfigError(f"{self.root} has no version {number}; the newest versions are: {newest}")
         return Version.read(path)
 
     def list_lineage(self, number: int) -> list[Version]:
@@ -77,14 +78,20 @@ class VersionRegistry:
         return versions
 
     def map_layers(self, number: int) -> dict[str, list[RowLayer]]:
-        """Map the rows of a version by table: the newest full version up to it, and the deltas since."""
+        """Memory-map the rows of a version: per table, those of its newest full ancestor or itself and of the deltas since.
+
+        Raises:
+            CheckpointError: Neither the version nor an ancestor is a full version.
+        """
         needed: list[Version] = []
-        at: int | None = number
-        while at is not None and not (needed and needed[-1].kind == FULL):
-            needed.append(self.read_version(at))
-            at = needed[-1].base
+        current: int | None = number
+        while current is not None and not (needed and needed[-1].kind == FULL):
+            needed.append(self.read_version(current))
+            current = needed[-1].base
         if needed[-1].kind != FULL:
-            raise CheckpointError(f"version {number} starts from no full version")
+            raise CheckpointError(
+                f"version {number} cannot be read: neither it nor any version that it is based on is full"
+            )
         layers: dict[str, list[RowLayer]] = {}
         for version in reversed(needed):
             for table, files in version.rows.items():
@@ -106,27 +113,27 @@ class VersionRegistry:
     def publish(self, contents: VersionContents, *, base: int | None = None, serve: bool = True) -> Version:
         """Publish a new version.
 
-        A commit that was published before keeps its version. With `serve` that version is promoted, unless it was
-        rolled back or the commit is the one that was followed last; in these cases a person chose what is served. A
-        commit whose version was rolled back gets a new version if it is not served yet (`serve` is False), since a
-        person requested it.
+        If the commit was published before, its version is returned. With `serve` that version is promoted, unless it
+        was rolled back or the commit is the last one that a call with `serve` published: then an operator has chosen
+        since what is served. Without `serve`, a commit whose versions were all rolled back gets a new version, since
+        such a call is an operator's request.
 
         Args:
             contents: The content of the version.
             base: The version that it is made from, None for none.
-            serve: Whether it becomes the default version.
+            serve: Whether to make it the default version.
 
         Raises:
-            StaleVersion: The base was rolled back; no version is left.
+            StaleVersion: The base was rolled back. No version is written.
         """
         commit = contents.source.get("commit")
         with self._lock_publishing():
             with self._lock():
-                there = self._find_published(commit, serve)
-                if there is not None:
+                published = self._find_published(commit, serve)
+                if published is not None:
                     if serve:
-                        self._follow_commit(there, commit)
-                    return there
+                        self._follow_commit(published, commit)
+                    return published
                 self._check_base(base)
             version = self._prepare(contents, (self.list_versions() or [0])[-1] + 1, base)
             with self._lock():
@@ -138,25 +145,31 @@ class VersionRegistry:
             return version
 
     def _find_published(self, commit: str | None, serve: bool) -> Version | None:
-        """Return the version of a commit: the one that is served, else the newest that was not rolled back, else any."""
+        """Return the version of a commit: the default version, else the newest that was not rolled back.
+
+        Without either, return the newest rolled-back version with `serve` and None without it.
+        """
         serving = self.serving
-        there = [
-            each
-            for each in map(self.read_version, self.list_versions())
-            if commit and each.source.get("commit") == commit
+        published = [
+            version
+            for version in map(self.read_version, self.list_versions())
+            if commit and version.source.get("commit") == commit
         ]
-        good = [each for each in there if each.number not in serving.refused]
-        served = [each for each in good if each.number == serving.default]
-        for each in (served, good, there if serve else []):
-            if each:
-                return each[-1]
+        good = [version for version in published if version.number not in serving.refused]
+        served = [version for version in good if version.number == serving.default]
+        for versions in (served, good, published if serve else []):
+            if versions:
+                return versions[-1]
         return None
 
     def _follow_commit(self, version: Version, commit: str | None) -> None:
-        """Promote the version of a commit that the run selected after it was published, unless it was rolled back."""
+        """Promote the version of a commit and record the commit as followed.
+
+        Nothing changes if the version was rolled back or the commit was already the last one followed.
+        """
         serving = self.serving
         followed = serving.followed
-        if followed is None:  # written by an older Nonet, which followed every commit
+        if followed is None:  # an older Nonet followed every commit except those that an operator requested
             own = [
                 each for each in map(self.read_version, self.list_versions()) if not each.source.get("asked")
             ]
@@ -172,38 +185,38 @@ class VersionRegistry:
         serving = self.serving
         if base is not None and base in serving.refused:
             raise StaleVersion(
-                f"version {base} was rolled back: what is made from it is refused; publish from {serving.default}"
+                f"version {base} was rolled back, so no version can be based on it; use version {serving.default} as the base"
             )
 
     def renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
-        """Publish a version of the same weights and rows over another catalogue, and serve it in place of the old one.
+        """Publish the weights and rows of a version with another catalogue, and serve the new version in place of the old one.
 
-        A catalogue is published once: later calls return its version, whether it is served or was rolled back.
+        A catalogue is published once: later calls return its version, even if that version was rolled back.
 
         Args:
             number: The version whose weights and rows are used.
-            catalogue: Version of the trie.
+            catalogue: Version of the catalogue's trie.
             counts: Files of the transition counts by name.
         """
         with self._lock_publishing(), self._lock():
-            for there in map(self.read_version, self.list_versions()):
-                if there.catalogue == catalogue:
-                    return there
-            before, written = self.read_version(number), 0
-            names = {}
+            for version in map(self.read_version, self.list_versions()):
+                if version.catalogue == catalogue:
+                    return version
+            old, written_bytes = self.read_version(number), 0
+            count_blobs = {}
             for name, path in counts.items():
-                names[name], new = self.blobs.put_file(path)
-                written += new
+                count_blobs[name], new_bytes = self.blobs.put_file(path)
+                written_bytes += new_bytes
             version = Version(
                 self.list_versions()[-1] + 1,
                 number,
                 DELTA,
-                before.source | {"published": time.time()},
+                old.source | {"published": time.time()},
                 catalogue,
-                before.dense,
-                names,
+                old.dense,
+                count_blobs,
                 {},
-                written,
+                written_bytes,
             )
             version.write(self._locate_manifest(version.number))
             serving = self.serving
@@ -212,7 +225,7 @@ class VersionRegistry:
             return version
 
     def promote(self, number: int, share: float | None = None) -> ServingState:
-        """Serve all users, or a share of them, by a version.
+        """Serve a version to all users or to a share of them.
 
         Args:
             number: The version.
@@ -228,30 +241,31 @@ class VersionRegistry:
             return serving
 
     def rollback(self, to: int | None = None) -> ServingState:
-        """Go back to a version. Refused versions may not be promoted again, nor may versions that are made from them.
+        """Serve an earlier version again, and refuse the versions that it replaces.
 
-        Without `to`, versions that have a share are refused first, and the default stays. If no share is open, the
-        default version and those between it and its newest valid ancestor are refused, and that ancestor is served.
-        With `to`, every version that is served or has a share is refused, unless it is `to` or an ancestor of `to`.
+        A refused version cannot be promoted again, and neither can versions that are based on it. Without `to`,
+        versions that have a share are refused, and the default version stays. If no version has a share, the default
+        version is refused and its newest ancestor that was not refused before is served. With `to`, the default
+        version, its ancestors and every version that has a share are refused, except `to` and the ancestors of `to`.
 
         Args:
-            to: The version to go back to.
+            to: The version to serve.
 
         Raises:
-            ConfigError: No version is served, or there is none to go back to.
+            ConfigError: No version is served, or the default version has no ancestor that was not refused.
         """
         with self._lock():
             serving = self.serving
             if serving.default is None:
-                raise ConfigError(f"{self.root} serves no version: there is nothing to roll back")
-            line = {version.number for version in self.list_lineage(serving.default)}
+                raise ConfigError(f"{self.root} serves no version, so there is nothing to roll back")
+            lineage = {version.number for version in self.list_lineage(serving.default)}
             if to is None and serving.shares:
-                target, kept, bad = serving.default, line, set(serving.shares)
+                target, kept, bad = serving.default, lineage, set(serving.shares)
             else:
                 target = to if to is not None else self._find_rollback_target(serving)
                 kept = {version.number for version in self.list_lineage(target)}
-                bad = (line | set(serving.shares)) - kept
-            for number in self.list_versions():  # ascending: a version is made from an earlier one
+                bad = (lineage | set(serving.shares)) - kept
+            for number in self.list_versions():  # ascending, since a base has a lower number
                 if self._read_base(number) in bad and number not in kept:
                     bad.add(number)
             serving = serving.roll_back(target, bad)
@@ -262,16 +276,18 @@ class VersionRegistry:
         """Return the newest ancestor of the default version that was not rolled back.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no such ancestor.
         """
         assert serving.default is not None
         for version in self.list_lineage(serving.default)[1:]:
             if version.number not in serving.refused:
                 return version.number
-        raise ConfigError(f"version {serving.default} is the first: there is none before it to go back to")
+        raise ConfigError(
+            f"version {serving.default} cannot be rolled back: it has no ancestor that was not rolled back"
+        )
 
     def withdraw(self, items: set[str]) -> ServingState:
-        """Withdraw items, by id, from all answers; replaces the items that were withdrawn before."""
+        """Exclude items, given by id, from all recommendations; replaces the items that were withdrawn before."""
         with self._lock():
             before = self.serving
             serving = replace(before, withdrawn=tuple(sorted(items)), turn=before.turn + 1)
@@ -279,14 +295,14 @@ class VersionRegistry:
             return serving
 
     def _read_base(self, number: int) -> int | None:
-        """Return the base of a version, None if its manifest is damaged."""
+        """Return the base of a version, None if it has none or its manifest is damaged."""
         try:
             return self.read_version(number).base
         except CheckpointError:
             return None
 
     def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
-        """Write the files of a version, which are not read before its manifest exists."""
+        """Write the files of a version, and return its manifest; readers ignore the files until the manifest is written."""
         scratch = self.root / ".whole.safetensors"
         dense, written = self.blobs.put_file(merge_shards(contents.dense, scratch))
         scratch.unlink(missing_ok=True)
@@ -294,15 +310,15 @@ class VersionRegistry:
         for name, path in contents.counts.items():
             counts[name], new = self.blobs.put_file(path)
             written += new
-        before = {} if base is None else self.map_layers(base)
-        long = max((len(layers) for layers in before.values()), default=0) >= _LONGEST
+        base_layers = {} if base is None else self.map_layers(base)
+        has_max_layers = max((len(layers) for layers in base_layers.values()), default=0) >= _MAX_LAYERS
         changes = {
-            table: layer.diff(merge_layers(before[table])) if table in before else layer
+            table: layer.diff(merge_layers(base_layers[table])) if table in base_layers else layer
             for table, layer in contents.rows.items()
         }
         total = sum(len(layer.key) for layer in contents.rows.values())
         changed = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
-        full = base is None or long or changed > _MOST_CHANGED * max(1, total)
+        full = base is None or has_max_layers or changed > _MAX_DELTA_SHARE * max(1, total)
         rows = {}
         chosen = contents.rows if full else changes
         for table, layer in chosen.items():
@@ -327,7 +343,7 @@ class VersionRegistry:
 
     @contextmanager
     def _lock_publishing(self) -> Iterator[None]:
-        """Exclude other publishers, since a publisher numbers its version."""
+        """Exclude other publishers, since two at once would give their versions the same number."""
         with (self.root / ".publishing").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -2,10 +2,10 @@
 
 The worker joins the columns that the reward needs, from the item table and from stores (`data.join`) as of each prompt's time, so
 that neither rollout nor controller has to know them. It imports torch only if the reward does. A prompt whose scores are NaN or
-have the wrong shape, or whose call was late or raised an exception, gets a row of NaN and is listed by `list_failures`; a strict
-call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a name, by
-which its failures are queried. A reward that is async or `concurrent` is called for several groups at once; any other reward is
-called for one group after another.
+have the wrong shape, or whose call was late or raised an exception, gets a row of NaN and is listed by `list_failures`; with
+`strict` the call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a
+name, under which `list_failures` finds its failures. A reward that is async or `concurrent` is called for several groups at once;
+any other reward is called for one group after another.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class RewardWorker(DistributeWorker):
         self._columns: dict[str, np.ndarray] = {}
         self._joins, self._timeout_s = StoreJoins(joins or {}), timeout_s
         self._run: RunData | None = None
-        self._troubles: dict[str, list[PromptFailure]] = {}
-        self._turn: AbstractContextManager[Any] = Lock()
-        self._shared = Lock()  # Guards stores and failures.
+        self._failures_by_call: dict[str, list[PromptFailure]] = {}
+        self._scoring_lock: AbstractContextManager[Any] = Lock()
+        self._state_lock = Lock()  # Guards `_joins` and `_failures_by_call`.
 
     def setup(self) -> None:
         """Load the reward and call its `setup`."""
-        self._attempts = RewardCalls(self._make_reward, self.name, self._timeout_s)
+        self._reward_calls = RewardCalls(self._make_reward, self.name, self._timeout_s)
         if self.reward.concurrent or inspect.iscoroutinefunction(self.reward.score):
-            self._turn = nullcontext()
+            self._scoring_lock = nullcontext()
 
     def _make_reward(self) -> Reward:
         """Load the reward, set it up, and open it if the run's data are known."""
@@ -86,11 +86,11 @@ class RewardWorker(DistributeWorker):
     @property
     def reward(self) -> Reward:
         """The reward, after its setup."""
-        return self._attempts.reward
+        return self._reward_calls.reward
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
-        """Return the rows that were looked up and found since the last call, by join of `data.join`."""
+        """Return how many rows were looked up and found since the last call, for each join in `data.join`."""
         return self._joins.pop_counts()
 
     @method(folders=Replicate, remember=True)
@@ -123,32 +123,32 @@ class RewardWorker(DistributeWorker):
             Scores [U, W] float32; 0 where there is no beam, NaN in rows without a score.
         """
         beams = self._join_columns(rollouts)
-        with self._turn:
-            scores, troubles = self._attempts.score(beams)
-        if strict and troubles:
-            raise DataError(troubles[0].why)
-        self._record_failures(call, troubles)
+        with self._scoring_lock:
+            scores, failures = self._reward_calls.score(beams)
+        if strict and failures:
+            raise DataError(failures[0].why)
+        self._record_failures(call, failures)
         return scores
 
     @method(scores=Shard, idempotent=True)
     def list_failures(self, scores: np.ndarray, call: str = "") -> list[PromptFailure]:
-        """Return the failures of a call, one per row without a score. `scores` is only an argument to wait for the call."""
-        return self._troubles.get(call, [])
+        """Return the failures of a call, one per row without a score. `scores` is unused; it makes Ray wait for the call."""
+        return self._failures_by_call.get(call, [])
 
     @method(idempotent=True)
     def is_hung(self) -> bool:
         """Return whether a call of the reward that exceeded its time limit may still run in this process."""
-        return self._attempts.hung
+        return self._reward_calls.hung
 
     @method(collect="concat", rollouts=Replicate, rows=PerRank, idempotent=True)
     def score_again(
         self, rollouts: Mapping[str, Any], rows: Sequence[int], call: str = "", budget_s: float | None = None
     ) -> np.ndarray:
-        """Score some rows of all rollouts again, one prompt at a time, and determine which prompts fail.
+        """Score some of the prompts again, one at a time, so that only those that really fail stay without a score.
 
         Args:
-            rollouts: All prompts of the call that left rows without a score.
-            rows: Rows for this rank.
+            rollouts: All prompts of the first call, as encoded by `to_wire`.
+            rows: Row numbers among them that this rank scores again.
             call: Name of the call for `list_failures`.
             budget_s: Time limit of all attempts together.
 
@@ -156,23 +156,23 @@ class RewardWorker(DistributeWorker):
             Scores [n, W] float32 of these rows, NaN without a score.
         """
         prompts = [self._join_columns(slice_rows(rollouts, row, row + 1)) for row in rows]
-        with self._turn:
-            scores, troubles = self._attempts.score_one_by_one(prompts, budget_s)
-        self._record_failures(call, troubles)
+        with self._scoring_lock:
+            scores, failures = self._reward_calls.score_one_by_one(prompts, budget_s)
+        self._record_failures(call, failures)
         return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
 
-    def _record_failures(self, call: str, troubles: list[PromptFailure]) -> None:
+    def _record_failures(self, call: str, failures: list[PromptFailure]) -> None:
         """Store the failures of a call and discard those of old calls."""
-        with self._shared:
-            self._troubles[call] = troubles
-            while len(self._troubles) > _CALLS:
-                self._troubles.pop(next(iter(self._troubles)))
+        with self._state_lock:
+            self._failures_by_call[call] = failures
+            while len(self._failures_by_call) > _CALLS:
+                self._failures_by_call.pop(next(iter(self._failures_by_call)))
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
     def patch_scores(
         self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int
     ) -> np.ndarray:
-        """Replace the rows of this rank that were scored again.
+        """Replace the scores of this rank's rows that were scored again.
 
         Args:
             scores: Scores [U, W] of this rank.
@@ -192,20 +192,20 @@ class RewardWorker(DistributeWorker):
         """Return NaN scores [U, W] for a share whose rank did not answer, and record a failure for each prompt."""
         beams = from_wire(rollouts)
         why = f"reward {self.name!r} did not answer, and its process was stopped"
-        troubles = [
+        failures = [
             PromptFailure(row, str(beams.uid[row]), str(beams.user_id[row]), why)
             for row in range(len(beams.uid))
         ]
-        self._record_failures(call, troubles)
+        self._record_failures(call, failures)
         return np.full(beams.valid.shape, np.nan, np.float32)
 
     def _join_columns(self, rollouts: Mapping[str, Any]) -> Rollouts:
         """Decode rollouts and join the columns that the reward needs."""
         beams = join(from_wire(rollouts), self._columns)
         if self._joined:
-            asked = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
-            with self._shared:
-                joined = self._joins.read_beam_columns(self._joined, *asked)
+            store_keys = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
+            with self._state_lock:
+                joined = self._joins.read_beam_columns(self._joined, *store_keys)
             beams = replace(beams, columns=beams.columns | joined)
         return beams
 

@@ -1,7 +1,7 @@
 """Rollout: the role that generates beams over the catalogue for prompts.
 
-If it is fused with the trainer, it reads the live model and tables. Otherwise it holds copies, and answers only after `apply` has
-loaded the published version.
+If it is fused with the trainer, it reads the trainer's model and tables. Otherwise it holds copies, and generates only after
+`apply` has loaded the requested version.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Rollout(DistributeWorker):
 
     def __init__(self, run: RunSetup):
         self.run = run
-        self._version, self._absent = -1, 0
-        self._kept_out: np.ndarray | None = None
-        self._within: dict[str, SubCatalogue | None] = {}  # Sub-catalogues by stage.
+        self._version, self._counted_absent = -1, 0
+        self._held_out_users: np.ndarray | None = None
+        self._catalogue_by_stage: dict[str, SubCatalogue | None] = {}  # None: the whole catalogue.
         self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
 
     @method(folders=Replicate)
@@ -105,47 +105,53 @@ class Rollout(DistributeWorker):
 
         Args:
             version: The published version.
-            dense: Whether to load the dense weights that were received.
-            sparse: Updates of all shards for the replica held here; None if rows are shared or read by key.
+            dense: Whether to load the dense weights that `receive` has stored.
+            sparse: Updates of all shards for the replica of the tables in this process; None if there is no replica because rows
+                are shared with a shard or read by key.
             slices: Slice map of the version, if rows are read from the shards by key.
             shards: Actors of the shards in rank order, if rows are read by key.
 
         Returns:
-            Number of positions that read the default row under the previous version; 0 for live tables, which count
-                them themselves.
+            Number of look-ups since the last call whose key was absent and that read the default row; 0 for the tables of a
+            fused shard, which count them themselves.
 
         Raises:
-            StaleVersion: Weights are missing. The previous version stays in use.
+            StaleVersion: Some of the weights have not been received. The previous version stays in use.
         """
         absent = self._count_newly_absent()
         if dense:
             self._incoming.swap(version)
         self._version = -1  # Valid only after the rows are loaded too.
-        if sparse is not None and (copies := self._ensure_replica()) is not None:
-            copies.apply(join_updates(sparse))
+        if sparse is not None and (replica := self._ensure_replica()) is not None:
+            replica.apply(join_updates(sparse))
         if slices is not None:
             self._read_by_key(
                 PublishedVersion(
                     version,
                     slices,
-                    [partial(_read_shard_rows, host, self.run.deadlines.step) for host in shards],
+                    [partial(_read_shard_rows, shard, self.run.deadlines.step) for shard in shards],
                 )
             )
         self._version = version
         return absent
 
     def _count_newly_absent(self) -> int:
-        """Return the number of positions that read the default row since the last call."""
+        """Return the number of look-ups of absent keys, which read the default row, since the last call."""
         reader = self._recommender.reader
         now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
-        before, self._absent = self._absent, now
+        before, self._counted_absent = self._counted_absent, now
         return max(0, now - before)
 
     @method(collect="first")
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the prompts of an RL step as users and positions.
 
-        The prompts are a pure function of the step. Users that are held out from RL have none.
+        The prompts depend only on the run's seed and the arguments. Users that are held out from RL are not drawn.
+
+        Args:
+            stage: Name of the stage.
+            step: Number of the step.
+            users: Number of prompts.
         """
         stage_users = stage, users
         if self._prompts is None or self._prompts[0] != stage_users:
@@ -168,7 +174,7 @@ class Rollout(DistributeWorker):
 
     @method(collect="first", users=Replicate, positions=Replicate)
     def find_scenes(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the scene of each prompt of a stage, [U]."""
+        """Return the number of the scene of each prompt of a stage, [U]."""
         return self._select_scene_catalogues(stage, locate_events(self._corpus.seq, users, positions))[0]
 
     @method(collect="first")
@@ -183,12 +189,12 @@ class Rollout(DistributeWorker):
         return self._draw_prompts(users, positions, max_prompts, "validation reward")
 
     def _draw_prompts(
-        self, users: np.ndarray, positions: np.ndarray, max_prompts: int | None, word: str
+        self, users: np.ndarray, positions: np.ndarray, max_prompts: int | None, purpose: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw at most `max_prompts` of the prompts with a generator that is seeded by the run's seed and a word."""
+        """Draw at most `max_prompts` prompts with a generator that is seeded by the run's seed and the name of the purpose."""
         if max_prompts is None or len(users) <= max_prompts:
             return users, positions
-        drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:max_prompts])
+        drawn = np.sort(rng(self.run.seed, purpose).permutation(len(users))[:max_prompts])
         return users[drawn], positions[drawn]
 
     @method(collect="first")
@@ -206,7 +212,7 @@ class Rollout(DistributeWorker):
             request: Options of the rollout.
 
         Returns:
-            Rollouts as encoded by `to_wire`; `user` and `position` identify the prompts.
+            Rollouts as encoded by `to_wire`, with `user`, `position` and `time` of the prompts.
 
         Raises:
             StaleVersion: The weights of this rank are not those of `request.version`.
@@ -214,7 +220,7 @@ class Rollout(DistributeWorker):
         if request.version != self._version:
             raise StaleVersion(
                 f"rollout-{self.rank} has weights of version {self._version}, but version {request.version} is required: apply "
-                "it first"
+                "that version first"
             )
         parts = split_by_size(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
         beams = concat_rows([self._generate_chunk(users[part], positions[part], request) for part in parts])
@@ -237,12 +243,12 @@ class Rollout(DistributeWorker):
         Args:
             beams: Candidates [U, C] as encoded by `to_wire`.
             scores: Scores [U, C] of each reward; a prompt without a score keeps its order.
-            weights: Weight [U] of each reward for each prompt.
+            weights: Weights [U] of the prompts for each reward.
             multiplier: Factor that converts the weighted sum of the rewards into nats.
             width: Number of items to keep per prompt.
 
         Returns:
-            Lists [U, width] as encoded by `to_wire`; `target` has the item of each prompt's event.
+            Lists [U, width] as encoded by `to_wire`; `target` has the item that each prompt's user chose.
         """
         total_UC = np.where(beams["valid"], beams["logp"].sum(-1, dtype=np.float64), -np.inf)
         for name, score in scores.items():
@@ -267,15 +273,15 @@ class Rollout(DistributeWorker):
         scores: Mapping[str, np.ndarray],
         weights: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        """Return the standard deviations of log-probabilities and of weighted rewards among a prompt's candidates.
+        """Compute the standard deviations of log-probabilities and of weighted rewards among the candidates of each prompt.
 
         Args:
             beams: Candidates [U, C] as encoded by `to_wire`.
             scores: Scores [U, C] of each reward.
-            weights: Weight [U] of each reward for each prompt.
+            weights: Weights [U] of the prompts for each reward.
 
         Returns:
-            Both standard deviations, each summed over the prompts, [2].
+            Both standard deviations, each summed over the prompts [2].
         """
         valid_UC = np.asarray(beams["valid"])
         reward_UC = np.zeros(valid_UC.shape)
@@ -300,7 +306,11 @@ class Rollout(DistributeWorker):
 
     @method(collect="concat", request=Replicate)
     def generate_step(self, size: int, request: RolloutRequest) -> dict[str, Any]:
-        """Generate beams for this rank's share of the `size` prompts of an RL step. Every rank computes the same prompts.
+        """Generate beams for this rank's share of the prompts of an RL step, which every rank computes itself.
+
+        Args:
+            size: Number of prompts of the step.
+            request: Options of the rollout.
 
         Raises:
             StaleVersion: As `generate`.
@@ -332,7 +342,7 @@ class Rollout(DistributeWorker):
         events = locate_events(corpus.seq, users, positions)
         scene, within = self._select_scene_catalogues(request.stage, events)
         with use_precision(request.draw.get("precision", "fp32"), self._recommender.device):
-            beams, drawn = self._generate_beams(batch, users, positions, request, within)
+            beams, sampling_fields = self._generate_beams(batch, users, positions, request, within)
         item = beams.item.numpy()
         history = gather_seen_items(corpus.seq, users, positions)
         rollouts = Rollouts(
@@ -349,7 +359,7 @@ class Rollout(DistributeWorker):
             weights_version=self._version,
             catalogue_version=corpus.trie.version,
             step=request.step,
-            **drawn,
+            **sampling_fields,
         )
         prompts = {"user": np.asarray(users), "position": np.asarray(positions)}
         return to_wire(rollouts) | prompts | {"time": np.asarray(corpus.seq.time[events])}
@@ -357,15 +367,17 @@ class Rollout(DistributeWorker):
     def _select_scene_catalogues(
         self, stage: str, events: np.ndarray
     ) -> tuple[np.ndarray, SubCatalogue | None]:
-        """Return the scene [U] of each prompt, and the sub-catalogues of the prompts; None if all have the whole catalogue."""
+        """Return the number of each prompt's scene [U] and the items allowed for each prompt; None if all items are allowed."""
         setup = self.run.scenes.get(stage)
         if setup is None:
             return np.zeros(len(events), np.int64), None
         scene = setup.find_scenes(self._corpus.seq, events)
-        if stage not in self._within:
+        if stage not in self._catalogue_by_stage:
             allowed_CI = setup.find_allowed_items(self._corpus.items)
-            self._within[stage] = None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
-        within = self._within[stage]
+            self._catalogue_by_stage[stage] = (
+                None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
+            )
+        within = self._catalogue_by_stage[stage]
         return scene, None if within is None else within.select_prompts(scene)
 
     def _generate_beams(
@@ -376,26 +388,26 @@ class Rollout(DistributeWorker):
         request: RolloutRequest,
         within: SubCatalogue | None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Generate beams, and for sampled ones also return the fields that describe how they were sampled."""
+        """Generate beams; also return the fields of `Rollouts` that describe how they were sampled, {} for beam search."""
         width, draw = request.width, request.draw
         if not is_drawn(draw):
             return self._recommender.generate_beams(batch, width, users, positions, within), {}
-        words = request.stage, request.step
-        noise = [rng(self.run.seed, *words, uid, "rollout") for uid in batch.uid]
+        seed_words = request.stage, request.step
+        noise = [rng(self.run.seed, *seed_words, uid, "rollout") for uid in batch.uid]
         beams = ItemSampler(self._recommender, batch, users, positions, noise, within).draw_items(width, draw)
-        drawn: dict[str, Any] = {"added": beams.added.numpy()} if draw.get("with_target") else {}
+        sampling_fields: dict[str, Any] = {"added": beams.added.numpy()} if draw.get("with_target") else {}
         if draw.get("correct", True):
-            drawn |= {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
+            sampling_fields |= {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
         if beams.sampling_logp is not None:
-            drawn["sampling_logp"] = beams.sampling_logp.numpy()
-        return beams, drawn
+            sampling_fields["sampling_logp"] = beams.sampling_logp.numpy()
+        return beams, sampling_fields
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """Return the tensors of the model, which is the trainer's if both roles are fused."""
+        """Return the tensors of the model. If both roles are fused, it is the trainer's model."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 
     def _ensure_replica(self) -> ReplicaReader | None:
-        """Return the replica of the tables held here; None if rows are shared.
+        """Return the replica of the tables in this process; None if rows are shared with a shard.
 
         If rows were read by key until now, the replica is new and empty.
         """
@@ -421,33 +433,33 @@ class Rollout(DistributeWorker):
 
     def _set_reader(self, reader: ReplicaReader | RemoteReader) -> None:
         """Replace the reader and reset its counter of absent keys."""
-        self._recommender.reader, self._absent = reader, 0
+        self._recommender.reader, self._counted_absent = reader, 0
 
     def _select_held_out_users(self) -> np.ndarray:
         """Return the users that RL never trains on."""
-        if self._kept_out is None:
-            self._kept_out = select_held_out_users(self._corpus.seq, self.run.seed)
-        return self._kept_out
+        if self._held_out_users is None:
+            self._held_out_users = select_held_out_users(self._corpus.seq, self.run.seed)
+        return self._held_out_users
 
 
 def use_precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the autocast context of a rollout: bf16 for matrix products, or fp32 for everything."""
+    """Return the autocast context of a rollout: "fp32" computes everything in fp32, others matrix products in bf16."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _read_shard_rows(
-    host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str
+    shard: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, codec: str
 ) -> RowResponse:
     """Read rows at a version from the actor of a shard."""
     try:
-        return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
+        return ray.get(shard.read.remote("embedding", table, keys, version, codec), timeout=timeout_s)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 
 
 def _map_to_item_ids(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Return the original ids of dense item indices; -1 or "" for an index below 0."""
-    none = "" if item_id.dtype.kind == "U" else -1
-    return np.where(item >= 0, item_id[np.maximum(item, 0)], none)
+    missing_id = "" if item_id.dtype.kind == "U" else -1
+    return np.where(item >= 0, item_id[np.maximum(item, 0)], missing_id)

@@ -6,8 +6,8 @@ imported.
 
 Tensors are sent between processes as NumPy arrays, so that pools may run different versions of torch.
 `register_tensor_serializer` registers this format with Ray's serializer once in each process; then a tensor anywhere
-in an argument or a result is sent as dtype name and array, without a copy on the sending side. Arrow and NumPy are
-sent as Ray does. No pickled torch object is sent.
+in an argument or a result is sent as dtype name and array, without a copy on the sending side. Ray's own serializer
+sends Arrow tables and NumPy arrays. No pickled torch object is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nonet.types import Jagged
 
 
 def is_collection(value: Any) -> bool:
-    """Return whether a value has rows, so that a group call needs a marker for it."""
+    """Return whether a value has rows, so that a group call must say how to distribute it (`Shard`, `Replicate`, `PerRank`)."""
     return isinstance(value, list | tuple | dict | set | Jagged) or (
         hasattr(value, "shape") and bool(getattr(value, "shape", ()))
     )
@@ -40,7 +40,7 @@ def count_rows(value: Any) -> int:
         counts = {key: count_rows(part) for key, part in value.items()}
         if len(set(counts.values())) > 1:
             raise ConfigError(
-                f"cannot shard a dict whose parts have different row counts: {counts}; use PerRank or make them equal"
+                f"cannot shard a dict whose parts have different row counts: {counts}; use PerRank, or make the counts equal"
             )
         return next(iter(counts.values()), 0)
     if hasattr(value, "num_rows"):
@@ -66,17 +66,17 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
 
 
 def split_evenly(total: int, world: int) -> list[tuple[int, int]]:
-    """Return [start, stop) of each rank: contiguous and nearly equal, the first ranks one longer (5 over 4 is 2, 1, 1, 1)."""
+    """Return the range [start, stop) of each rank. The first ranks get one more if needed: 5 over 4 ranks is 2, 1, 1, 1."""
     base, extra = divmod(total, world)
     starts = [rank * base + min(rank, extra) for rank in range(world + 1)]
     return list(pairwise(starts))
 
 
 def concat_rows(parts: Sequence[Any]) -> Any:
-    """Concatenate the chunks of the ranks in rank order.
+    """Concatenate the results of all ranks in rank order.
 
     Raises:
-        ConfigError: The values have no rows.
+        ConfigError: The results have no rows.
     """
     first = parts[0]
     if isinstance(first, list):
@@ -112,12 +112,12 @@ def _concat_jagged(parts: Sequence[Jagged]) -> Jagged:
     return Jagged(values, concat_rows([head, head + lengths.cumsum(0)]))
 
 
-_spoken: list[bool] = []
+_registered: list[bool] = []
 
 
 def register_tensor_serializer() -> None:
-    """Register the tensor format with Ray once torch is loaded; cheap to call often."""
-    if _spoken or "torch" not in sys.modules:
+    """Register the tensor format with Ray if torch is loaded and it is not registered yet; cheap to call often."""
+    if _registered or "torch" not in sys.modules:
         return
     import ray
     import torch
@@ -126,16 +126,16 @@ def register_tensor_serializer() -> None:
         return
     for kind in (torch.Tensor, torch.nn.Parameter):
         ray.util.register_serializer(kind, serializer=to_wire, deserializer=from_wire)
-    _spoken.append(True)
+    _registered.append(True)
 
 
 def to_wire(tensor: Any) -> tuple[str, np.ndarray]:
-    """Convert a tensor into (dtype name, array), detached and on the host; dtypes that NumPy lacks are sent as their bytes."""
+    """Convert a tensor into (dtype name, host array); dtypes that NumPy lacks become integers of the same size."""
     import torch
 
     if tensor.layout != torch.strided:
         raise TypeError(
-            f"a {tensor.layout} tensor cannot go to another worker; send its indices and values, or to_dense()"
+            f"cannot send a {tensor.layout} tensor to another worker: send its indices and values, or convert it with to_dense()"
         )
     tensor = tensor.detach().cpu().contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
@@ -147,7 +147,7 @@ def to_wire(tensor: Any) -> tuple[str, np.ndarray]:
 
 
 def from_wire(parts: tuple[str, np.ndarray]) -> Any:
-    """Convert (dtype name, array) into a tensor; a copy, since arrays from Ray are read-only shared memory."""
+    """Convert (dtype name, array) into a tensor. The array is copied, since Ray returns read-only arrays in shared memory."""
     import torch
 
     name, array = parts

@@ -1,8 +1,8 @@
-"""Process groups of torch.distributed that ranks join under an epoch.
+"""Process groups of torch.distributed: opening the store, joining and leaving.
 
-Trainers are the first ranks, separate shards the last ones. The time-out of a group is twice the step deadline
-instead of torch's 30 minutes. A lost rank means a new epoch for all, under its own prefix of the store
-(docs/explanation/design.md, section 5).
+Trainers are the first ranks, and embedding shards in processes of their own are the last ones. The time-out of a group
+is twice the step deadline instead of torch's 30 minutes. When a rank is lost, all ranks join a new group, whose epoch
+is the prefix of its keys in the store (docs/explanation/design.md, section 5).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from nonet.workers.devices import get_device
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where and how ranks join a process group.
+    """The store and the layout of a process group that ranks join.
 
     Attributes:
         host: Address of the store.
         port: Port of the store.
-        epoch: Epoch of the group.
+        epoch: Number of the group; a group that is formed after the loss of a rank has a new one.
         trainers: Number of trainer ranks.
         shards: Number of embedding shards in processes of their own, 0 if they are fused with trainers.
         step_s: Step deadline in seconds.
@@ -45,14 +45,14 @@ class Rendezvous:
 
 @dataclass(slots=True)
 class Membership:
-    """The membership of this process in a process group.
+    """The rank of this process in a process group, and handles of the group.
 
     Attributes:
         rank: Rank of this process.
         world: Number of ranks.
         world_group: The group of all ranks.
         trainers: The group of the trainers, None in a world of one.
-        store: The store that the ranks met at.
+        store: The store that the ranks joined through.
         n_trainers: Number of trainers.
     """
 
@@ -69,19 +69,19 @@ class Membership:
             return list(values)
         import torch
 
-        whole = torch.tensor(values, dtype=torch.float64)
-        torch.distributed.all_reduce(whole, group=self.trainers)
-        return whole.tolist()
+        sums = torch.tensor(values, dtype=torch.float64)
+        torch.distributed.all_reduce(sums, group=self.trainers)
+        return sums.tolist()
 
     def gather_distinct_keys(self, keys: Any) -> Any:
-        """Return the distinct keys [M] int64, ascending, of all trainer ranks; every rank gets the same tensor."""
+        """Return the distinct keys of all trainer ranks, ascending [M] int64; every rank gets the same tensor."""
         if self.n_trainers == 1:
             return keys.unique()
         import torch
 
         counts = torch.zeros(self.n_trainers, dtype=torch.int64)
-        position = torch.distributed.get_rank(self.trainers)
-        counts[position] = len(keys)
+        trainer_rank = torch.distributed.get_rank(self.trainers)
+        counts[trainer_rank] = len(keys)
         torch.distributed.all_reduce(counts, group=self.trainers)
         padded = torch.zeros(int(counts.max()), dtype=torch.int64)
         padded[: len(keys)] = keys
@@ -91,7 +91,7 @@ class Membership:
 
 
 def open_store() -> tuple[str, int, Any]:
-    """Open a rendezvous store in this process. Returns (host, port, store); the caller must keep the store alive."""
+    """Open a rendezvous store in this process, and return (host, port, store). The caller must keep the store alive."""
     from torch.distributed import TCPStore
 
     host = _get_node_address()
@@ -105,7 +105,7 @@ def join_process_group(
     """Join a process group; blocks until all ranks have joined or the deadline has passed.
 
     Args:
-        rendezvous: Where to join.
+        rendezvous: The store and the layout of the group.
         rank: Rank of this process.
         backend: Backend of the group of all ranks, which exchanges sparse keys and rows in host memory.
         trainers_backend: Backend of the trainers' own group, whose gradients are on their device.
@@ -122,8 +122,8 @@ def join_process_group(
     return Membership(rank, rendezvous.world, dist.group.WORLD, trainers, store, rendezvous.trainers)
 
 
-class _Meeting(Protocol):
-    """The part of a worker's `Place` that says where the ranks of its role meet."""
+class _RolePlace(Protocol):
+    """The fields of a worker's `Place` that its role's process group needs; `meeting` is the address of the store."""
 
     role: str
     rank: int
@@ -134,11 +134,11 @@ class _Meeting(Protocol):
     deadline_s: float
 
 
-def join_role_process_group(place: _Meeting) -> Any:
-    """Return the process group of a role's ranks, creating it on the first call; rank 0 serves the store on the socket it holds.
+def join_role_process_group(place: _RolePlace) -> Any:
+    """Return the process group of a role's ranks; the first call creates it, with the store on rank 0's listening socket.
 
     Raises:
-        ConfigError: The worker is not in a group.
+        ConfigError: The worker does not belong to a `WorkerGroup`.
     """
     import torch.distributed as dist
 
@@ -146,7 +146,9 @@ def join_role_process_group(place: _Meeting) -> Any:
         return dist.group.WORLD
     address, port = place.meeting
     if not port:
-        raise ConfigError(f"{place.role}-{place.rank} is in no group: a process group needs a WorkerGroup")
+        raise ConfigError(
+            f"{place.role}-{place.rank} does not belong to a WorkerGroup, which a process group needs: start it in one"
+        )
     timeout = datetime.timedelta(seconds=2 * place.deadline_s)
     listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
     store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
@@ -164,10 +166,10 @@ def leave_process_group(membership: Membership) -> None:
 
 
 def _get_node_address() -> str:
-    """Return the address of this node as Ray knows it, the loopback address outside Ray."""
+    """Return the address by which Ray knows this node, or the loopback address outside Ray."""
     try:
         import ray
 
         return ray.util.get_node_ip_address()
-    except Exception:  # outside a Ray process the loopback is right
+    except Exception:  # not a Ray process, so all ranks are on this host
         return socket.gethostbyname("localhost")

@@ -1,8 +1,9 @@
-"""Evaluator: the role that ranks held-out events with checkpoints and with the run's baselines.
+"""Evaluator: the role that ranks the catalogue for held-out events with checkpoints and with the run's baselines.
 
-It ranks the full catalogue on validation and test: for all held-out events, for those that match the finetuning target, and by
-segment. Ranks are stored in one file per subject, so that any two can be compared by a paired bootstrap over users. Each worker
-of the group ranks a share of the events; baselines take seconds and are ranked by the first worker.
+A checkpoint or baseline that is evaluated is called a subject. The evaluator determines the rank of each held-out item of
+validation and test, and computes metrics over all events, over those that match the finetuning target, and by segment. Ranks are
+stored in one file per subject, so that any two subjects can be compared by a paired bootstrap over users. Each worker of the
+group ranks a share of the events with a checkpoint; baselines take seconds, so the first worker ranks all events with them.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class Evaluator(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts.
+        """Open the artifacts, and run user-defined baselines on a selected events to find errors in them early.
 
         Args:
             folders: Folders of the artifacts.
             results: Folder in which ranks are stored.
 
         Raises:
-            DataError: A user-defined baseline fails on a few events.
+            DataError: A user-defined baseline returns scores that cannot be ranked.
         """
         self.corpus, self._results = self.run.open_corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
@@ -63,13 +64,13 @@ class Evaluator(DistributeWorker):
             self._fitting.rehearse()
 
     def set_events(self, seq: Sequences) -> None:
-        """Replace the events that are ranked by those of other sequences over the same items."""
+        """Rank the held-out events of other sequences over the same items from now on."""
         self.corpus = self.corpus.replace_events(seq)
         self.ranker.set_corpus(self.corpus)
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
-        """Return the rows that were looked up and found since the last call, by join of `data.join`."""
+        """Return how many rows were looked up and found since the last call, for each join in `data.join`."""
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
 
     @method(collect="first")
@@ -77,9 +78,10 @@ class Evaluator(DistributeWorker):
         """Fit a baseline on the training events and rank with it.
 
         Returns:
-            "detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles per shown user, "lists": statistics of the first
-            ten items on test, "segments": descriptions of the groups, and "trained" if the baseline has it. {"fitting": number of
-            parts} means that the fit is not complete: call again. Validations can run between these calls.
+            "detail": {split: {"exhaustive": {group: metrics}}}, "shown": recommended titles for each user that reports show,
+            "lists": statistics of the first ten items on test, "segments": descriptions of the segments, and "trained": facts
+            about the training, if the baseline has them. {"fitting": number of fitted parts} means that the fit is not complete:
+            call again. Validations can run between these calls. Other ranks than the first return {}.
         """
         if self.rank:
             return {}
@@ -90,10 +92,10 @@ class Evaluator(DistributeWorker):
         def compute_scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
             votes = getattr(baseline, "votes", None)
             if votes is not None:
-                asked: SparseVotes = votes(self.corpus.seq, users, positions)
-                return self.ranker.make_sparse_scores(len(users), asked)
-            answer = baseline.scores(self.corpus.seq, users, positions)
-            return check_scores(name, answer, len(users), len(self.corpus.items))
+                sparse_votes: SparseVotes = votes(self.corpus.seq, users, positions)
+                return self.ranker.make_sparse_scores(len(users), sparse_votes)
+            scores = baseline.scores(self.corpus.seq, users, positions)
+            return check_scores(name, scores, len(users), len(self.corpus.items))
 
         self.ranker.forget_votes()
         facts = getattr(baseline, "trained", None)
@@ -102,22 +104,23 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
-        """Rank with the model of a checkpoint, by exhaustive scoring and by beam.
+        """Rank all events with the model of a checkpoint on the first worker, by exhaustive scoring and by beam search.
+
+        `evaluate_share` and `combine_shares` divide the events among the workers instead.
 
         Args:
             name: Name of the subject.
             folder: Folder of the checkpoint.
 
         Returns:
-            As `evaluate_baseline`. With a memory also "memory": its fitted weights l, b, c and its gain over the model on test.
-
-        One worker ranks all events; `evaluate_share` and `combine_shares` divide them among workers.
+            As `evaluate_baseline`. If the recommender mixes in a memory, also "memory": its fitted weights l, b, c and its gain
+            over the model on test.
         """
         return {} if self.rank else self._store_ranks(name, [self._rank_share(folder)])
 
     @method(collect="concat")
     def evaluate_share(self, folder: str) -> list[RankedShare]:
-        """Rank this worker's share of the events with a checkpoint; the shares of all workers are in rank order."""
+        """Rank this worker's share of the events with a checkpoint; a group call returns the shares in rank order."""
         return [self._rank_share(folder, self.rank, self.world)]
 
     @method(collect="first", parts=Replicate)
@@ -135,24 +138,28 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
-        """Rank the validation events of at most 2,000 users with a checkpoint of the running stage `name`.
+        """Rank the validation events of at most 2,000 users with a checkpoint of the running stage.
+
+        Args:
+            name: Name of the stage.
+            folder: Folder of the checkpoint.
 
         Returns:
-            {"metrics", "nats": mean per held-out event, "events": number of events}.
+            {"metrics": metrics over all ranked events, "nats": mean per event, "events": number of events}.
         """
         if self.rank:
             return {}
         users, _ = self.ranker.prompts["valid"]
-        few = select_validation_events(users, self.run.seed)
+        selected = select_validation_events(users, self.run.seed)
         recommender, scores = self._load_model(folder)
         nats = TargetNats(scores, self.ranker.get_target_items)
         if self.ranker.scores_all:
-            board = self.ranker.rank_exhaustively(nats, "valid", few)
+            board = self.ranker.rank_exhaustively(nats, "valid", selected)
         else:
-            board = self.ranker.rank_by_beam(recommender, "valid", few)
+            board = self.ranker.rank_by_beam(recommender, "valid", selected)
         file = self._get_validation_path(name, Path(folder).name)
-        np.savez(file, ranks=board.ranks, nats=nats.values, user=users[few])
-        return {"metrics": board.summarise()["all"], "nats": nats.mean, "events": int(few.sum())}
+        np.savez(file, ranks=board.ranks, nats=nats.values, user=users[selected])
+        return {"metrics": board.summarise()["all"], "nats": nats.mean, "events": int(selected.sum())}
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
@@ -160,30 +167,30 @@ class Evaluator(DistributeWorker):
 
         Args:
             name: The stage.
-            a: Name of a checkpoint's folder that `validate` has ranked for the stage.
-            b: Name of the other one.
+            a: Name of the folder of a checkpoint that `validate` has ranked for the stage.
+            b: Name of the folder of the other checkpoint.
 
         Returns:
-            {metric: {diff, low, high}} of a - b, a paired bootstrap over users; "nats" where they were computed. Empty if one of
-            the two was validated by a version that did not store ranks.
+            {metric: {diff, low, high}} of a - b by a paired bootstrap over users; "nats" is among the metrics if it was computed.
+            Empty if the ranks of a checkpoint were not stored or the two were ranked on different users.
         """
         files = [self._get_validation_path(name, folder) for folder in (a, b)]
         if self.rank or not all(file.exists() for file in files):
             return {}
-        one, other = (dict(np.load(file)) for file in files)
-        if not np.array_equal(one["user"], other["user"]):
+        ranks_a, ranks_b = (dict(np.load(file)) for file in files)
+        if not np.array_equal(ranks_a["user"], ranks_b["user"]):
             return {}
-        return self.ranker.compare_validations(one, other)
+        return self.ranker.compare_validations(ranks_a, ranks_b)
 
     def _get_validation_path(self, name: str, folder: str) -> Path:
-        """Return the file of a validation's ranks."""
+        """Return the path of the file with the ranks of a validation."""
         return self._results / f"{name}.valid.{folder}.npz"
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
         """Compare pairs of subjects on all test events by a paired bootstrap over users.
 
-        Coverage is a property of all lists together, not of an event, so it is not compared.
+        Coverage is not compared, since it is a property of all lists together and not of single events.
 
         Returns:
             {"a-b": {metric: {diff, low, high}}} for each pair (a, b).
@@ -201,14 +208,14 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first", places=Replicate)
     def rank_lists(self, name: str, places: np.ndarray) -> dict[str, Any]:
-        """Store the ranks of lists that were made elsewhere as a subject.
+        """Store ranks that another worker has determined as those of a subject, for example ranks in reranked lists.
 
         Args:
             name: Name of the subject.
-            places: Rank [P] of each test event's item in its list; `MISSED` if it is not in the list.
+            places: Rank [P] of each test event's item in the list for its prompt; `MISSED` if it is not in the list.
 
         Returns:
-            As `evaluate`, for the test events by list alone.
+            As `evaluate`, with the beam metrics of the test split only.
         """
         if self.rank:
             return {}
@@ -218,7 +225,7 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def list_shown_users(self) -> list[dict[str, Any]]:
-        """Return the users that reports show: id, titles of the newest history and of the held-out events."""
+        """Describe the users that reports show by their ids, their newest titles and the titles of their held-out events."""
         return self.ranker.select_shown_users().describe_users() if not self.rank else []
 
     def _load_model(self, folder: str) -> tuple[Recommender, ModelScores]:

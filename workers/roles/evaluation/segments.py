@@ -23,17 +23,23 @@ class EventSegments:
 
     Args:
         occurs_I: Number of training events of each item.
-        order_I: Position of each item in the order by frequency, the most frequent first.
+        order_I: Rank of each item by frequency, 0 for the most frequent.
     """
 
     def __init__(self, occurs_I: np.ndarray, order_I: np.ndarray):
-        first = np.argsort(order_I)
-        before = np.cumsum(occurs_I[first]) - occurs_I[first]
-        self._third_I = np.empty(len(first), np.int64)
-        self._third_I[first] = np.minimum(before * len(_ITEMS) // max(1, occurs_I.sum()), 2)
+        items_by_rank = np.argsort(order_I)
+        events_before = np.cumsum(occurs_I[items_by_rank]) - occurs_I[items_by_rank]
+        self._third_I = np.empty(len(items_by_rank), np.int64)
+        self._third_I[items_by_rank] = np.minimum(events_before * len(_ITEMS) // max(1, occurs_I.sum()), 2)
 
     def group_events(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask [P] of each segment, for events of these user rows [P] and items [P]."""
+        """Return a mask [P] of the events for each segment.
+
+        Args:
+            seq: The sequences.
+            users: User rows [P] of the events.
+            target: Items [P] of the events.
+        """
         long = seq.train_lengths[users] > self._compute_median(seq, users)
         by_user = {name: long == bool(index) for index, name in enumerate(_USERS)}
         return by_user | {name: self._third_I[target] == third for third, name in enumerate(_ITEMS)}
@@ -47,7 +53,8 @@ class EventSegments:
             target: Items [P] of the events.
 
         Returns:
-            {events, users, most | above: training events of a user} or {events, items} by segment.
+            By segment: {"events", "items"} for segments of items, {"events", "users", bound} for segments of users. The bound is
+            the median number of training events per user, as "most" for short histories and "above" for long ones.
         """
         median = self._compute_median(seq, users)
         facts: dict[str, dict[str, Any]] = {}
