@@ -39,7 +39,7 @@ def test_ray_is_told_of_an_image_of_requirements_and_of_variables():
 
 
 def test_two_ways_to_start_a_worker_are_refused():
-    with pytest.raises(ConfigError, match="env has python and image; they exclude each other, so set only one"):
+    with pytest.raises(ConfigError, match="env has python and image; they exclude each other"):
         PoolEnvironment.from_options({"python": "/usr/bin/python", "image": "x"})
     pools = {"pools": {"other": {"env": {"python": "/usr/bin/python", "pip": ["einops"]}}}}
     with pytest.raises(ConfigError, match="give one of python, image and pip, got python and pip"):
