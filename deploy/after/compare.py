@@ -1,4 +1,4 @@
-"""`nonet report A --compare B`: two runs compared on the same test events, paired over users."""
+"""`nonet report A --compare B`: a comparison of two runs on the same test events, paired over users."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def format_comparison(comparison: dict[str, Any]) -> str:
 
 
 def _summarise_comparison(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
-    """Summarise which metrics differ significantly."""
+    """Name the metrics in which the runs differ significantly."""
     better = [name for name, row in metrics.items() if is_significant(row) and row["diff"] > 0]
     worse = [name for name, row in metrics.items() if is_significant(row) and row["diff"] < 0]
     if not better and not worse:
-        return f"No difference between {names[0]} and {names[1]} is certain."
+        return f"No difference between {names[0]} and {names[1]} is significant."
     parts = [f"better in {', '.join(better)}"] if better else []
     parts += [f"worse in {', '.join(worse)}"] if worse else []
     return f"{names[0]} is {' and '.join(parts)} than {names[1]}."

@@ -100,7 +100,12 @@ def format_evaluation(evaluation: dict[str, Any]) -> str:
 def _find_commits(
     folder: RunFolder, stages: Sequence[str], chosen: Sequence[str] | None
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the name and last checkpoint of each stage. Raises ConfigError and CheckpointError."""
+    """Yield the name and last checkpoint of each stage that has ended, or of the chosen stages.
+
+    Raises:
+        ConfigError: A chosen stage does not exist.
+        CheckpointError: A chosen stage has not ended.
+    """
     for name in chosen or stages:
         if name not in stages:
             raise ConfigError(f"{folder.id} has no stage {name!r}; its stages: {', '.join(stages)}")

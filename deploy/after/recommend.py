@@ -1,9 +1,8 @@
 """`nonet recommend`: recommendations of every stage of a run, side by side with baselines that need no training.
 
-For a user of the data, the history is all of that user's events. With `--like`, it is the given titles, in
-that order, of a new user. Seen items are only recommended again if the run's data allow it
-(`data.repeats`). Stages answer with the serving engine, from the same events and with as many beams, so a
-list equals that of a server of the stage.
+With `--user`, the history consists of all events of a user of the data. With `--like`, it consists of the given titles, in
+that order, for a new user. Seen items are recommended again only if the run's data allow it (`data.repeats`). The lists of
+stages come from the serving engine, with the same events and beam width as on a server, so they equal a server's lists.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def recommend_for(
         liked_titles: Titles that a new user liked.
         user: A user of the data, instead of `liked_titles`.
         top: Number of items of each list.
-        make_question: Makes the question for a user and a number of items if events were posted or items withdrawn
-            since. By default it is made from the data.
+        make_question: Makes the question for a user and a number of items. It is needed if events were posted or items
+            were withdrawn after training; by default the question is made from the run's data.
 
     Returns:
         {"run": id, "history": titles, "columns": {popularity, transition_counter, stage...: titles}}.
@@ -77,7 +76,9 @@ def recommend_for(
             f"{folder.id} has not tokenised its data yet, so there is nothing to recommend from"
         )
     if "sids" not in facts["artifacts"]:
-        raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
+        raise ConfigError(
+            f"{folder.id} predicts clicks: it has no semantic ids, so it can score events but not recommend items"
+        )
     scenario, _ = load_scenario(folder.scenario)
     corpus = make_run_setup(scenario).open_corpus(folder.find_artifacts())
     setup = make_run_setup(scenario)
@@ -126,27 +127,38 @@ def _rank_items(
     top: int,
     question: Question,
 ) -> dict[str, Any]:
-    """Rank items by baselines and stages."""
+    """Rank items for one user by the baselines and stages; see `recommend_for`.
+
+    Args:
+        folder: The folder of the run.
+        scenario: The scenario of the run.
+        corpus: The data of the run.
+        histories: A corpus with the history of the user, as `_find_known_user` returns it.
+        row: The row of the user in `histories`.
+        length: Number of events of the user.
+        top: Number of items of each list.
+        question: The question that the stages answer.
+    """
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     history = gather_seen_items(histories.seq, users, positions)
-    quick = {
+    baselines = {
         name: make_baseline(config, len(titles), seed=scenario.seed, history=scenario.data.history)
         for name, config in make_baseline_options(scenario).items()
         if BASELINES.get(config["use"]).quick
     }
     scores = {
         name: baseline.fit(corpus.seq).scores(histories.seq, users, positions)
-        for name, baseline in quick.items()
+        for name, baseline in baselines.items()
     }
-    tie = make_tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
-    gone = np.flatnonzero(np.asarray(corpus.trie.leaf_of_item) < 0)
-    out = np.unique(
-        np.concatenate([gather_masked_items(histories.seq, users, positions).values, question.hidden, gone])
-    )
-    hidden = Jagged(out, np.array([0, len(out)]))
-    best = {
-        name: select_top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
+    tie_order = make_tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
+    # Items that a later version of the catalogue removed.
+    removed_items = np.flatnonzero(np.asarray(corpus.trie.leaf_of_item) < 0)
+    masked_items = gather_masked_items(histories.seq, users, positions).values
+    hidden_items = np.unique(np.concatenate([masked_items, question.hidden, removed_items]))
+    hidden = Jagged(hidden_items, np.array([0, len(hidden_items)]))
+    lists = {
+        name: select_top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie_order)[0].tolist()
         for name, item_scores in scores.items()
     }
     run = make_run_setup(scenario)
@@ -156,15 +168,15 @@ def _rank_items(
         except CheckpointError:
             continue
         engine = InferenceEngine(load_recommender(run, corpus, Path(path)))
-        best[stage] = engine.answer([question])[0].item.tolist()
-    columns = {name: [titles[i] for i in items if i >= 0] for name, items in best.items()}
+        lists[stage] = engine.answer([question])[0].item.tolist()
+    columns = {name: [titles[i] for i in items if i >= 0] for name, items in lists.items()}
     return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
 
 
 def _make_question(
     events: EventHistory, key: int, top: int, window: int, width: int, corpus: Corpus
 ) -> Question:
-    """Make the question that a server would make from these events; seen items are hidden if the data say so."""
+    """Make the question that a server would make from these events; seen items are hidden unless the data allow repeats."""
     seen_items = np.unique(events.item.astype(np.int64))
     hidden = np.empty(0, np.int64) if corpus.seq.repeats == ALLOW else seen_items
     return Question(
@@ -180,16 +192,16 @@ def _read_events(corpus: Corpus, user: str, row: int) -> EventHistory:
         order = np.argsort(found["time"], kind="stable")
         columns = {name: values[order] for name, values in found["columns"].items()}
         return EventHistory(found["item"][order], found["time"][order], found["event"][order], columns)
-    cut = slice(int(seq.offsets[row]), int(seq.offsets[row + 1]))
-    columns = seq.get_history_columns(cut.start, cut.stop)
-    return EventHistory(seq.item[cut], seq.time[cut], seq.event[cut], columns)
+    event_range = slice(int(seq.offsets[row]), int(seq.offsets[row + 1]))
+    columns = seq.get_history_columns(event_range.start, event_range.stop)
+    return EventHistory(seq.item[event_range], seq.time[event_range], seq.event[event_range], columns)
 
 
 def _make_events(corpus: Corpus, histories: Corpus) -> EventHistory:
     """Return the events of the titles that a new user liked, with default values of columns."""
     seq = histories.seq
-    count = len(seq.item) - 1  # the last event stands for the question
-    columns = {name: np.full(count, usual) for name, usual in find_default_values(corpus.seq).items()}
+    count = len(seq.item) - 1  # the last event is the artificial one that `_make_sequences` adds
+    columns = {name: np.full(count, default) for name, default in find_default_values(corpus.seq).items()}
     return EventHistory(seq.item[:count], seq.time[:count], seq.event[:count], columns)
 
 
@@ -201,8 +213,12 @@ def _get_unknown_user_key() -> int:
 def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     """Find a user of the data.
 
-    Returns the user's row, the number of events, and a corpus in which an extra event stands for the
-    question.
+    Returns:
+        The user's row, the number of events, and a corpus in which this user has one more, artificial event. The baselines
+        rank the items for that event.
+
+    Raises:
+        ConfigError: There is no such user.
     """
     ids = corpus.seq.user_id.astype(str)
     rows = np.flatnonzero(ids == user)
@@ -213,10 +229,10 @@ def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
         items, times = found["item"][order], found["time"][order]
         return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
     if not len(rows):
-        near = find_close_matches(user, ids, 3)
+        close_ids = find_close_matches(user, ids, 3)
         raise ConfigError(
             f"there is no user {user!r} in this run"
-            + (f"; close: {', '.join(near)}" if near else f"; for example {', '.join(ids[:3])}")
+            + (f"; close: {', '.join(close_ids)}" if close_ids else f"; for example {', '.join(ids[:3])}")
         )
     row = int(rows[0])
     items = corpus.seq.item[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
@@ -225,7 +241,7 @@ def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
 
 
 def _make_new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
-    """Make a new user who liked these titles in this order; the result is that of `_find_known_user`."""
+    """Make a new user who liked these titles in this order, and return the same values as `_find_known_user`."""
     items = np.array([_find_item(corpus, title) for title in like])
     row = len(corpus.seq)
     newest = int(np.asarray(corpus.seq.time).max())
@@ -234,22 +250,22 @@ def _make_new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpu
 
 
 def _make_sequences(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray) -> Sequences:
-    """Make sequences in which only `row` has events: `items`, and one more that is asked for and never read."""
+    """Make sequences in which only `row` has events: `items`, and an artificial one whose item is never read."""
     count = len(items) + 1
     offsets = np.zeros(max(len(seq), row + 1) + 1, np.int64)
     offsets[row + 1 :] = count
-    nobody = np.array([""], object) if seq.user_id.dtype == object else np.array([-1])
-    ids = np.concatenate([seq.user_id, nobody])[: len(offsets) - 1]
+    new_id = np.array([""], object) if seq.user_id.dtype == object else np.array([-1])
+    ids = np.concatenate([seq.user_id, new_id])[: len(offsets) - 1]
     keys = seq.user_key
     if keys is not None:  # the key of an unknown user: a row that was never trained
         keys = np.append(keys, compute_keys("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]
-    whole = np.append(items, items[-1]).astype(np.int32)
+    all_items = np.append(items, items[-1]).astype(np.int32)
     columns = {name: _fill_column(values, count) for name, values in seq.columns.items()}
     return replace(
         seq,
         user_id=ids,
         offsets=offsets,
-        item=whole,
+        item=all_items,
         time=np.append(times, times[-1]).astype(np.int64),
         event=np.zeros(count, np.int32),
         split=np.full(count, TEST, np.int8),
@@ -261,26 +277,30 @@ def _make_sequences(seq: Sequences, row: int, items: np.ndarray, times: np.ndarr
 
 
 def _fill_column(values: np.ndarray, count: int) -> np.ndarray:
-    """Fill a column [count] of artificial events: with its maximum for numbers, else with no id."""
+    """Return a column [count] for made-up events: the column's maximum if it has numbers, else the id `NONE`."""
     if values.dtype.kind != "f":
         return np.full(count, NONE, values.dtype)
     return np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
 
 
 def _find_item(corpus: Corpus, title: str) -> int:
-    """Find the item whose title equals, or else contains, the given words; the most popular of several."""
+    """Return the item whose title equals or, if there is none, contains `title`; of several items the most popular.
+
+    Raises:
+        ConfigError: There is no such item.
+    """
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     words = title.casefold().strip()
     events = corpus.items["events"].to_numpy()
-    bare = [text.casefold().rsplit(" (", 1)[0] for text in titles]
-    for fits in (lambda text: text == words, lambda text: words in text):
-        items = [i for i, text in enumerate(bare) if fits(text)] or [
-            i for i, text in enumerate(titles) if fits(text.casefold())
+    titles_without_year = [text.casefold().rsplit(" (", 1)[0] for text in titles]
+    for matches in (lambda text: text == words, lambda text: words in text):
+        items = [i for i, text in enumerate(titles_without_year) if matches(text)] or [
+            i for i, text in enumerate(titles) if matches(text.casefold())
         ]
         if items:
             return max(items, key=lambda i: events[i])
-    near = find_close_matches(words, bare, 3, 0.5)
-    close = ", ".join(titles[bare.index(text)] for text in near)
+    close_titles = find_close_matches(words, titles_without_year, 3, 0.5)
+    close = ", ".join(titles[titles_without_year.index(text)] for text in close_titles)
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 
 

@@ -105,7 +105,7 @@ def _get_seed_dir(folder: Path, seed: int) -> Path:
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
-    """Check that seeds are given and distinct. Raises ConfigError."""
+    """Raise ConfigError unless seeds are given and distinct."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise ConfigError(
             f"--seeds must be different numbers, such as 7,8,9; got {','.join(map(str, seeds))}"
@@ -113,7 +113,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_ranks(scenario: Scenario) -> None:
-    """Check that events have metrics that can be combined, before anything runs. Raises ConfigError."""
+    """Raise ConfigError unless the scenario has metrics of single events, which can be combined."""
     if not scenario.model.spec.makes_lists:
         raise ConfigError(f"{scenario.name} ranks no items; --seeds combines the ranks of test events")
     if not select_event_metrics(scenario.evaluate.metrics):

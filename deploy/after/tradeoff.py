@@ -134,7 +134,7 @@ def _describe_kept_floors(curve: Mapping[str, Any]) -> str:
 
 
 def _parse_sweep(text: str) -> tuple[str, list[float]]:
-    """Parse KEY=A,B,C into the key and sorted values. Raises ConfigError."""
+    """Parse KEY=A,B,C into the key and sorted values. Raises ConfigError for fewer than two numbers."""
     path, equals, values = text.partition("=")
     try:
         numbers = sorted({float(value) for value in values.split(",")})
@@ -148,7 +148,7 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
 
 
 def _find_swept_reward(path: str, scenario: Any) -> tuple[str, str]:
-    """Return the (stage, reward) that a key belongs to. Raises ConfigError."""
+    """Return the (stage, reward) of a key. Raises ConfigError if the key cannot be swept or the reward does not exist."""
     parts = path.split(".")
     if (
         len(parts) != 5

@@ -27,7 +27,7 @@ from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_ite
 
 _TABLES = ("interactions.parquet", "items.parquet")
 _RAY_BYTES = 1e9  # memory of Ray's processes and the driver in runs on one node
-_BESIDE = ("README", "README.txt", "README.html")  # files that an importer may copy
+_COPIED_FILES = ("README", "README.txt", "README.html")  # files that importers copy beside the tables
 
 
 def create_from_data(
@@ -37,7 +37,7 @@ def create_from_data(
     columns_by_role: Mapping[str, str],
     missing_texts: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """Write a scenario, a reward and, for other formats than Parquet, the two tables.
+    """Write a scenario, a reward and, for formats other than Parquet, the two tables.
 
     Args:
         target: The scenario's file.
@@ -47,7 +47,7 @@ def create_from_data(
         missing_texts: Texts that stand for a missing value; None for the default ones.
 
     Yields:
-        What was found and written, line by line.
+        Lines of text that describe what was found and written.
 
     Raises:
         ConfigError: An argument is wrong, or the scenario fails the checks of `nonet plan`.
@@ -71,15 +71,15 @@ def create_from_data(
         )
         if texts is not None:
             data["missing"] = texts
-        text, said = _build_scenario(name, data_path, data, reward, target.parent)
+        text, data_lines = _build_scenario(name, data_path, data, reward, target.parent)
         _write_files({target.parent / reward: render_reward(name), target: text})
     yield f"{source.place} is read as {source.form}" + (
         f": {roles}" if (roles := source.describe_roles()) else ""
     )
     yield from (f"note: {note}" for note in notes)
-    yield from said
-    wrote = [target, target.parent / reward, *([folder] if folder.exists() else [])]
-    yield "wrote " + ", ".join(map(str, wrote))
+    yield from data_lines
+    written = [target, target.parent / reward, *([folder] if folder.exists() else [])]
+    yield "wrote " + ", ".join(map(str, written))
     yield f"next: nonet plan {target}  (shows the derived settings and their reasons);  nonet run {target}"
 
 
@@ -103,47 +103,56 @@ def _write_files(texts: Mapping[Path, str]) -> None:
 
 @contextmanager
 def _remove_folder_on_error(folder: Path) -> Iterator[None]:
-    """Remove a new folder if the block fails; refuse a folder that has other files than tables."""
-    was_there = folder.exists()
-    if was_there and (
-        not folder.is_dir() or any(path.name not in (*_TABLES, *_BESIDE) for path in folder.iterdir())
+    """Delete the folder on an error in the `with` block, if the block created it.
+
+    Raises:
+        ConfigError: The folder exists and has other files than imported tables.
+    """
+    is_existing = folder.exists()
+    if is_existing and (
+        not folder.is_dir() or any(path.name not in (*_TABLES, *_COPIED_FILES) for path in folder.iterdir())
     ):
         raise ConfigError(f"{folder} has other files; choose another name for the scenario")
     try:
         yield
     except BaseException:
-        if not was_there:
+        if not is_existing:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def _make_data_section(
-    source: DataSource, form: TableFormat, folder: Path, beside: Path, notes: list[str]
+    source: DataSource, form: TableFormat, folder: Path, base_dir: Path, notes: list[str]
 ) -> dict[str, Any]:
-    """Make the scenario's `data` section: tables at their place, or imported into `folder`."""
+    """Make the scenario's `data` section, and import tables that are not Parquet files into `folder`.
+
+    Notes of the importer are appended to `notes`.
+    """
     if source.form == "parquet":
-        return _make_parquet_section(source, form, folder, beside)
+        return _make_parquet_section(source, form, folder, base_dir)
     extra: dict[str, Any] = {}
     if source.interactions is not None:
         extra["columns"] = {**source.interactions.roles, **form.columns}
         extra["items"] = source.items and source.items.path
         extra |= {"notes": notes, "missing": form.missing}
     get_importer(source.form)(source.place, folder, **extra)
-    return _make_table_paths(folder, beside)
+    return _make_table_paths(folder, base_dir)
 
 
 def _make_parquet_section(
-    source: DataSource, form: TableFormat, folder: Path, beside: Path
+    source: DataSource, form: TableFormat, folder: Path, base_dir: Path
 ) -> dict[str, Any]:
     """Make the `data` section of Parquet tables, including the names of their columns.
 
-    If both tables name the item column differently, copies with the default names are written.
+    If the name of the item column differs between the two tables, copies with the default names are written to `folder`.
     """
     table, items = source.interactions, source.items
     assert table is not None  # a Parquet source has a table of interactions
-    names = {role: name for role, name in table.roles.items() if ROLES.get(role, role) != name}
+    columns = {role: name for role, name in table.roles.items() if ROLES.get(role, role) != name}
     if items is None:
-        return {"interactions": _format_path(table.path, beside)} | ({"columns": names} if names else {})
+        return {"interactions": _format_path(table.path, base_dir)} | (
+            {"columns": columns} if columns else {}
+        )
     if items.item_roles["item"] != table.roles["item"]:
         write_parquet(
             read_interactions(str(table.path), form.replace_columns(table.roles)), folder / _TABLES[0]
@@ -151,46 +160,46 @@ def _make_parquet_section(
         write_parquet(
             read_items(str(items.path), form.replace_columns(items.item_roles)), folder / _TABLES[1]
         )
-        return _make_table_paths(folder, beside)
-    names |= {role: name for role, name in items.item_roles.items() if role != "item" and role != name}
-    paths = {"interactions": _format_path(table.path, beside), "items": _format_path(items.path, beside)}
-    return paths | ({"columns": names} if names else {})
+        return _make_table_paths(folder, base_dir)
+    columns |= {role: name for role, name in items.item_roles.items() if role != "item" and role != name}
+    paths = {"interactions": _format_path(table.path, base_dir), "items": _format_path(items.path, base_dir)}
+    return paths | ({"columns": columns} if columns else {})
 
 
-def _make_table_paths(folder: Path, beside: Path) -> dict[str, Any]:
+def _make_table_paths(folder: Path, base_dir: Path) -> dict[str, Any]:
     """Return the paths of both imported tables as the scenario names them."""
     return {
-        "interactions": _format_path(folder / _TABLES[0], beside),
-        "items": _format_path(folder / _TABLES[1], beside),
+        "interactions": _format_path(folder / _TABLES[0], base_dir),
+        "items": _format_path(folder / _TABLES[1], base_dir),
     }
 
 
-def _format_path(path: Path, beside: Path) -> str:
+def _format_path(path: Path, base_dir: Path) -> str:
     """Format a path for the scenario: relative if it is below the scenario's folder, else absolute."""
-    path, beside = path.resolve(), beside.resolve()
-    return os.path.relpath(path, beside) if path.is_relative_to(beside) else str(path)
+    path, base_dir = path.resolve(), base_dir.resolve()
+    return os.path.relpath(path, base_dir) if path.is_relative_to(base_dir) else str(path)
 
 
 def _build_scenario(
-    name: str, place: Path, data: Mapping[str, Any], reward: Path, beside: Path
+    name: str, data_path: Path, data: Mapping[str, Any], reward: Path, base_dir: Path
 ) -> tuple[str, list[str]]:
-    """Build the scenario's text, and lines that describe its data: a table, warnings and memory."""
+    """Build the scenario's text, and lines of text about its data, warnings and memory."""
     from nonet.controller.cluster import read_local_view
     from nonet.controller.plan import format_bytes
     from nonet.deploy.run import ScenarioFile, planning
 
-    items = str(beside / data["items"]) if "items" in data else None
+    items = str(base_dir / data["items"]) if "items" in data else None
     form = TableFormat.from_options(data.get("columns"), data.get("missing"))
-    profile = read_profile(str(beside / data["interactions"]), items, form)
-    text = render_scenario(name, place.name or str(place), data, profile, str(reward))
-    scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(beside)))
-    source = ScenarioFile(scenario, beside)
-    said = format_profile(profile).splitlines()
-    said += [f"warning: {warning}" for warning in planning.check_scenario(source)]
-    made = source.plan(read_local_view())
-    memory = max((line.needed for line in made.ledger.lines), default=0)
-    said.append(
+    profile = read_profile(str(base_dir / data["interactions"]), items, form)
+    text = render_scenario(name, data_path.name or str(data_path), data, profile, str(reward))
+    scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(base_dir)))
+    source = ScenarioFile(scenario, base_dir)
+    lines = format_profile(profile).splitlines()
+    lines += [f"warning: {warning}" for warning in planning.check_scenario(source)]
+    plan = source.plan(read_local_view())
+    memory = max((line.needed for line in plan.ledger.lines), default=0)
+    lines.append(
         f"the workers need about {format_bytes(memory)}, and Ray's own processes {format_bytes(_RAY_BYTES)} more; the run prints "
-        "the remaining time after its first steps"
+        "an estimate of the remaining time after its first steps"
     )
-    return text, said
+    return text, lines

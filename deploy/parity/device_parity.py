@@ -108,7 +108,7 @@ def compare_pools(
 
 
 def parse_limits(given: Sequence[str]) -> dict[str, float]:
-    """Parse limits: ["kl=1e-3"] becomes {"kl": 1e-3}. Raises ConfigError."""
+    """Parse limits: ["kl=1e-3"] becomes {"kl": 1e-3}. Raises ConfigError if a value is not a number."""
     limits = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -120,7 +120,7 @@ def parse_limits(given: Sequence[str]) -> dict[str, float]:
 
 
 def _parse_sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
-    """Parse the two sides. Raises ConfigError."""
+    """Parse the two sides. Raises ConfigError if a pool or precision does not exist."""
     names, precisions = _parse_pair("--pools", pools), _parse_pair("--precision", precision)
     for word in precisions:
         if word not in PRECISIONS:
@@ -132,7 +132,7 @@ def _parse_sides(scenario: Scenario, pools: str, precision: str) -> list[ParityS
 
 
 def _parse_pair(option: str, text: str) -> Sequence[str]:
-    """Split an option into two values; a single one is used for both sides. Raises ConfigError."""
+    """Split an option into two values; a single value is used for both sides. Raises ConfigError for other numbers of values."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1:
         parts *= 2
@@ -142,7 +142,11 @@ def _parse_pair(option: str, text: str) -> Sequence[str]:
 
 
 def _find_pool(scenario: Scenario, name: str) -> Pool:
-    """Return a pool of the scenario, or one of a device's name. Raises ConfigError."""
+    """Return the pool of the scenario or, if there is none, a pool of the device with this name.
+
+    Raises:
+        ConfigError: There is neither a pool nor a device with this name.
+    """
     if name in scenario.pools:
         return scenario.pools[name]
     try:
@@ -156,7 +160,7 @@ def _find_pool(scenario: Scenario, name: str) -> Pool:
 
 
 def _check_devices(sides: Sequence[ParitySide]) -> None:
-    """Check that the cluster has the devices, before anything is trained. Raises PlacementError."""
+    """Raise PlacementError unless the cluster has the devices of both sides."""
     import ray
 
     ensure_ray()
@@ -171,7 +175,7 @@ def _check_devices(sides: Sequence[ParitySide]) -> None:
 
 
 def _load_run_inputs(run: str) -> ParityInputs:
-    """Return the artifacts and the newest checkpoint of a run. Raises ConfigError."""
+    """Return the artifacts and the newest checkpoint of a run. Raises ConfigError if it has no checkpoint."""
     folder = find_run(run)
     facts = folder.read_facts()
     newest = Checkpoints(folder.checkpoints).find_newest()

@@ -39,7 +39,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def _read_report(path: Path) -> dict[str, Any]:
-    """Read report.json as an object. Raises ConfigError."""
+    """Read report.json as an object. Raises ConfigError if it is missing or not a JSON object."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

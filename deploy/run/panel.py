@@ -19,7 +19,7 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class PanelDisplay(Protocol):
-    """How a panel displays a run."""
+    """The methods that a panel calls to display a run."""
 
     def begin(self, progress: StageProgress) -> None:
         """Show that a stage begins."""
@@ -69,7 +69,7 @@ class Panel:
         self._clock = clock
         self._current: StageProgress | None = None
         live = _is_terminal(out) if live is None else live
-        self._face = display or _make_display(out, live, interval_s, clock)
+        self._display = display or _make_display(out, live, interval_s, clock)
 
     def begin_stage(self, name: str, steps_total: int | None = None, *, done: int = 0) -> None:
         """Begin a stage and end the one before it.
@@ -81,7 +81,7 @@ class Panel:
         """
         self._end_stage()
         self._current = StageProgress(name, steps_total, self._clock(), done, done)
-        self._face.begin(self._current)
+        self._display.begin(self._current)
 
     def update_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Update the progress of a stage, beginning the stage if it has not begun.
@@ -97,15 +97,15 @@ class Panel:
         self._current.step = step
         self._current.metrics.update(metrics)
         self._current.elapsed_s = self._clock() - self._current.started
-        self._face.update_progress(self._current)
+        self._display.update_progress(self._current)
 
     def print_note(self, text: str) -> None:
         """Show one line of text permanently."""
-        self._face.print_line(text)
+        self._display.print_line(text)
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Show a table permanently; numbers get four decimals."""
-        self._face.print_table(title, columns, [[_format_cell(value) for value in row] for row in rows])
+        self._display.print_table(title, columns, [[_format_cell(value) for value in row] for row in rows])
 
     def print_users(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show what users would be recommended.
@@ -118,12 +118,12 @@ class Panel:
             rows: Each row has `user_id` and `recommended` titles, and optionally `target` and `before`
                 titles.
         """
-        self._face.print_users(title, [(str(row["user_id"]), _mark_titles(row)) for row in rows])
+        self._display.print_users(title, [(str(row["user_id"]), _mark_titles(row)) for row in rows])
 
     def close(self) -> None:
         """End the current stage and restore the terminal; a second call does nothing."""
         self._end_stage()
-        self._face.close()
+        self._display.close()
 
     def __enter__(self) -> Panel:
         return self
@@ -134,7 +134,7 @@ class Panel:
     def _end_stage(self) -> None:
         if self._current is not None:
             self._current.elapsed_s = self._clock() - self._current.started
-            self._face.end(self._current)
+            self._display.end(self._current)
             self._current = None
 
 
@@ -143,27 +143,27 @@ class PlainDisplay:
 
     def __init__(self, stream: TextIO, interval_s: float, clock: Callable[[], float]):
         self._stream, self._interval_s, self._clock = stream, interval_s, clock
-        self._last = clock()
+        self._last_print = clock()
 
     def begin(self, progress: StageProgress) -> None:
         """Print that a stage begins."""
         steps = f": {format_steps(progress.total)}" if progress.total else ""
         resumed = f", resumed after step {progress.first:,}" if progress.first else ""
-        self._last = self._clock()
+        self._last_print = self._clock()
         self.print_line(f"{progress.stage} starts{steps}{resumed}")
 
     def update_progress(self, progress: StageProgress) -> None:
         """Print the progress if the last line is older than the interval."""
         now = self._clock()
-        if now - self._last < self._interval_s:
+        if now - self._last_print < self._interval_s:
             return
-        self._last = now
+        self._last_print = now
         self.print_line(format_progress(progress))
 
     def end(self, progress: StageProgress) -> None:
         """Print how long the stage took, and its last metrics."""
-        ran = progress.step - progress.first
-        steps = f"{format_steps(ran)} in " if ran else ""
+        done = progress.step - progress.first
+        steps = f"{format_steps(done)} in " if done else ""
         metrics = format_metrics(progress.metrics)
         self.print_line(
             f"{progress.stage} done: {steps}{progress.elapsed_s:.1f} s{'  ' if metrics else ''}{metrics}"
@@ -177,10 +177,10 @@ class PlainDisplay:
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table with aligned columns."""
-        every = [list(columns), *(list(row) for row in rows)]
-        widths = [max(len(row[at]) for row in every if at < len(row)) for at in range(len(columns))]
+        table = [list(columns), *(list(row) for row in rows)]
+        widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(len(columns))]
         self.print_line(title)
-        for row in every if columns else []:
+        for row in table if columns else []:
             padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
             padded[0] = row[0].ljust(widths[0])
             self.print_line("  " + "  ".join(padded).rstrip())
@@ -223,7 +223,7 @@ def _mark_titles(row: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_movement(title: str, place: int, before: Sequence[str] | None) -> str:
-    """Describe how many places a title moved against the list before."""
+    """Describe how many places a title moved since the list `before`; "" if it did not move or there is no such list."""
     if before is None:
         return ""
     if title not in before:
@@ -237,11 +237,11 @@ class EventView:
 
     def __init__(self, panel: Panel | None):
         self._panel = panel
-        self._shown: dict[str, list[list[str]]] = {}
-        self._last: str | None = None
+        self._lists_by_stage: dict[str, list[list[str]]] = {}
+        self._last_stage: str | None = None
 
     def note(self, text: str) -> None:
-        """Show one line of text."""
+        """Show one line of text, if there is a panel."""
         if self._panel:
             self._panel.print_note(text)
 
@@ -264,7 +264,10 @@ class EventView:
         self._panel.update_step(event["stage"], event["step"], event["metrics"])
 
     def _result(self, event: dict[str, Any]) -> None:
-        """Show a subject's metrics, and lists of a few users for a stage."""
+        """Show the metrics of a stage or baseline and, for a stage, the lists of up to three users.
+
+        The lists are compared with those of the stage before.
+        """
         assert self._panel
         metrics = event["metrics"]
         self._panel.print_table(
@@ -272,7 +275,7 @@ class EventView:
         )
         if event.get("baseline") or not event["shown"]:
             return
-        before = self._shown.get(self._last or "")
+        before = self._lists_by_stage.get(self._last_stage or "")
         rows = [
             {
                 "user_id": event["users"][i]["user_id"],
@@ -283,4 +286,4 @@ class EventView:
             for i, titles in enumerate(event["shown"][:3])
         ]
         self._panel.print_users(f"after {event['name']}", rows)
-        self._shown[event["name"]], self._last = event["shown"], event["name"]
+        self._lists_by_stage[event["name"]], self._last_stage = event["shown"], event["name"]

@@ -93,7 +93,11 @@ def find_data_warnings(source: Any) -> list[str]:
 
 
 def _has_tables_here(source: Any) -> bool:
-    """Return whether the tables are local files that are small enough for a plan to read. Raises DataError."""
+    """Return whether the tables are local files that are small enough for a plan to read.
+
+    Raises:
+        DataError: A table does not exist.
+    """
     from nonet.samples.tables import find_parquet
 
     data = source.scenario.data

@@ -7,5 +7,5 @@ from .start import write_run_manifest as write_run_manifest
 from .top import watch_server as watch_server
 from .versions import describe_versions as describe_versions
 from .versions import promote_version as promote_version
-from .versions import publish_commit as publish_commit
+from .versions import publish_checkpoint as publish_checkpoint
 from .versions import rollback_version as rollback_version

@@ -188,7 +188,7 @@ class Client:
         )
 
     def get_versions(self) -> dict[str, Any]:
-        """Return the versions that currently receive traffic. Raises ServerError."""
+        """Return the versions that currently receive traffic. Raises ServerError if the request fails."""
         return self.call("GET", "/versions")
 
     def get_metrics(self) -> str:

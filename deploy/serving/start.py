@@ -283,7 +283,9 @@ def _wait_for_proxy(proxy: Future[Any], host: str, port: int) -> None:
     """Wait until the proxy listens.
 
     Serve kills a proxy that is slow to start and starts another one, which `serve.start` does not wait for.
-    Raises PlacementError.
+
+    Raises:
+        PlacementError: No proxy listens in time.
     """
     from ray.exceptions import RayActorError
 

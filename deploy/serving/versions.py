@@ -1,4 +1,4 @@
-"""`nonet versions`, `promote` and `rollback`: queries and commands to a run's registry, which servers follow."""
+"""`nonet versions`, `promote` and `rollback`: they read and change a run's registry; servers apply its changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from nonet.workers.registry import ServingState, VersionRegistry, open_registry
 
 
 def find_registry(run: str) -> VersionRegistry:
-    """Open the registry of a run. Raises ConfigError if nothing was published."""
-    beside = find_run(run).path / "serving"
-    if not (beside / "registry" / "versions").is_dir():
+    """Open the registry of a run.
+
+    Raises:
+        ConfigError: No version of the run was published yet.
+    """
+    serving_dir = find_run(run).path / "serving"
+    if not (serving_dir / "registry" / "versions").is_dir():
         raise ConfigError(
             f"{run} has no published version yet; `nonet serve {run}` publishes its newest checkpoint"
         )
-    return open_registry(beside)
+    return open_registry(serving_dir)
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
@@ -28,7 +32,7 @@ def describe_versions(run: str) -> list[dict[str, Any]]:
     return [_describe_version(registry, serving, number) for number in registry.list_versions()]
 
 
-def publish_commit(run: str, step: int) -> dict[str, Any]:
+def publish_checkpoint(run: str, step: int) -> dict[str, Any]:
     """Publish a checkpoint of a run as a version that does not receive traffic yet.
 
     Args:
@@ -44,7 +48,7 @@ def publish_commit(run: str, step: int) -> dict[str, Any]:
     from nonet.deploy.serving.features import ServedRun
 
     opened = ServedRun.open(run)
-    version = opened.publish_commit(step)
+    version = opened.publish_checkpoint(step)
     return _describe_version(opened.registry, opened.registry.serving, version.number)
 
 
@@ -52,8 +56,8 @@ def promote_version(name: str, share: float | None) -> dict[str, Any]:
     """Direct traffic to a version.
 
     Args:
-        name: The version as RUN@V.
-        share: Share of users; None for all users.
+        name: The version as RUN@NUMBER, such as last@3.
+        share: Share of users that the version gets, from 0 to 1; None for all users.
 
     Returns:
         The new serving state.
@@ -63,7 +67,7 @@ def promote_version(name: str, share: float | None) -> dict[str, Any]:
     """
     run, _, number = name.rpartition("@")
     if not run or not number.isdecimal():
-        raise ConfigError(f"{name!r} is not a version; a version is a run, @ and a number, such as last@3")
+        raise ConfigError(f"{name!r} is not a version; give a run, @ and a number, such as last@3")
     return asdict(find_registry(run).promote(int(number), share))
 
 

@@ -63,7 +63,7 @@ class SearchLedger:
 
 
 def _read_ledger(path: Path) -> dict[str, Any]:
-    """Read a ledger's file. Raises ConfigError."""
+    """Read a ledger's file. Raises ConfigError if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -73,7 +73,7 @@ def _read_ledger(path: Path) -> dict[str, Any]:
 
 
 def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that a stored search has the same definition. Raises ConfigError."""
+    """Raise ConfigError unless a stored search has the same definition."""
     other = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
     if other:
         small = ", ".join(

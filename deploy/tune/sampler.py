@@ -21,7 +21,7 @@ INSTALL = "pip install 'nonet[tune]'"
 
 
 def check_installed() -> None:
-    """Check that Optuna and the packages that Ray Tune needs are installed. Raises ConfigError."""
+    """Raise ConfigError unless Optuna and the packages that Ray Tune needs are installed."""
     missing = [name for name in ("optuna", "pandas", "requests") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"nonet tune needs {' and '.join(missing)}: {INSTALL}")

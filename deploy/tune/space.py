@@ -132,7 +132,7 @@ def read_space(path: Path) -> SearchSpace:
 
 
 def _parse_key(where: str, path: str, body: Any) -> SearchKey:
-    """Parse a key and its values. Raises ConfigError."""
+    """Parse a key and its values. Raises ConfigError if the key cannot be searched or the values are not valid."""
     fixed = next((each for each in _FIXED if f"{path}.".startswith(f"{each}.")), None)
     if fixed:
         raise ConfigError(
@@ -156,7 +156,7 @@ def _parse_key(where: str, path: str, body: Any) -> SearchKey:
 
 
 def _parse_choices(where: str, path: str, body: list[Any]) -> SearchKey:
-    """Parse a list of choices. Raises ConfigError."""
+    """Parse a list of choices. Raises ConfigError unless it has at least two different choices."""
     if len(body) < 2:
         raise ConfigError(f"{where}: must have at least two choices, got {body!r}")
     twice = next((value for at, value in enumerate(body) if find_choice(tuple(body), value) != at), None)
@@ -166,7 +166,7 @@ def _parse_choices(where: str, path: str, body: list[Any]) -> SearchKey:
 
 
 def _parse_range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> SearchKey:
-    """Parse a range, log or int. Raises ConfigError."""
+    """Parse a `range`, `log` or `int`. Raises ConfigError if its ends or its step are not valid."""
     unknown = [name for name in body if name not in (kind, "step")]
     if unknown:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r} beside {kind}; only step is allowed")

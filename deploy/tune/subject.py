@@ -97,7 +97,7 @@ class TunedScenario:
         return subject
 
     def build_scenario(self, values: Mapping[str, Any]) -> Scenario:
-        """Return the whole scenario with these values. Raises ConfigError."""
+        """Return the whole scenario with these values. Raises ConfigError if a value is not valid."""
         return make_scenario(self._apply_values(values), self.source, PluginFiles(str(self.folder)))
 
     def build_trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:

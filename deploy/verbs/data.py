@@ -203,7 +203,7 @@ def _parse_columns(given: list[str] | None) -> list[str] | dict[str, str] | None
 
 
 def _parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Parse --set options of a store. Raises ConfigError."""
+    """Parse --set options of a store. Raises ConfigError if one has no `=`."""
     if bad := next((each for each in given or () if "=" not in each), None):
         raise ConfigError(f"--set must be NAME=VALUE, got {bad!r}")
     options = {}

@@ -118,7 +118,7 @@ def create_scenario(
 
 
 def _parse_roles(columns: list[str]) -> dict[str, str]:
-    """Parse `--column ROLE=NAME` options into columns by role. Raises ConfigError."""
+    """Parse `--column ROLE=NAME` options into columns by role. Raises ConfigError if one has no `=`."""
     roles: dict[str, str] = {}
     for text in columns:
         role, equals, name = text.partition("=")

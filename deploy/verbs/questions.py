@@ -1,4 +1,4 @@
-"""The commands about finished runs: `runs`, `report`, `evaluate`, `recommend` and `tradeoff`."""
+"""The commands that read finished runs: `runs`, `report`, `evaluate`, `recommend` and `tradeoff`."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ def report(
         str | None, typer.Option(metavar="RUN", help="Compare with this run on the same test events.")
     ] = None,
     stage: Annotated[
-        str | None, typer.Option(help="--compare: stage or baseline of RUN, by default its last stage.")
+        str | None,
+        typer.Option(
+            help="With --compare: the stage or baseline of the first run; by default its last stage."
+        ),
     ] = None,
     other: Annotated[
         str | None,
         typer.Option(
             "--with",
             metavar="STAGE",
-            help="--compare: the same for the other run.",
+            help="With --compare: the stage or baseline of the other run; by default its last stage.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -79,18 +82,22 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Events of other users and known items: interactions.parquet, or a folder with it."
+            help="Events to evaluate on instead of the run's: interactions.parquet, or a folder with it. "
+            "The users may be new; the items must be known."
         ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Other metrics, such as recall@20,mrr@10.")
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Metrics to compute instead of the run's, such as recall@20,mrr@10."
+        ),
     ] = None,
     stage: Annotated[
         list[str] | None, typer.Option(help="Only evaluate this stage; may be repeated.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rank a run's checkpoints again without training: with other metrics, or for other users."""
+    """Evaluate a run's checkpoints again without training, with other metrics or for other users."""
     from nonet.deploy.after import evaluate_run, format_evaluation
 
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
@@ -110,15 +117,17 @@ def recommend(
     ] = None,
     users: Annotated[
         Path | None,
-        typer.Option(help="Parquet file with user_id, for which the served version answers into --out."),
+        typer.Option(
+            help="Parquet file with a column user_id; the served version recommends for these users into --out."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="--users: the Parquet file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --users: the Parquet file to write.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="--users: number of processes, by default one per CPU.")
+        int | None, typer.Option(min=1, help="With --users: number of processes, by default one per CPU.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend items by every stage of a run, popularity and the transition counter; or for a table of users."""
+    """Recommend items for one user by every stage of a run and by two baselines, or for a table of users."""
     if users is not None or out is not None:
         if user is not None or like or more:
             raise ConfigError("--users recommends for a whole table; omit --user, --like and titles")
@@ -128,15 +137,16 @@ def recommend(
         raise ConfigError("--workers only applies to --users U.parquet; omit it")
     from nonet.deploy.after import format_columns, recommend_for
 
-    ask = None if user is None else _make_question_builder(run)
-    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top, ask)
+    make_question = None if user is None else _make_question_builder(run)
+    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top, make_question)
     print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else format_columns(answer))
 
 
 def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
-    """Return a function that makes a server's question for a user, with posted events and without withdrawn items.
+    """Return a function that makes the question that a server would make for a user and a number of items.
 
-    None for a run that was never served or cannot be served, for which the data are complete.
+    The question contains the events that were posted to servers, and excludes withdrawn items. The function returns None
+    for a run that was never served or cannot be served: its questions can be made from its data.
     """
     from nonet.controller.record import find_run
 
@@ -163,11 +173,11 @@ def _recommend_all(
 
     if users is None or out is None:
         raise ConfigError("--users U.parquet and --out R.parquet must be given together")
-    done = recommend_all(run, users, out, top, workers)
+    result = recommend_all(run, users, out, top, workers)
     print(
-        json.dumps(done, indent=1)
+        json.dumps(result, indent=1)
         if as_json
-        else f"{done['file']}: {done['users']:,} users by version {done['version']}"
+        else f"{result['file']}: {result['users']:,} users by version {result['version']}"
     )
 
 
@@ -191,15 +201,19 @@ def tradeoff(
     ],
     least: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Share of the validation metric that the chosen point must keep."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the validation metric before the stage that the chosen point must keep.",
+        ),
     ] = 0.98,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the points; finished points are not run again.")
+        Path | None, typer.Option(help="Folder of the runs, one per value; finished runs are not repeated.")
     ] = None,
     change: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Repeat a run's RL stage for several values of a reward's weight or floor, and choose one by validation."""
+    """Repeat a run's RL stage for several values of a reward's weight or minimum, and choose one by validation."""
     from nonet.deploy.after import format_curve, run_tradeoff
 
     folder, curve = run_tradeoff(run, sweep, run_dir=run_dir, min_metric_share=least, changes=change or [])

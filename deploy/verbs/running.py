@@ -83,7 +83,9 @@ def resume(
 
 def tune(
     scenario: ScenarioArg,
-    space: Annotated[Path, typer.Option(help="YAML file with keys and their values.")],
+    space: Annotated[
+        Path, typer.Option(help="YAML file with the keys to search and their candidate values.")
+    ],
     trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
     change: SetOption = None,
     run_dir: Annotated[
@@ -92,19 +94,19 @@ def tune(
     parallel: Annotated[int, typer.Option(min=1, help="Number of trials at a time.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Search keys of a scenario for the best validation metric."""
+    """Search for the values of scenario keys with the best validation metric."""
     from nonet.deploy.tune import format_search_result, tune_scenario
 
-    found = tune_scenario(
+    result = tune_scenario(
         *(scenario, space, trials),
         changes=change,
         run_dir=run_dir,
         parallel=parallel,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    if found is None:
+    if result is None:
         raise typer.Abort
-    print(json.dumps(found, indent=1) if as_json else format_search_result(found))
+    print(json.dumps(result, indent=1) if as_json else format_search_result(result))
 
 
 def plan(
@@ -117,11 +119,11 @@ def plan(
         str | None, typer.Option(help="Plan on the free resources of a live Ray: an address, or `auto`.")
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Rank other placements by memory and traffic.")
+        bool, typer.Option("--search", help="Compare possible placements, ranked by memory and traffic.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what would run where, and the resulting sizes."""
+    """Show which workers would run on which nodes, and the resulting sizes."""
     from nonet.deploy.run import api, planning
 
     if search:
@@ -141,7 +143,7 @@ def submit(
     change: SetOption = None,
     wait: Annotated[bool, typer.Option(help="Follow the job's log until it ends.")] = True,
 ) -> None:
-    """Run a scenario as a Ray job, to which its folder is sent."""
+    """Run a scenario as a Ray job; the folder of the scenario is uploaded to the cluster."""
     from nonet.deploy.run import submit_job
 
     sys.exit(submit_job(scenario, address, change or [], wait))
@@ -164,7 +166,11 @@ def stop(
 
 
 def parse_seeds(seeds: str) -> list[int]:
-    """Parse --seeds. Raises ConfigError."""
+    """Parse --seeds.
+
+    Raises:
+        ConfigError: A seed is not a whole number.
+    """
     numbers = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in numbers):
         raise ConfigError(f"--seeds must be whole numbers such as 7,8,9, got {seeds!r}")
@@ -177,18 +183,22 @@ def _run_seeds(
     """Run a scenario for several seeds and print the combined result."""
     from nonet.deploy.after import format_seeds, run_seeds
 
-    folder, pooled = run_seeds(scenario, seeds, changes, run_dir, _format_command())
-    if pooled is None:
+    folder, combined = run_seeds(scenario, seeds, changes, run_dir, _format_command())
+    if combined is None:
         print(f"stopped. To continue, run the same command with --run-dir {folder}", file=sys.stderr)
         sys.exit(130)
     if as_json:
-        print(json.dumps(pooled, indent=1))
+        print(json.dumps(combined, indent=1))
     else:
-        print(f"{format_seeds(pooled)}\n\nreport     {folder / 'report.html'}")
+        print(f"{format_seeds(combined)}\n\nreport     {folder / 'report.html'}")
 
 
 def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
-    """Resume the run in --run-dir with a scenario. Raises ConfigError if there is no run."""
+    """Resume the run in --run-dir with a scenario file that may have changed.
+
+    Raises:
+        ConfigError: --run-dir is missing or has no run.
+    """
     from nonet.controller.record import RunFolder
     from nonet.deploy.run import api
 
@@ -216,7 +226,7 @@ def _print_result(run: Any, as_json: bool) -> None:
 
 
 def _format_command() -> str:
-    """Return the typed command for the report, without values of env.vars; "" if it was not `nonet`."""
+    """Return the command line as the report shows it, without values of env.vars; "" if the program is not `nonet`."""
     from nonet.controller.scenario import hide_in_command
 
     return (

@@ -84,9 +84,9 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Publish a checkpoint of a run as a version, which receives no traffic until it is promoted."""
-    from nonet.deploy.serving import publish_commit
+    from nonet.deploy.serving import publish_checkpoint
 
-    row = publish_commit(run, step)
+    row = publish_checkpoint(run, step)
     told = f"version {row['version']} is the checkpoint of step {step}; serve it with: nonet promote {run}@{row['version']}"
     print(json.dumps(row, indent=1) if as_json else told)
 

@@ -128,7 +128,7 @@ def _choose_name(title: str | None, name: str | None) -> str | None:
 
 
 def _parse_options(changes: list[str] | None) -> dict[str, Any]:
-    """Parse the options of a reward from A=B. Raises ConfigError."""
+    """Parse the options of a reward from A=B. Raises ConfigError if one has no `=`."""
     from nonet import yaml
 
     options: dict[str, Any] = {}

@@ -12,24 +12,24 @@ CLOSED, OPEN, HALF_OPEN = "closed", "open", "half open"
 
 
 class CircuitBreaker:
-    """A circuit breaker.
+    """Decides whether requests to a service are made, from the outcomes of earlier requests.
 
     Args:
-        failures: Failures in a row after which it opens.
+        failures: Number of successive failures after which it opens.
         pause_s: Seconds for which it stays open.
     """
 
     def __init__(self, failures: int = 5, pause_s: float = 2.0):
-        self._most, self._pause_s = failures, pause_s
-        self._failed, self._opened, self._trying = 0, 0.0, False
+        self._max_failures, self._pause_s = failures, pause_s
+        self._failures, self._opened, self._is_testing = 0, 0.0, False
         self._lock = threading.Lock()
 
     @property
     def state(self) -> str:
         """The state: "closed", "open" or "half open"."""
-        if self._failed < self._most:
+        if self._failures < self._max_failures:
             return CLOSED
-        return HALF_OPEN if self._trying else OPEN
+        return HALF_OPEN if self._is_testing else OPEN
 
     def allow_request(self, now: float | None = None) -> bool:
         """Return whether a request may be made.
@@ -41,14 +41,12 @@ class CircuitBreaker:
         """
         now = time.monotonic() if now is None else now
         with self._lock:
-            if self._failed < self._most:
+            if self._failures < self._max_failures:
                 return True
             if now - self._opened < self._pause_s:
                 return False
-            self._opened, self._trying = (
-                now,
-                True,
-            )  # if the outcome is never recorded, another request is allowed after another pause
+            # The pause begins again: if the outcome is never recorded, another request is allowed after it.
+            self._opened, self._is_testing = now, True
             return True
 
     def record_outcome(self, succeeded: bool, now: float | None = None) -> None:
@@ -60,10 +58,10 @@ class CircuitBreaker:
         """
         now = time.monotonic() if now is None else now
         with self._lock:
-            self._trying = False
+            self._is_testing = False
             if succeeded:
-                self._failed = 0
+                self._failures = 0
                 return
-            self._failed += 1
-            if self._failed >= self._most:
+            self._failures += 1
+            if self._failures >= self._max_failures:
                 self._opened = now

@@ -46,18 +46,18 @@ class RemoteFeatures:
                 self._journal = self._handle.get_journal_facts.remote().result(timeout_s=5)
             time.sleep(_JOURNAL_S)
 
-    async def make_list_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
-        """Call `Features.make_list_question`. Raises Refused and Away."""
-        return await _await_response(self._handle.make_list_question.remote(*asked, **options), _READ_S)
+    async def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Call `Features.make_list_question`. Raises its errors, and Away if the service does not answer."""
+        return await _await_response(self._handle.make_list_question.remote(*arguments, **options), _READ_S)
 
-    async def make_score_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
-        """Call `Features.make_score_question`. Raises Refused and Away."""
-        return await _await_response(self._handle.make_score_question.remote(*asked, **options), _READ_S)
+    async def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Call `Features.make_score_question`. Raises its errors, and Away if the service does not answer."""
+        return await _await_response(self._handle.make_score_question.remote(*arguments, **options), _READ_S)
 
     async def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
-        """Call `Features.post`. Raises Refused and Away.
+        """Call `Features.post`. Raises its errors, and Away if the service does not answer.
 
         After Away it is unknown whether the events were accepted; post them again with an id.
         """

@@ -1,4 +1,4 @@
-"""Append events of a table to their users' events in the store of a run's sequences, or in another store."""
+"""Append the events of a table to the events of their users in a run's store, or in another store."""
 
 # Shapes: N events.
 
@@ -25,7 +25,8 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
             `data.sequences`.
 
     Returns:
-        {"events", "users", "unknown_items"}: numbers of events.
+        {"events": number of appended events, "users": number of users that have new events, "unknown_items": number of
+        events that were left out}.
 
     Raises:
         ConfigError: The run has no store, or no event has a known item.
@@ -35,41 +36,43 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
     stored, seq = opened.events if store is None else opened.open_events(store), opened.corpus.seq
     if stored is None:
         raise ConfigError(
-            f"{opened.folder.id} has its users' events in its folder; name a store for them: data.sequences: "
-            "{use: lmdb:FOLDER}, or --store lmdb:FOLDER"
+            f"{opened.folder.id} keeps the events of users in its folder, where none can be appended; name a store: "
+            "data.sequences: {use: lmdb:FOLDER}, or --store lmdb:FOLDER"
         )
     table = read_interactions(events_path, opened.scenario.data.table_format)
     items = as_numbers(table["item_id"])
-    own = as_numbers(pa.array(opened.corpus.item_id.tolist()))
-    order = np.argsort(own)
-    place = np.minimum(np.searchsorted(own[order], items), len(own) - 1)
-    known = own[order][place] == items
-    table, dense = table.filter(pa.array(known)), order[place][known]
+    catalogue_ids = as_numbers(pa.array(opened.corpus.item_id.tolist()))
+    order = np.argsort(catalogue_ids)
+    index = np.minimum(np.searchsorted(catalogue_ids[order], items), len(catalogue_ids) - 1)
+    is_known = catalogue_ids[order][index] == items
+    table, item_indices = table.filter(pa.array(is_known)), order[index][is_known]
     if not len(table):
-        raise ConfigError(f"{events_path}: none of its {len(known)} events has an item of {opened.folder.id}")
+        raise ConfigError(
+            f"{events_path}: none of its {len(is_known)} events has an item of {opened.folder.id}"
+        )
     new = {
-        "item": dense.astype(np.int32),
+        "item": item_indices.astype(np.int32),
         "time": table["timestamp"].to_numpy(),
         "event": _read_kinds(table, seq.event_names),
     }
-    for name, usual in find_default_values(seq).items():
-        new[f"column:{name}"] = _read_column(table, name, usual)
+    for name, default in find_default_values(seq).items():
+        new[f"column:{name}"] = _read_column(table, name, default)
     users = stored.append(table["user_id"].to_pylist(), new, opened.corpus.sids)
-    return {"events": len(table), "users": users, "unknown_items": int((~known).sum())}
+    return {"events": len(table), "users": users, "unknown_items": int((~is_known).sum())}
 
 
 def _read_kinds(table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
-    """Return each event's kind [N] as an index into the run's kinds; 0 for a missing or unknown one."""
+    """Return each event's kind [N] as an index into `names`; 0 for a missing or unknown kind."""
     if "event" not in table.column_names:
         return np.zeros(len(table), np.int32)
-    place = {name: at for at, name in enumerate(names)}
-    return np.array([place.get(str(kind), 0) for kind in table["event"].to_pylist()], np.int32)
+    index_of = {name: index for index, name in enumerate(names)}
+    return np.array([index_of.get(str(kind), 0) for kind in table["event"].to_pylist()], np.int32)
 
 
-def _read_column(table: pa.Table, name: str, usual: np.generic) -> np.ndarray:
-    """Return a column [N] in the run's type; the default value if the table lacks it."""
+def _read_column(table: pa.Table, name: str, default: np.generic) -> np.ndarray:
+    """Return a column [N] of the table in the run's type, filled with the default value if the table lacks it."""
     if name not in table.column_names:
-        return np.full(len(table), usual)
-    if usual.dtype.kind == "i":
+        return np.full(len(table), default)
+    if default.dtype.kind == "i":
         return as_numbers(table[name])
     return table[name].cast(pa.float32()).to_numpy(zero_copy_only=False)

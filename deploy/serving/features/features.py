@@ -238,7 +238,7 @@ class RequestFeatures:
         return known, unknown
 
     def _make_posted_event(self, event: Mapping[str, Any], item: int) -> dict[str, Any]:
-        """Convert one posted event and check it. Raises Refused."""
+        """Convert one posted event and check it. Raises Refused if a value is not valid."""
         moment = event.get("time")
         kept = {
             "item": item,

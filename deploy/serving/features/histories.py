@@ -134,7 +134,7 @@ class UserHistories:
         return {} if self._journal is None else self._journal.get_facts() | {"quarantined": self.quarantined}
 
     def _read_from_store(self, user: str) -> dict[str, Any] | None:
-        """Read a user's events from the store; None if there are none or no store is used. Raises Away."""
+        """Read a user's events from the store; None if there are none or no store is used. Raises Away if the store fails."""
         try:
             return None if self._stored is None else self._stored.get_user_events(user)
         except StoreError as error:

@@ -86,7 +86,7 @@ class CatalogueItems:
         return [str(text) for text in self._table[name].take(places).to_pylist()]
 
     def make_filter(self, where: str) -> ItemFilter:
-        """Return the filter of a condition over item columns; the most recent ones are cached. Raises Refused."""
+        """Return the filter of a condition over item columns; recent ones are cached. Raises Refused if it is not valid."""
         if len(where) > _LONGEST_FILTER:
             raise Refused(
                 "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
@@ -112,7 +112,7 @@ class CatalogueItems:
         return sum(each.allowed.nbytes for each in self._filters.values())
 
     def find_excluded(self, where: str) -> np.ndarray:
-        """Return the dense indices of items that a condition over item columns excludes. Raises Refused."""
+        """Return the dense indices of items that a condition over item columns excludes. Raises Refused if it is not valid."""
         return np.flatnonzero(~self.make_filter(where).allowed)
 
     def search(self, words: str, count: int) -> np.ndarray:

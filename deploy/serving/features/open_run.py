@@ -199,7 +199,7 @@ class ServedRun:
             self.build_contents(commit, manifest), base=base.number if base else None
         )
 
-    def publish_commit(self, step: int) -> Version:
+    def publish_checkpoint(self, step: int) -> Version:
         """Publish a checkpoint based on the served version, without directing traffic to it.
 
         Args:

@@ -42,7 +42,7 @@ def check_event(event: Mapping[str, Any], usual: Mapping[str, Any], kinds: Mappi
 
 
 def _check_value(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Check that a value fits its column's type. Raises Refused."""
+    """Raise Refused unless a value fits the type of its column."""
     whole = dtype.kind != "f"
     shown = repr(value)[:40]
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -152,7 +152,7 @@ def _recommend_in_worker(users: list[Any]) -> pa.Table:
 
 
 def _read_chunks(users: Path, size: int) -> Iterator[list[Any]]:
-    """Read the users in chunks. Raises DataError."""
+    """Read the users in chunks. Raises DataError if the file is not Parquet or has no column user_id."""
     try:
         file = pq.ParquetFile(users)
     except (pa.ArrowException, OSError) as error:

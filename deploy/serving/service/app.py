@@ -26,7 +26,7 @@ from nonet.deploy.serving.service.requests import (
     ScoreRequest,
     Text,
 )
-from nonet.deploy.serving.service.service import RecommendationService, TooMany, get_refused_status
+from nonet.deploy.serving.service.service import RecommendationService, TooManyRequests, get_refused_status
 from nonet.errors import NonetError
 from nonet.suggest import suggest_sentence
 
@@ -79,7 +79,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
         """Recommend items for a user or a history."""
         answer = await service.recommend(
-            body, get_caller(request), _measure_elapsed_s(request), named=_get_caller_name(request)
+            body, get_caller(request), _measure_elapsed_s(request), caller_name=_get_caller_name(request)
         )
         return _set_version_header(hide_history(request, body, answer), response)
 
@@ -87,7 +87,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
         """Return log-probabilities of the given items."""
         answer = await service.score(
-            body, get_caller(request), _measure_elapsed_s(request), named=_get_caller_name(request)
+            body, get_caller(request), _measure_elapsed_s(request), caller_name=_get_caller_name(request)
         )
         return _set_version_header(hide_history(request, body, answer), response)
 
@@ -171,8 +171,8 @@ def _handle_failures(app: FastAPI) -> None:
     async def handle_refused(_: Request, error: Refused) -> JSONResponse:
         return _make_failure(get_refused_status(error), error.kind, str(error))
 
-    @app.exception_handler(TooMany)
-    async def handle_too_many(_: Request, error: TooMany) -> JSONResponse:
+    @app.exception_handler(TooManyRequests)
+    async def handle_too_many(_: Request, error: TooManyRequests) -> JSONResponse:
         return _make_failure(
             429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))}
         )

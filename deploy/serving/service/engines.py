@@ -95,7 +95,7 @@ class EnginePool:
             self._follower.start()
 
     def _open(self) -> None:
-        """Publish a version if there is none, and build the served ones. Raises ConfigError."""
+        """Publish a version if there is none, and build the served ones. Raises ConfigError if none can be served."""
         if self._follower is not None:
             self._follower.check_once()
             self._record_problem(self._follower.problem)

@@ -1,7 +1,8 @@
-"""The service, independent of transport: rate limits, features, the engine's queue, and the fallback.
+"""The recommendation service without its HTTP layer: rate limits, features, the engine's queue, and the fallback.
 
-The engine has until the deadline. After that, or if it fails, the fallback answers and says so. A caller
-gets an answer, a typed refusal, or 429 with the seconds to wait; never a traceback and never a hidden item.
+The engine has until the deadline to answer. If it does not, or if it fails, the fallback answers, and the answer names the
+reason. Errors that a caller can expect are `Refused`, `TooManyRequests` and `Away`. Withdrawn and excluded items are never
+recommended, not even by the fallback.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from nonet.errors import DeadlineExceeded, NonetError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Answer
 
-_SHOWN = 20  # number of newest titles of a history in a response
-_FAIR = 0.8  # share of the default deadline: missing a shorter one does not count as a failure of the engine
+_MAX_TITLES = 20  # number of newest titles of a history in a response
+# Missing a deadline shorter than this share of the default deadline does not count as a failure of the engine.
+_MIN_DEADLINE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,10 @@ class ServiceSettings:
 
     Attributes:
         deadline_s: Deadline of a request that sets none, in seconds.
-        waiting: Number of queued questions at which requests are refused.
-        rate: Requests per second and caller; None for no limit.
-        burst: Requests at once.
-        failures: Failures in a row after which the circuit breaker opens.
+        waiting: Number of queued questions from which on requests are refused.
+        rate: Requests per second that each caller may make; None for no limit.
+        burst: Requests that a caller may make at once.
+        failures: Number of successive failures after which the circuit breaker opens.
         pause_s: Seconds for which the circuit breaker stays open.
     """
 
@@ -59,8 +61,8 @@ class ServiceSettings:
     pause_s: float = 2.0
 
 
-class TooMany(NonetError):
-    """A request that is refused for now.
+class TooManyRequests(NonetError):
+    """Raised when a rate limit or the limit of the queue is reached.
 
     Attributes:
         retry_s: Seconds after which to try again.
@@ -72,12 +74,13 @@ class TooMany(NonetError):
 
 
 class RecommendationService:
-    """Answers requests.
+    """Answers requests for recommendations and scores, and stores posted events.
 
     Args:
-        features: Converts requests to questions; in this process or a proxy (`nonet.deploy.serving.apart`).
-        engines: Answers questions; in this process or a proxy.
-        fallback: Answers if the engine does not.
+        features: Converts requests to questions: an object of this process, or a proxy of another service
+            (`nonet.deploy.serving.apart`).
+        engines: Answers questions: an object of this process, or a proxy.
+        fallback: Answers questions that the engine does not answer.
         settings: Limits.
         metrics: Receives counts.
     """
@@ -98,15 +101,14 @@ class RecommendationService:
         engines.watch_catalogue(self.renew)
 
     def renew(self, corpus: Corpus) -> None:
-        """Use a later version of the catalogue here and in the features."""
+        """Switch to a newer version of the catalogue."""
         items = CatalogueItems(corpus, self.features.items)
-        self._fallback = FallbackRecommender(
-            corpus, items
-        )  # first, because questions may then have new items
+        # The fallback changes before the features, because questions of the new features may contain new items.
+        self._fallback = FallbackRecommender(corpus, items)
         self.features.renew(corpus)
 
     async def recommend(
-        self, request: RecommendRequest, caller: str, spent_s: float = 0.0, *, named: str = ""
+        self, request: RecommendRequest, caller: str, spent_s: float = 0.0, *, caller_name: str = ""
     ) -> Listed:
         """List items for a user.
 
@@ -114,53 +116,59 @@ class RecommendationService:
             request: The request.
             caller: The caller's key, for limits.
             spent_s: Seconds of the deadline that have passed.
-            named: The name that the caller gave itself; without a user, shares of traffic are assigned by
-                it.
+            caller_name: The name that the caller gave itself. It decides which version gets a request without a user;
+                without a name, that is random.
 
         Raises:
             Refused: The request cannot be answered as it is.
-            TooMany: The caller's limit or the queue's is reached.
+            TooManyRequests: The limit of the caller or of the queue is reached.
         """
         self._admit(caller)
         question = partial(
             self.features.make_list_question,
-            *_get_user(request),
+            *_get_user_and_history(request),
             request.k,
             exclude=request.exclude,
             where=request.where,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answer("recommend", request, question, spent_s, named)
+        return await self._answer("recommend", request, question, spent_s, caller_name)
 
     async def score(
-        self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, named: str = ""
+        self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, caller_name: str = ""
     ) -> Listed:
         """Score items in their order; arguments and errors are those of `recommend`."""
         self._admit(caller)
         question = partial(
             self.features.make_score_question,
-            *_get_user(request),
+            *_get_user_and_history(request),
             request.items,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answer("score", request, question, spent_s, named)
+        return await self._answer("score", request, question, spent_s, caller_name)
 
     async def post(self, request: EventsRequest, caller: str) -> Posted:
-        """Store events of a user; they are on disk when this returns. Raises Refused, TooMany and Away."""
+        """Store events of a user; they are on disk when this returns.
+
+        Raises:
+            Refused: An event is not valid.
+            TooManyRequests: The limit of the caller or of the queue is reached.
+            Away: The features run as a service that does not answer.
+        """
         self._admit(caller)
         events = [event.model_dump() for event in request.events]
-        asked = (str(request.user), events, request.id)
+        arguments = (str(request.user), events, request.id)
         if inspect.iscoroutinefunction(self.features.post):
-            accepted, unknown, new = await self.features.post(*asked)
-        else:  # it waits for the disk
-            accepted, unknown, new = await asyncio.to_thread(self.features.post, *asked)
+            accepted, unknown, new = await self.features.post(*arguments)
+        else:  # in a thread, because it waits for the disk
+            accepted, unknown, new = await asyncio.to_thread(self.features.post, *arguments)
         self.metrics.events.inc(accepted if new else 0)
         return Posted(accepted=accepted, unknown=unknown, again=not new)
 
     def describe_versions(self) -> dict[str, Any]:
-        """Describe which versions receive traffic and what could not be served."""
+        """Describe which versions receive traffic, and problems with the others."""
         serving = self.engines.serving
         return {
             "default": serving.default,
@@ -173,14 +181,16 @@ class RecommendationService:
         }
 
     def _admit(self, caller: str) -> None:
-        """Check the caller's limit and the queue's. Raises TooMany."""
+        """Raise TooManyRequests if the limit of the caller or of the queue is reached."""
         wait_s = self._limits.take_token(caller)
         if wait_s:
             self.metrics.refused.labels("limit").inc()
-            raise TooMany(f"this caller's limit is {self.settings.rate:g} requests per second", wait_s)
+            raise TooManyRequests(
+                f"this caller's limit is {self.settings.rate:g} requests per second", wait_s
+            )
         if self.engines.count_waiting() >= self.settings.waiting:
             self.metrics.refused.labels("queue").inc()
-            raise TooMany(f"{self.settings.waiting} requests are queued already", 1.0)
+            raise TooManyRequests(f"{self.settings.waiting} requests are queued already", 1.0)
 
     async def _answer(
         self,
@@ -188,39 +198,44 @@ class RecommendationService:
         request: RecommendRequest | ScoreRequest,
         question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         spent_s: float,
-        named: str,
+        caller_name: str,
     ) -> Listed:
         """Answer a question by the engine, or by the fallback if that fails."""
-        began, unread = time.perf_counter(), ""
+        began, failure = time.perf_counter(), ""
         deadline_s = self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
         deadline_s -= spent_s
         try:
-            asked = await self._ask_features(request, question, deadline_s)
+            prepared = await self._ask_features(request, question, deadline_s)
         except (Away, TimeoutError) as error:
-            asked, unread = (
-                self._make_fallback_question(request),
-                "deadline" if isinstance(error, TimeoutError) else "features are away",
-            )
-        if not asked.question.user:  # without a user, traffic is split by the caller's name, else at random
-            asked = replace(asked, question=replace(asked.question, traffic=named or secrets.token_hex(8)))
+            prepared = self._make_fallback_question(request)
+            failure = "deadline" if isinstance(error, TimeoutError) else "features are away"
+        if (
+            not prepared.question.user
+        ):  # without a user, traffic is split by the caller's name, else at random
+            traffic = caller_name or secrets.token_hex(8)
+            prepared = replace(prepared, question=replace(prepared.question, traffic=traffic))
         took_s = time.perf_counter() - began  # the time of the features counts against the deadline
         within_s = deadline_s - took_s
-        answer, version, reason = (None, None, unread) if unread else await self._ask_engine(asked, within_s)
-        what = None
+        answer, version, reason = (
+            (None, None, failure) if failure else await self._ask_engine(prepared, within_s)
+        )
+        fallback_name = None
         if answer is None:
-            answer, what = self._fallback.answer(asked.question)
-            self.metrics.fallbacks.labels(what, reason).inc()
-        shown = "none" if version is None else str(version)
-        self.metrics.seconds.labels(verb, shown).observe(time.perf_counter() - began)
+            answer, fallback_name = self._fallback.answer(prepared.question)
+            self.metrics.fallbacks.labels(fallback_name, reason).inc()
+        version_label = "none" if version is None else str(version)
+        self.metrics.seconds.labels(verb, version_label).observe(time.perf_counter() - began)
         return Listed(
-            items=self._list_scored(asked, answer, request.explain),
+            items=self._list_scored(answer, request.explain),
             version=version,
-            fallback=what,
+            fallback=fallback_name,
             reason=reason or None,
-            cold_start=asked.cold_start,
-            unknown=asked.unknown,
+            cold_start=prepared.cold_start,
+            unknown=prepared.unknown,
             scene=request.scene,
-            history=self.features.items.get_titles(asked.history[-_SHOWN:]) if request.explain else None,
+            history=self.features.items.get_titles(prepared.history[-_MAX_TITLES:])
+            if request.explain
+            else None,
         )
 
     async def _ask_features(
@@ -229,19 +244,22 @@ class RecommendationService:
         question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         within_s: float,
     ) -> PreparedQuestion:
-        """Make the question. A filter reads every item, so it runs in a thread. Raises Away and TimeoutError."""
+        """Make the question, in a thread if the request has a filter, because a filter reads every item.
+
+        Raises:
+            Away: The features run as a service that does not answer.
+            TimeoutError: That service did not answer within `within_s`.
+        """
         where = request.where if isinstance(request, RecommendRequest) else None
         if where is not None and not inspect.iscoroutinefunction(self.features.make_list_question):
             return await asyncio.to_thread(cast("Callable[[], PreparedQuestion]", question))
-        asked = question()
-        return (
-            asked
-            if isinstance(asked, PreparedQuestion)
-            else await asyncio.wait_for(asked, max(0.0, within_s))
-        )
+        prepared = question()
+        if isinstance(prepared, PreparedQuestion):
+            return prepared
+        return await asyncio.wait_for(prepared, max(0.0, within_s))
 
     async def _ask_engine(
-        self, asked: PreparedQuestion, within_s: float
+        self, prepared: PreparedQuestion, within_s: float
     ) -> tuple[Answer | None, int | None, str]:
         """Return the engine's answer and its version, or the reason why there is none."""
         if within_s <= 0:
@@ -249,11 +267,9 @@ class RecommendationService:
         if not self.breaker.allow_request():
             return None, None, "engine is left alone"
         try:
-            answer, version = await asyncio.wait_for(self.engines.ask(asked.question, within_s), within_s)
+            answer, version = await asyncio.wait_for(self.engines.ask(prepared.question, within_s), within_s)
         except (TimeoutError, DeadlineExceeded):
-            if (
-                within_s >= _FAIR * self.settings.deadline_s
-            ):  # a shorter deadline does not mean that the engine failed
+            if within_s >= _MIN_DEADLINE_SHARE * self.settings.deadline_s:
                 self.breaker.record_outcome(succeeded=False)
             return None, None, "deadline"
         except Building:  # the engine was not called
@@ -265,32 +281,32 @@ class RecommendationService:
         return answer, version, ""
 
     def _make_fallback_question(self, request: RecommendRequest | ScoreRequest) -> PreparedQuestion:
-        """Make a question without the user's events; withdrawn and excluded items stay hidden."""
+        """Make a question without the user's events, for the fallback; withdrawn and excluded items are hidden."""
         items = self.features.items
         if isinstance(request, ScoreRequest):
-            places, unknown = items.find_indices(request.items)
-            return PreparedQuestion(self._fallback.make_empty_question(0, places), True, unknown)
-        gone = [items.find_indices(some)[0] for some in (request.exclude, self.engines.serving.withdrawn)]
-        gone += [items.find_excluded(request.where)] if request.where else []
+            item_indices, unknown = items.find_indices(request.items)
+            return PreparedQuestion(self._fallback.make_empty_question(0, item_indices), True, unknown)
+        hidden = [items.find_indices(ids)[0] for ids in (request.exclude, self.engines.serving.withdrawn)]
+        hidden += [items.find_excluded(request.where)] if request.where else []
         question = replace(
-            self._fallback.make_empty_question(request.k), hidden=np.unique(np.concatenate(gone))
+            self._fallback.make_empty_question(request.k), hidden=np.unique(np.concatenate(hidden))
         )
         return PreparedQuestion(question, True)
 
-    def _list_scored(self, asked: PreparedQuestion, answer: Answer, explain: bool) -> list[Scored]:
+    def _list_scored(self, answer: Answer, explain: bool) -> list[Scored]:
         """Convert an answer to rows of the response."""
         items = self.features.items
         titles = items.get_titles(answer.item) if explain else [None] * len(answer.item)
         rows = []
-        for place, item in enumerate(items.get_ids(answer.item)):
-            row = Scored(item=item, score=_to_finite(answer.score[place]), title=titles[place])
+        for rank, item in enumerate(items.get_ids(answer.item)):
+            row = Scored(item=item, score=_to_finite(answer.score[rank]), title=titles[rank])
             if answer.own is not None and answer.vote is not None:
-                row.own, row.vote = _to_finite(answer.own[place]), _to_finite(answer.vote[place])
+                row.own, row.vote = _to_finite(answer.own[rank]), _to_finite(answer.vote[rank])
             rows.append(row)
         return rows
 
 
-def _get_user(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
+def _get_user_and_history(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
     return (None if request.user is None else str(request.user)), request.history
 
 

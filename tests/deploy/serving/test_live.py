@@ -93,7 +93,7 @@ def test_two_versions_side_by_side_have_their_own_metrics(port, served, app):
 def test_a_version_whose_files_are_torn_is_named_and_never_served(port, served):
     registry = served.open().registry
     serving = registry.serving
-    number = served.open().publish_commit(6).number  # the commit of version 1: the same files
+    number = served.open().publish_checkpoint(6).number  # the commit of version 1: the same files
     assert number == 1
     served.commit(1)
     until(lambda: call(port, "/versions", "GET")[1]["default"] == 3)

@@ -115,7 +115,7 @@ def test_a_run_in_the_middle_of_its_first_stage_says_how_to_serve_it(served):
         ConfigError, match=rf"no stage has ended yet.*nonet publish --step {step} run, then nonet promote"
     ):
         EnginePool(served.open())
-    version = served.open().publish_commit(step).number
+    version = served.open().publish_checkpoint(step).number
     served.open().registry.promote(version)
     engines = EnginePool(served.open())
     assert engines.serving.default == version
@@ -237,7 +237,7 @@ def test_an_anonymous_share_is_drawn_by_the_caller_s_name_else_by_the_request(se
     run = served.open()
     run.publish_newest()
     second = served.commit(1, last=False)
-    run.publish_commit(second)
+    run.publish_checkpoint(second)
     run.registry.promote(2, 0.5)
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     with TestClient(app) as client:
@@ -344,7 +344,7 @@ def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"is not published: .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):
-        run.publish_commit(manifest.step)
+        run.publish_checkpoint(manifest.step)
     assert served.open().registry.list_versions() == before
     monkeypatch.setattr(type(run.scenario.model.spec), "hash_base", lambda *_: "a" * 64)
-    assert run.publish_commit(manifest.step).number not in before
+    assert run.publish_checkpoint(manifest.step).number not in before
