@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nonet.controller.record.run_folder import create_run, find_runs_root
-from nonet.deploy import cli
 from nonet.deploy.run import api, submit
 from nonet.deploy.run.panel import Panel
+from nonet.deploy.verbs import running
 from nonet.errors import ConfigError
 
 PACKAGE = "ray/session_x/runtime_resources/working_dir_files/_ray_pkg_12ab"
@@ -71,7 +71,7 @@ def test_a_job_says_at_its_start_and_its_end_where_its_run_is(job, monkeypatch, 
     shown = io.StringIO()
     api.run("quickstart", panel=Panel(shown, live=False))
     assert f"this run's folder: {Started.folder.path} on " in shown.getvalue()
-    cli._print_result(Started(), as_json=True)
+    running._print_result(Started(), as_json=True)
     assert f"this run's folder: {Started.folder.path} on " in capsys.readouterr().err
 
 
