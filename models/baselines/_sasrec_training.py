@@ -1,7 +1,8 @@
 """SasRec: SASRec trained on the training events with early stopping by validation, as a strong baseline.
 
-Most papers train SASRec with binary cross-entropy and one negative, which is a third worse on the same data (Beauty HR@10 0.056
-against 0.084). Here the softmax is over all items of a small catalogue, else over shared uniform negatives. The same seed gives
+Most papers train SASRec with binary cross-entropy and one negative per event, which is a third worse on the same data (Beauty
+HR@10 0.056 against 0.084). Here the loss is a softmax over all items if the catalogue is small, and otherwise over uniformly
+sampled negatives that all events of a batch share. The same seed gives
 the same weights: order, negatives and dropout are functions of the seed, the trial and the epoch.
 """
 
@@ -25,9 +26,9 @@ from nonet.samples.sequences import TRAIN, VALID, Sequences
 from nonet.types import SampleBatch
 
 # Shapes: P prompts, I items.
-_DECAY = 0.01
+_WEIGHT_DECAY = 0.01
 _CHUNK = 512  # Prompts per chunk.
-_JUDGES = 4096  # Maximum number of validation prompts per epoch, drawn with the seed.
+_MAX_VALIDATION_PROMPTS = 4096  # Evaluated after each epoch; drawn with the seed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ class SasRec:
         self._net = self._build_network(0.0)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
-        """Train on the events of these splits, which are the first of every user; validation selects the epoch and the trial."""
+        """Train on the events of these splits, and keep the weights of the epoch and trial with the best validation NDCG@10.
+
+        In every user's history, the events of `splits` must precede all others.
+        """
         for _ in self.fit_in_parts(seq, splits):
             pass
         return self
@@ -96,10 +100,10 @@ class SasRec:
     def _run_trial(
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray
     ) -> Iterator[_Epoch]:
-        """Yield the epochs of a trial, until validation has not improved for `patience` of them."""
+        """Yield the epochs of a trial, until validation has not improved for `patience` epochs."""
         lr, dropout = TRIALS[trial]
-        net, best = self._build_network(dropout), (-1.0, 0)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=_DECAY, fused=True)
+        net, best = self._build_network(dropout), (-1.0, 0)  # NDCG and negated number of the best epoch
+        optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=_WEIGHT_DECAY, fused=True)
         for number in range(1, self._options.epochs + 1):
             began = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
@@ -144,13 +148,15 @@ class SasRec:
     def _select_validation_prompts(self, seq: Sequences) -> tuple[np.ndarray, np.ndarray]:
         """Return users and positions of the validation prompts that evaluate epochs; empty if there are no validation events."""
         users, positions = list_prompts(seq, VALID)
-        chosen = np.sort(rng(self._seed, "sasrec", "judges").permutation(len(users))[:_JUDGES])
+        chosen = np.sort(
+            rng(self._seed, "sasrec", "judges").permutation(len(users))[:_MAX_VALIDATION_PROMPTS]
+        )
         return users[chosen], positions[chosen]
 
     def _evaluate_ndcg(
         self, net: SasRecNet, seq: Sequences, users: np.ndarray, positions: np.ndarray
     ) -> float:
-        """Compute NDCG@10 of a full ranking with the evaluator's masking of seen items; 0 without prompts."""
+        """Compute NDCG@10 over all items that the evaluator does not mask as seen; 0 without prompts."""
         net.eval()
         ranks = []
         for part in _split_prompts(len(users)):

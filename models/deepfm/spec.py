@@ -1,4 +1,4 @@
-"""Facts about DeepFM: a click model, which predicts how likely an event is liked and makes no lists."""
+"""Spec of DeepFM, a click model: it predicts the probability that an event is a click and does not recommend lists."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nonet.options import Positive, Share, StrictModel
 
 
 class DeepFmOptions(StrictModel):
-    """Options of the click model."""
+    """Options of the click model: widths of the hidden layers, and dropout."""
 
     hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
     dropout: Share = 0.2
 
 
 class DeepFmSpec(ModelSpec):
-    """Spec of the click model, with the trainer, evaluator and tokeniser of clicks; a row is an event."""
+    """Spec of the click model. It has roles of its own, and a training row is one event instead of a user's history."""
 
     options: ClassVar[type[StrictModel]] = DeepFmOptions
     roles: ClassVar[Mapping[str, str]] = {
@@ -37,9 +37,9 @@ class DeepFmSpec(ModelSpec):
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
-        """Return the size of the SID decoder, an upper bound for networks of the usual widths."""
+        """Return the size of the SID decoder, which is an upper bound for click models of the usual widths."""
         size = MODELS.get("sid_decoder").size(options, around)
-        return replace(size, assumed="sizes of deepfm as those of the SID decoder")
+        return replace(size, assumed="deepfm is at most as large as the SID decoder")
 
     def list_baselines(self) -> Sequence[str]:
         """Return the names of the baselines for clicks."""
@@ -48,7 +48,7 @@ class DeepFmSpec(ModelSpec):
         return CLICK_BASELINES
 
     def check_metric(self, metric: str, width: int) -> None:
-        """Raise ConfigError unless the metric is one of clicks."""
+        """Raise ConfigError unless the metric is a click metric."""
         from nonet.models.deepfm.metrics import check_metric
 
         check_metric(metric)
@@ -62,22 +62,28 @@ class DeepFmSpec(ModelSpec):
                 yield f"stages.{name} with rewards for deepfm, which makes no lists"
 
     def check(self, scenario: Any) -> None:
-        """Check that stages have a label and a batch of events, and that all tables have the same width."""
+        """Check that stages define a label and a batch of events, that no feature is the label, and that tables have one width.
+
+        Raises:
+            ConfigError: One of these does not hold, or the scenario has an option that only lists need.
+        """
         if scenario.data.repeats is not None:
-            raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; remove it")
+            raise ConfigError(
+                "data.repeats: deepfm recommends no lists from which seen items could be masked; remove it"
+            )
         if scenario.evaluate.baselines is not None:
             raise ConfigError(
                 f"evaluate.baselines: deepfm is compared with {' and '.join(self.list_baselines())}; remove it"
             )
         if scenario.evaluate.shuffle_ties:
             raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; remove it")
-        for name, body in scenario.stages.items():
-            if not getattr(body, "target", None):
+        for name, stage in scenario.stages.items():
+            if not getattr(stage, "target", None):
                 raise ConfigError(
                     f'stages.{name}: deepfm needs target: a condition that says what a click is, e.g. "rating >= 4"'
                 )
-            self._check_features(scenario, name, body.target)
-            batch = getattr(body, "batch", None)
+            self._check_features(scenario, name, stage.target)
+            batch = getattr(stage, "batch", None)
             if batch is None or batch.tokens is None:
                 raise ConfigError(
                     f"stages.{name}: deepfm needs batch: {{tokens: N}}, the events of a step, e.g. 256"
@@ -93,14 +99,14 @@ class DeepFmSpec(ModelSpec):
         from nonet.models.deepfm.leaks import find_columns
 
         labels = scenario.data.labels
-        told = find_columns(target) | ({labels.name} if labels is not None else set())
-        for table, body in scenario.sparse.tables.items():
-            for feature in body.features or [table]:
-                if feature in told:
+        label_columns = find_columns(target) | ({labels.name} if labels is not None else set())
+        for table, table_options in scenario.sparse.tables.items():
+            for feature in table_options.features or [table]:
+                if feature in label_columns:
                     source = f"stages.{stage}.target" if feature in find_columns(target) else "data.labels"
                     raise ConfigError(
-                        f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): a row would see its "
-                        "own answer. Leave it out; liked, disliked and taste are the labels of earlier events"
+                        f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): the model would "
+                        "read what it must predict. Remove it; liked, disliked and taste have the labels of earlier events"
                     )
 
 

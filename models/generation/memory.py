@@ -1,10 +1,12 @@
-"""Memory over the trie: the mixture of a model and the votes of item transitions, normalised over the catalogue.
+"""Memory over the trie: a mixture of a model and the votes of item transitions, normalised over the catalogue.
 
     pi(y) = (1 - l) p(y) + l q(y),   q(y) ~ p(y)^b v(y)^c on the voted leaves
 
-The decoder generalises through codes, transitions memorise pairs of items; the mixture ranks better than either and has a
-higher likelihood than the model (quickstart: recall@10 0.146 to 0.188, 6.63 to 6.52 nats per event). b = 0 is a plain mixture
-of model and votes, b = 1 nearly a product of experts. The model is evaluated at the voted leaves only. A prompt without votes
+p is the model's probability of an item, and v(y) the weight of the votes for it. The items of a user's history vote for the items
+that followed them in training events; the leaves of these items are the voted leaves. The decoder generalises through codes,
+transitions memorise pairs of items. The mixture ranks better than either and has a higher likelihood than the model (quickstart:
+recall@10 0.146 to 0.188, 6.63 to 6.52 nats per event). b = 0 is a plain mixture of model and votes, b = 1 nearly a product of
+experts. The model is evaluated at the voted leaves only. A prompt without votes
 has l = 0. The log-probability of a level is the difference of two node masses, log Pi(child) - log Pi(node), so code that reads
 log-probabilities level by level works unchanged.
 """
@@ -26,19 +28,24 @@ from nonet.models.generation.votes import Votes
 # Shapes: U prompts, W paths, V votes, L levels.
 
 MEMORY_WEIGHTS = "memory"
-"""The buffer of a model that holds (l, b, c), and m where the nearest items vote: part of its weights, so commits and
-published versions have it."""
-_FIRST, _FIRST_SHARE = (0.2, 0.75, 1.2), 0.25
+"""Name of the buffer of a model with its weights (l, b, c), followed by m if the nearest items vote too.
+
+Being a buffer, it is stored in checkpoints and published versions like the other weights."""
+_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE = (0.2, 0.75, 1.2), 0.25  # (l, b, c) and m before they are fitted
 _QUERY_STD = 0.05
 
 
 def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
-    """Add the memory weights (l, b, c), to be fitted, to a model.
+    """Add the memory weights (l, b, c) to a model, with their initial values.
 
-    With the width of an item's row, also add a voter by nearness: its matrix, drawn from the seed, and its share m of the votes.
+    Args:
+        model: The model.
+        seed: Seed of the query matrix.
+        row_width: Width of an item's embedding row, to let the items nearest to the model's state vote too. Adds their share m of
+            the votes and a matrix that maps a state to a query for rows. None for no such votes.
     """
-    first = _FIRST if row_width is None else (*_FIRST, _FIRST_SHARE)
-    model.register_buffer(MEMORY_WEIGHTS, torch.tensor(first, dtype=torch.float32))
+    initial = _INITIAL_WEIGHTS if row_width is None else (*_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE)
+    model.register_buffer(MEMORY_WEIGHTS, torch.tensor(initial, dtype=torch.float32))
     if row_width is None:
         return
     with torch.random.fork_rng(devices=[]):
@@ -62,7 +69,13 @@ def get_nearest_share(model: nn.Module) -> float:
 
 @dataclass(frozen=True, slots=True)
 class VoteMixture:
-    """The distribution q [U, V] over the voted leaves of each prompt, and its share l [U] of the mixture (0 without votes)."""
+    """The distribution over the voted leaves of each prompt, to be mixed with the model's.
+
+    Attributes:
+        votes: Votes of the prompts.
+        q: Probabilities [U, V] of the voted leaves.
+        share: Share l [U] of q in the mixture; 0 for a prompt without votes.
+    """
 
     votes: Votes
     q: Tensor
@@ -70,29 +83,31 @@ class VoteMixture:
 
     @classmethod
     def of(cls, model: nn.Module, votes: Votes, logp_UV: Tensor) -> VoteMixture:
-        """Build from the model's log-probabilities of the voted leaves; differentiable."""
+        """Compute q from the votes and the model's log-probabilities [U, V] of the voted leaves; differentiable."""
         l, b, c = get_memory_weights(model)  # noqa: E741
-        power_UV = (b * logp_UV + c * votes.weight.clamp_min(1e-30).log()).masked_fill(votes.leaf < 0, -1e30)
-        some_U = (votes.leaf >= 0).any(1)
-        q_UV = power_UV.softmax(1).masked_fill(votes.leaf < 0, 0.0)
-        return cls(votes, q_UV, some_U.to(q_UV.dtype) * l)
+        logit_UV = (b * logp_UV + c * votes.weight.clamp_min(1e-30).log()).masked_fill(votes.leaf < 0, -1e30)
+        has_votes_U = (votes.leaf >= 0).any(1)
+        q_UV = logit_UV.softmax(1).masked_fill(votes.leaf < 0, 0.0)
+        return cls(votes, q_UV, has_votes_U.to(q_UV.dtype) * l)
 
     def mix_levels(self, trie: Trie, leaf_UW: Tensor, logp_UWL: Tensor) -> Tensor:
-        """Compute the mixture's log-probability of each level [U, W, L] of the paths to leaves from the model's."""
-        before, logp, out = torch.zeros_like(logp_UWL[..., 0]), torch.zeros_like(logp_UWL[..., 0]), []
+        """Convert the model's log-probabilities [U, W, L] by level on the paths to leaves [U, W] into the mixture's."""
+        parent_logp, logp, out = torch.zeros_like(logp_UWL[..., 0]), torch.zeros_like(logp_UWL[..., 0]), []
         for level in range(trie.levels):
             logp = logp + logp_UWL[..., level]
-            mass = self.mix(logp, self._sum_votes_below(trie, level + 1, leaf_UW))
-            out.append(mass - before)
-            before = mass
+            node_logp = self.mix(logp, self._sum_votes_below(trie, level + 1, leaf_UW))
+            out.append(node_logp - parent_logp)
+            parent_logp = node_logp
         return torch.stack(out, -1)
 
     def mix(self, logp_UW: Tensor, q_UW: Tensor) -> Tensor:
         """Compute log((1 - l) p + l q) [U, W] from log p and q."""
         share_U1 = self.share[:, None]
-        there = (q_UW > 0) & (share_U1 > 0)
-        remembered = torch.where(there, share_U1 * q_UW, 1.0).log()
-        return torch.logaddexp(torch.log1p(-share_U1) + logp_UW, torch.where(there, remembered, -torch.inf))
+        has_votes = (q_UW > 0) & (share_U1 > 0)
+        logp_votes = torch.where(has_votes, share_U1 * q_UW, 1.0).log()
+        return torch.logaddexp(
+            torch.log1p(-share_U1) + logp_UW, torch.where(has_votes, logp_votes, -torch.inf)
+        )
 
     def _sum_votes_below(self, trie: Trie, level: int, leaf_UW: Tensor) -> Tensor:
         """Sum q over the voted leaves below the nodes of a level on the paths to leaves, [U, W]."""
@@ -105,17 +120,17 @@ class VoteMixture:
 def remember(
     model: SidModel, cache: PromptCache, trie: Trie, votes: Votes, leaf_UW: Tensor | None = None
 ) -> tuple[VoteMixture, Tensor, Tensor]:
-    """Score the voted leaves and other leaves as one tree.
+    """Score the voted leaves and, if given, other leaves in one pass of the model, and build the mixture of each prompt.
 
     Returns:
-        The memory of each prompt in `cache`, the model's log-probabilities by level of the voted leaves [U, V, L] and of the
-        other leaves [U, W, L]. The votes of the memory include those of the nearest items.
+        The mixture of each prompt in `cache`, and the model's log-probabilities by level of the voted leaves [U, V, L] and of
+        the other leaves [U, W, L]. The votes of the mixture include those of the nearest items.
     """
     votes = votes.mix_nearest(model, cache.state, get_nearest_share(_as_module(model)))
     leaf_UX = votes.leaf if leaf_UW is None else torch.cat([votes.leaf, leaf_UW], 1)
     logp_UXL = compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UX))
-    voted = votes.leaf.shape[1]
-    logp_UVL, logp_UWL = logp_UXL[:, :voted], logp_UXL[:, voted:]
+    n_votes = votes.leaf.shape[1]
+    logp_UVL, logp_UWL = logp_UXL[:, :n_votes], logp_UXL[:, n_votes:]
     return VoteMixture.of(_as_module(model), votes, logp_UVL.sum(-1)), logp_UVL, logp_UWL
 
 
@@ -163,7 +178,7 @@ def score_leaves(
 
 
 def compute_vote_shares(model: SidModel, cache: PromptCache, votes: Votes, leaf_UX: Tensor) -> Tensor:
-    """Return the share [U, X] of a prompt's votes, of all voters together, that each leaf got."""
-    heard = votes.mix_nearest(_as_module(model), cache.state, get_nearest_share(_as_module(model)))
-    same_UXV = leaf_UX[:, :, None] == heard.leaf.masked_fill(heard.leaf < 0, -2)[:, None, :]
-    return (same_UXV * heard.weight[:, None, :]).sum(-1)
+    """Return the share [U, X] of a prompt's votes that each leaf received, from transitions and nearest items together."""
+    all_votes = votes.mix_nearest(_as_module(model), cache.state, get_nearest_share(_as_module(model)))
+    same_UXV = leaf_UX[:, :, None] == all_votes.leaf.masked_fill(all_votes.leaf < 0, -2)[:, None, :]
+    return (same_UXV * all_votes.weight[:, None, :]).sum(-1)

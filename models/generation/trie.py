@@ -2,9 +2,9 @@
 
 Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and
 the leaves below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), 12 bytes
-an item plus 8 to 12 bytes an inner node, all of it in mapped files: there is no [nodes, K] table; `find_children` builds
-the mask of a batch of nodes when it is asked for. A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes,
-items=...)` over the same dense item index.
+per item plus 8 to 12 bytes per inner node, all of it in mapped files. There is no [nodes, K] table of children:
+`find_children` computes its rows for a batch of nodes. A catalogue of fewer items (in stock, one category) is
+`Trie.build(sids, codes, items=...)` over the same dense item index.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from nonet.atomic import write_whole
 from nonet.errors import DataError
 
 FORMAT = 2
-_READ = (1, 2)  # 1: int64, and nothing of what lies below a node
+_READABLE_FORMATS = (1, 2)  # format 1 has int64 arrays and no files of `below`
 
 # Shapes: I items, L levels, K_l codes of level l, n_l nodes of level l (n_0 = 1, the root; n_L = leaves).
 
 
 class Trie:
-    """Legal semantic IDs of one catalogue version.
+    """The semantic IDs of one catalogue version, which are the paths from the root to the leaves.
 
     codes         K of every level, the collision level included
-    first_child   per level l: [n_l + 1] int32; children of node p are nodes first_child[p] .. first_child[p +
-    1] of level l + 1
+    first_child   per level l: [n_l + 1] int32; children of node p are nodes first_child[p] ..
+                  first_child[p + 1] - 1 of level l + 1
     code          per level l: [n_{l+1}] int32, the code that leads to each node; ascending inside a parent
     item_of_leaf  [n_L] int32 dense item index;  leaf_of_item [I] int32, -1 for items outside the catalogue
-    below         per level l < L - 1: [n_l + 1] int32, as `get_first_leaf` gives them; made here where left out
+    below         per level l < L - 1: [n_l + 1] int32, the result of `get_first_leaf`; None to compute them
     version       hash of the content: equal catalogues have equal versions
     """
 
@@ -64,7 +64,7 @@ class Trie:
 
     @property
     def n_items(self) -> int:
-        """Number of items of the dense index, inside the catalogue or not."""
+        """Number of items of the dense index, including those outside the catalogue."""
         return len(self.leaf_of_item)
 
     @property
@@ -79,7 +79,7 @@ class Trie:
 
     @classmethod
     def build(cls, sids: np.ndarray, codes: Sequence[int], items: np.ndarray | None = None) -> Trie:
-        """Build from SIDs [I, L] in dense index order; `items` (dense indices) restricts the catalogue to these."""
+        """Build the trie of SIDs [I, L] in dense index order; `items` (dense indices) restricts the catalogue to these."""
         sids = np.asarray(sids)
         _check_sids(sids, codes)
         chosen = np.arange(len(sids)) if items is None else _check_items(items, len(sids))
@@ -92,9 +92,10 @@ class Trie:
         return cls(codes, first_child, code, order.astype(np.int32), leaf_of_item)
 
     def get_first_leaf(self, level: int) -> np.ndarray:
-        """Return [n_level + 1] int32: the leaves below node p are first_leaf[p] .. first_leaf[p + 1].
+        """Return the first leaf below each node of a level, [n_level + 1] int32.
 
-        For the leaves themselves it is computed on each call; `find_nodes` and `count_leaves` do not need it.
+        The leaves below node p are first_leaf[p] .. first_leaf[p + 1] - 1. For the last level, whose nodes are the leaves, the
+        array is created on each call; `find_nodes` and `count_leaves` do not need it.
         """
         if level == self.levels:
             return np.arange(self.n_leaves + 1, dtype=np.int32)
@@ -110,15 +111,15 @@ class Trie:
         """Count the leaves below each node of a level, int64."""
         if level == self.levels:
             return torch.ones_like(node, dtype=torch.int64)
-        first = self.get_tensor("first_leaf", level, node.device)
-        return (first[node + 1] - first[node]).long()
+        first_leaf = self.get_tensor("first_leaf", level, node.device)
+        return (first_leaf[node + 1] - first_leaf[node]).long()
 
     def find_parents(self, level: int, child: Tensor) -> Tensor:
-        """Return the node of a level above each node of the next level, int64."""
+        """Return the parent, a node of level `level`, of each node of the next level, int64."""
         return _find_range(self.get_tensor("first_child", level, child.device), child)
 
     def _build_first_leaf(self) -> list[np.ndarray]:
-        """Compute `get_first_leaf` of all levels but the last two."""
+        """Compute the first leaf below each node, for all levels but the last two."""
         below = [self.first_child[-1]]
         for first in reversed(self.first_child[:-1]):
             below.append(below[-1][first])
@@ -140,16 +141,20 @@ class Trie:
         return self._tensors[key]
 
     def list_children(self, level: int, nodes_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """List the children of level-`level` nodes: row of `nodes_M`, code and node number at level + 1, each [C] int64."""
-        first = self.get_tensor("first_child", level, nodes_M.device)
-        start = first[nodes_M].long()
-        count = first[nodes_M + 1] - start
+        """List the children of nodes of a level.
+
+        Returns:
+            For each child, [C] int64 each: the row of its parent in `nodes_M`, its code, and its node number at level + 1.
+        """
+        first_child = self.get_tensor("first_child", level, nodes_M.device)
+        start = first_child[nodes_M].long()
+        count = first_child[nodes_M + 1] - start
         row = torch.repeat_interleave(count)
         child = torch.arange(len(row), device=nodes_M.device) + (start - (count.cumsum(0) - count))[row]
         return row, self.get_tensor("code", level, nodes_M.device)[child].long(), child
 
     def decode_prefixes(self, level: int, nodes_M: Tensor) -> Tensor:
-        """Return the codes [M, level] int64 on the paths to level-`level` nodes."""
+        """Return the codes [M, level] int64 on the paths from the root to nodes of a level."""
         codes = []
         for above in range(level - 1, -1, -1):
             codes.append(self.get_tensor("code", above, nodes_M.device)[nodes_M].long())
@@ -157,7 +162,7 @@ class Trie:
         return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
 
     def find_children(self, level: int, nodes: Tensor) -> Tensor:
-        """Return the children of nodes by code, [..., K] node numbers at level + 1; -1 where a code is illegal.
+        """Return the children of nodes by code, [..., K] node numbers at level + 1; -1 where no child has the code.
 
         Args:
             level: Level of the nodes.
@@ -171,7 +176,7 @@ class Trie:
         return out.view(*nodes.shape, width)
 
     def save(self, folder: str | Path) -> None:
-        """Write .npy arrays, then meta.json: a folder without meta.json is not a catalogue."""
+        """Write the arrays as .npy files, then meta.json; `load` rejects a folder without meta.json as incomplete."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         below = {f"first_leaf-{level}": array for level, array in enumerate(self._below)}
@@ -182,13 +187,13 @@ class Trie:
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Trie:
-        """Map the arrays of `folder`; `verify` reads all of them and checks the version."""
+        """Memory-map a saved trie; with `verify`, read all arrays and check that their hash is the version."""
         folder = Path(folder)
         meta = _read_meta(folder)
 
         def map_array(name: str) -> np.ndarray:
             try:
-                # "c": pages are shared and never written back; torch takes no read-only array.
+                # "c" (copy on write) shares pages and never writes them back; torch.from_numpy warns about "r".
                 return np.load(folder / f"{name}.npy", mmap_mode="c")
             except (OSError, ValueError) as error:
                 raise DataError(
@@ -205,19 +210,21 @@ class Trie:
         trie = cls(meta["codes"], first_child, code, *items, meta["version"], below)
         trie._check_sizes(folder, meta["n_items"])
         if verify and trie._hash(meta["format"]) != trie.version:
-            raise DataError(f"catalogue {folder}: content does not hash to {trie.version}. Build it again.")
+            raise DataError(
+                f"catalogue {folder}: the content is damaged: it does not hash to {trie.version}. Build it again."
+            )
         return trie
 
     def _check_sizes(self, folder: Path, n_items: int) -> None:
-        """Check that the loaded arrays fit each other and the number of items."""
+        """Check that the sizes of the loaded arrays match one another and the number of items."""
         parents, children = self.n_nodes[:-1], self.n_nodes[1:]
-        whole = all(
+        consistent = all(
             len(first) == n + 1 and int(first[-1]) == m
             for first, n, m in zip(self.first_child, parents, children, strict=True)
         )
-        if not whole or children[-1] != self.n_leaves or n_items != self.n_items:
+        if not consistent or children[-1] != self.n_leaves or n_items != self.n_items:
             raise DataError(
-                f"catalogue {folder}: its arrays do not fit each other or meta.json. Build it again."
+                f"catalogue {folder}: the sizes of its arrays do not match one another or meta.json. Build it again."
             )
 
     def _list_arrays(self) -> dict[str, np.ndarray]:
@@ -225,37 +232,39 @@ class Trie:
         files |= {f"code-{level}": array for level, array in enumerate(self.code)}
         return files | {"item_of_leaf": self.item_of_leaf, "leaf_of_item": self.leaf_of_item}
 
-    def _hash(self, form: int) -> str:
-        digest = hashlib.sha256(json.dumps([form, self.codes]).encode())
+    def _hash(self, file_format: int) -> str:
+        digest = hashlib.sha256(json.dumps([file_format, self.codes]).encode())
         for name, array in self._list_arrays().items():
             digest.update(f"{name}:{len(array)};".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tensors": {}}  # no torch object is ever pickled
+        return self.__dict__ | {"_tensors": {}}  # cached tensors are not pickled, only arrays
 
 
-def _find_range(first: Tensor, place: Tensor) -> Tensor:
-    """Return the index p of the range first[p] .. first[p + 1] that contains each place, int64."""
-    return torch.searchsorted(first, place.to(first.dtype).contiguous(), right=True) - 1
+def _find_range(range_starts: Tensor, value: Tensor) -> Tensor:
+    """Return the index p of the range [range_starts[p], range_starts[p + 1]) that contains each value, int64."""
+    return torch.searchsorted(range_starts, value.to(range_starts.dtype).contiguous(), right=True) - 1
 
 
 def _build_levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Build the CSR arrays of distinct SIDs [n, L] in lexicographic order."""
-    starts = np.zeros(len(ordered), bool)  # row opens a node of this level
-    starts[0] = True
+    is_first = np.zeros(
+        len(ordered), bool
+    )  # whether a row is the first with its prefix, so the first below a node
+    is_first[0] = True
     node = np.zeros(len(ordered), np.int64)
     first_child, code = [], []
     for column in ordered.T:
         parents = int(node[-1]) + 1
-        starts = starts.copy()
-        starts[1:] |= column[1:] != column[:-1]
+        is_first = is_first.copy()
+        is_first[1:] |= column[1:] != column[:-1]
         first_child.append(
-            np.concatenate([[0], np.cumsum(np.bincount(node[starts], minlength=parents))]).astype(np.int32)
+            np.concatenate([[0], np.cumsum(np.bincount(node[is_first], minlength=parents))]).astype(np.int32)
         )
-        code.append(column[starts].astype(np.int32))
-        node = np.cumsum(starts) - 1
+        code.append(column[is_first].astype(np.int32))
+        node = np.cumsum(is_first) - 1
     return first_child, code
 
 
@@ -280,10 +289,10 @@ def _check_items(items: np.ndarray, n_items: int) -> np.ndarray:
     """Return the distinct items of a restriction in order, and check that they exist."""
     chosen = np.unique(np.asarray(items, np.int64))
     if not len(chosen):
-        raise DataError("catalogue: it was restricted to no item at all. Give at least one item.")
+        raise DataError("catalogue: it was restricted to no items. Give at least one item.")
     if chosen[0] < 0 or chosen[-1] >= n_items:
         wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
-        raise DataError(f"catalogue: item {wrong} was asked for, the index has items 0..{n_items - 1}.")
+        raise DataError(f"catalogue: it was restricted to item {wrong}, but items are 0..{n_items - 1}.")
     return chosen
 
 
@@ -306,7 +315,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise DataError(f"catalogue {folder}: there is no meta.json. Run the tokenise stage first.") from None
     except ValueError as error:
         raise DataError(f"catalogue {folder}: meta.json is not JSON ({error}). Build it again.") from error
-    if not isinstance(meta, dict) or meta.get("format") not in _READ:
+    if not isinstance(meta, dict) or meta.get("format") not in _READABLE_FORMATS:
         got = meta.get("format") if isinstance(meta, dict) else meta
         raise DataError(
             f"catalogue {folder}: format {got!r}, this version reads formats 1 and {FORMAT}. Build it again."

@@ -1,7 +1,7 @@
 """Text encoders for item vectors: the last hidden states of a transformers model, pooled to one vector per text.
 
 `tokenizer: {vectors: [{use: hf, path: models/bge-small, columns: [title, categories]}, cooccurrence]}`. Texts of similar length
-share a batch of at most 64, so a text's vector depends only on its words, up to rounding by the padding.
+share a batch of at most 64, and padding is masked, so a text's vector depends only on the text, up to rounding.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from nonet.errors import ConfigError
 from nonet.models.hf.config import read_folder_keys
 from nonet.models.hf.text import read_tokenizer
 
-# Shapes: I texts, b of them at once, S words of the longest, D width.
-_AT_ONCE, _WORDS = 64, 256
+# Shapes: I texts, b texts of a batch, S tokens of the longest text in it, D width.
+_BATCH_SIZE, _MAX_TOKENS = 64, 256
 
 
 def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError if there is no model or no tokenizer to load."""
+    """Raise ConfigError if the folder of the options has no model or no tokenizer."""
     path = str(folder / options["path"])
     _convert_errors(lambda: read_folder_keys(path))
     _convert_errors(lambda: read_tokenizer({"path": path}, "a text encoder"))
@@ -34,7 +34,8 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
     """Encode texts as vectors [I, D] float32.
 
     Args:
-        options: path (relative to the scenario), and pool: "mean" of a text's states, its "last" or its "first".
+        options: "path" of the model, relative to the scenario, and "pool": whether a vector is the "mean" of a text's states or
+            its "last" or "first" state.
         texts: The texts.
         folder: Folder of the scenario.
 
@@ -53,33 +54,37 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
         raise ConfigError(
             f"tokenizer.vectors: {path} cannot be read: {type(error).__name__}: {line}"
         ) from error
-    words = [tokenizer(text or " ", truncation=True, max_length=_WORDS).input_ids or [0] for text in texts]
-    order = sorted(range(len(words)), key=lambda at: len(words[at]))
-    out = np.empty((len(words), int(model.config.get_text_config().hidden_size)), np.float32)
-    for start in range(0, len(order), _AT_ONCE):
-        some = order[start : start + _AT_ONCE]
-        out[some] = _pool_states(model, [words[at] for at in some], str(options.get("pool", "mean"))).numpy()
+    token_ids = [
+        tokenizer(text or " ", truncation=True, max_length=_MAX_TOKENS).input_ids or [0] for text in texts
+    ]
+    order = sorted(range(len(token_ids)), key=lambda row: len(token_ids[row]))
+    out = np.empty((len(token_ids), int(model.config.get_text_config().hidden_size)), np.float32)
+    for start in range(0, len(order), _BATCH_SIZE):
+        rows = order[start : start + _BATCH_SIZE]
+        out[rows] = _pool_states(
+            model, [token_ids[row] for row in rows], str(options.get("pool", "mean"))
+        ).numpy()
     return out
 
 
-def _pool_states(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tensor:
+def _pool_states(model: Any, token_ids: Sequence[Sequence[int]], pool: str) -> Tensor:
     """Encode texts and pool their last hidden states to one vector per text [b, D]."""
-    most = max(map(len, words))
-    ids_bS = torch.zeros(len(words), most, dtype=torch.int64)
-    for at, each in enumerate(words):
-        ids_bS[at, : len(each)] = torch.tensor(each)
-    lengths_b = torch.tensor([len(each) for each in words])
-    there_bS = torch.arange(most) < lengths_b[:, None]
-    state_bSD = model(input_ids=ids_bS, attention_mask=there_bS.long()).last_hidden_state.float()
+    max_length = max(map(len, token_ids))
+    ids_bS = torch.zeros(len(token_ids), max_length, dtype=torch.int64)
+    for row, ids in enumerate(token_ids):
+        ids_bS[row, : len(ids)] = torch.tensor(ids)
+    lengths_b = torch.tensor([len(ids) for ids in token_ids])
+    mask_bS = torch.arange(max_length) < lengths_b[:, None]
+    state_bSD = model(input_ids=ids_bS, attention_mask=mask_bS.long()).last_hidden_state.float()
     if pool == "first":
         return state_bSD[:, 0]
     if pool == "last":
-        return state_bSD[torch.arange(len(words)), lengths_b - 1]
-    return (state_bSD * there_bS[..., None]).sum(1) / lengths_b[:, None]
+        return state_bSD[torch.arange(len(token_ids)), lengths_b - 1]
+    return (state_bSD * mask_bS[..., None]).sum(1) / lengths_b[:, None]
 
 
 def _convert_errors(check: Any) -> None:
-    """Run a check of `model.path`, and let its errors name `tokenizer.vectors` instead."""
+    """Run a check that reports errors of `model.path`, and report them as errors of `tokenizer.vectors`."""
     try:
         check()
     except ConfigError as error:

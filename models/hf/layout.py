@@ -3,8 +3,8 @@
     head...  START  [lead... c1 .. cL]  [lead... c1 .. cL]  ...  lead...
                      the first event     the second              predicts the next
 
-`head` and `lead` are the words of the prompt before and after its history. The lead precedes the codes of every item, so training
-and generation read the same sequence, and one pass over a history trains on all of its events.
+`head` and `lead` are the text tokens ("words") of the prompt before and after the history. The lead precedes the codes of every
+item, so training and generation read the same sequence, and one pass over a history trains on all of its events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from nonet.types import SampleBatch
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """Token layout of a prompt: `head` and `lead` are ids of words, `levels` is the number of codes per item."""
+    """Token layout of a prompt.
+
+    Attributes:
+        levels: Number of codes per item.
+        head: Ids of the text tokens before the history.
+        lead: Ids of the text tokens before each item.
+    """
 
     levels: int
     head: tuple[int, ...] = ()
@@ -43,12 +49,12 @@ class PromptLayout:
         return self.start + 1 + events * self.stride + len(self.lead)
 
     def get_word_ids(self, events: int) -> Tensor:
-        """Return the ids [S] of the words of a sequence of `events` events; -1 at START and codes."""
+        """Return the ids [S] of the text tokens of a sequence of `events` events; -1 at START and codes."""
         event = [*self.lead, *[-1] * self.levels]
         return torch.tensor([*self.head, -1, *event * events, *self.lead])
 
     def locate_events(self, batch: SampleBatch) -> EventPositions:
-        """Locate the events of a batch."""
+        """Return the positions of the events of a batch in its padded sequences."""
         offsets = batch.item.offsets
         counts_B = offsets.diff()
         sequence_N = torch.repeat_interleave(counts_B)
@@ -59,9 +65,16 @@ class PromptLayout:
 
 @dataclass(frozen=True, slots=True)
 class EventPositions:
-    """sequence and place [N] of every event; most: events of the longest sequence; lengths [B] in positions.
+    """The positions of events in the padded sequences of a batch.
 
     Positions are flat: those of sequence b begin at b * width.
+
+    Attributes:
+        layout: Layout of the sequences.
+        sequence: Sequence [N] of each event.
+        place: Index [N] of each event in its sequence.
+        most: Number of events of the longest sequence.
+        lengths: Number of positions [B] of each sequence.
     """
 
     layout: PromptLayout
@@ -72,17 +85,19 @@ class EventPositions:
 
     @property
     def width(self) -> int:
-        """Number of positions S of the padded sequences."""
+        """Number of positions S of a padded sequence."""
         return int(self.layout.count_positions(self.most))
 
     def locate_queries(self, ahead: int = 1) -> Tensor:
-        """Return the flat position [N] that predicts the first code of each event from `ahead` events before it.
+        """Return the flat position [N] whose state predicts the first code of each event.
 
-        It is negative where the sequence has no such position.
+        Args:
+            ahead: How many events ahead to predict. 1 is the position directly before the event's codes; each further one is an
+                event earlier. The position is -1 where the sequence has no such event.
         """
         place_N = self.place - (ahead - 1)
-        before = self.layout.start + len(self.layout.lead)
-        at_N = self.sequence * self.width + before + place_N * self.layout.stride
+        first_query = self.layout.start + len(self.layout.lead)
+        at_N = self.sequence * self.width + first_query + place_N * self.layout.stride
         return at_N.masked_fill(place_N < 0, -1)
 
     def locate_codes(self) -> Tensor:
@@ -94,13 +109,17 @@ class EventPositions:
         return torch.arange(len(self.lengths), device=self.place.device) * self.width + self.layout.start
 
     def locate_ends(self) -> Tensor:
-        """Return the flat position [B] that predicts the next item."""
+        """Return the flat position [B] of each sequence's end, whose state predicts the next item."""
         first_B = torch.arange(len(self.lengths), device=self.place.device) * self.width
         return first_B + self.lengths - 1
 
 
 def bucket_time_gaps(batch: SampleBatch, events: EventPositions, buckets: int) -> Tensor:
-    """Return the bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of s."""
+    """Return the bucket [N] of the time between each event and the one before it in its sequence.
+
+    Bucket 0 is for the first event of a sequence, 1 for a gap of 0 s, and 2 + k for gaps of 2^k to 2^(k+1) s; the last bucket has
+    all longer gaps.
+    """
     since_N = pad(batch.time.values.diff().clamp_min(0), (1, 0))[: len(events.place)]
     bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(buckets - 3)
     return bucket_N.masked_fill(since_N == 0, 1).masked_fill(events.place == 0, 0)

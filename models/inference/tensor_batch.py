@@ -1,8 +1,9 @@
-"""Dynamic batching: questions of all callers are merged by their cost, within their deadlines.
+"""Dynamic batching: merges the requests ("questions") of all callers into batches, within their deadlines.
 
-One thread computes. When it is free, the waiting questions become the next batch, the nearest deadline first, up to `most_cost`
-and to what the tightest deadline allows: the duration of a batch is modelled as a + b * cost, fitted to the batches so far. So
-an idle engine adds no delay, and a busy one merges more. Expired questions get `TooLate` and are not computed.
+One thread computes. When it is free, it takes waiting questions into the next batch, the nearest deadline first, until the cost
+reaches `most_cost` or the batch would take too long for the nearest deadline. The duration of a batch is modelled as
+a + b * cost, fitted to the batches so far. So an idle engine adds no delay, and a busy one forms larger batches. Questions whose
+deadline has passed get `TooLate` and are not computed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
-_FORGET = 0.95  # what an older batch still weighs in the fit
-_SPENT = 0.8  # of the time that the most urgent question has left, a batch may take
+_WEIGHT_DECAY = 0.95  # by which the weight of earlier batches in the fit is multiplied for each new batch
+_MAX_TIME_SHARE = 0.8  # of the time until the nearest deadline that a batch may be expected to take
 
 
 class TooLate(DeadlineExceeded):
@@ -40,7 +41,16 @@ class QueueDied(NonetError):
 
 @dataclass(slots=True)
 class QueueStats:
-    """Statistics of a queue: batches, questions, cost, seconds computed, size of the newest batch, and expired questions."""
+    """Statistics of a queue.
+
+    Attributes:
+        batches: Number of computed batches.
+        questions: Number of answered questions.
+        cost: Sum of their costs.
+        seconds: Seconds that the batches took.
+        newest: Number of questions in the newest batch.
+        late: Number of questions whose deadline had passed.
+    """
 
     batches: int = 0
     questions: int = 0
@@ -51,18 +61,22 @@ class QueueStats:
 
 
 @dataclass(slots=True)
-class _WaitingQuestion(Generic[Q, A]):
+class _PendingQuestion(Generic[Q, A]):
     question: Q
     cost: float
-    until: float
+    deadline: float  # on the monotonic clock
     future: Future[A] = field(default_factory=Future)
 
 
 class TensorBatch(Generic[Q, A]):
-    """Merges questions into batches for `answer`, which maps a list of questions to a list of as many answers.
+    """A queue that merges questions into batches and computes them on a thread of its own.
 
-    `most` is the maximum number of questions per batch; 1 answers them one at a time. `turn` is a lock that is held while a batch
-    is computed, so that several engines on the same cores take turns.
+    Args:
+        answer: Maps a list of questions to a list of as many answers.
+        cost: Returns the cost of a question.
+        most_cost: Maximum cost per batch; a single question may cost more.
+        most: Maximum number of questions per batch; 1 answers them one at a time.
+        turn: Lock that is held while a batch is computed, so that several engines on the same cores take turns.
     """
 
     def __init__(
@@ -75,31 +89,31 @@ class TensorBatch(Generic[Q, A]):
         turn: Any = None,
     ):
         self._answer, self._cost, self._most_cost, self._most = answer, cost, most_cost, most
-        self._turn = turn or threading.Lock()
-        self._seconds = _DurationEstimate()
-        self._waiting: list[_WaitingQuestion[Q, A]] = []
-        self._change, self._closed = threading.Condition(), False
-        self._died: BaseException | None = None
-        self._under_way: list[_WaitingQuestion[Q, A]] = []
+        self._compute_lock = turn or threading.Lock()
+        self._duration = _DurationEstimate()
+        self._waiting: list[_PendingQuestion[Q, A]] = []
+        self._condition, self._closed = threading.Condition(), False
+        self._fatal_error: BaseException | None = None
+        self._in_progress: list[_PendingQuestion[Q, A]] = []
         self.measures = QueueStats()
         self._thread = threading.Thread(target=self._work, name="tensor-batch", daemon=True)
         self._thread.start()
 
     def submit(self, question: Q, within_s: float) -> Future[A]:
-        """Return a future of the answer; it fails with TooLate or with what `answer` raised.
+        """Return a future of the answer; it fails with TooLate or with the exception that `answer` raised.
 
         Raises:
             Closed: The queue is closed.
             QueueDied: The thread of the queue has ended.
         """
-        waiting = _WaitingQuestion[Q, A](question, self._cost(question), time.monotonic() + within_s)
-        with self._change:
-            if self._died is not None:
-                raise _make_queue_died(self._died)
+        waiting = _PendingQuestion[Q, A](question, self._cost(question), time.monotonic() + within_s)
+        with self._condition:
+            if self._fatal_error is not None:
+                raise _make_queue_died(self._fatal_error)
             if self._closed:
                 raise Closed("this queue is closed: its version was replaced")
             self._waiting.append(waiting)
-            self._change.notify()
+            self._condition.notify()
         return waiting.future
 
     def __len__(self) -> int:
@@ -109,69 +123,71 @@ class TensorBatch(Generic[Q, A]):
     @property
     def alive(self) -> bool:
         """Whether the thread runs; False after an error that ended it."""
-        return self._thread.is_alive() and self._died is None
+        return self._thread.is_alive() and self._fatal_error is None
 
     def close(self) -> None:
-        """Accept no more questions, and return when the waiting ones are answered."""
-        with self._change:
+        """Accept no more questions, and block until the waiting ones are answered."""
+        with self._condition:
             self._closed = True
-            self._change.notify()
+            self._condition.notify()
         self._thread.join()
 
     def _work(self) -> None:
-        """Compute until closed; an error outside of a question's own ends the queue and is passed to all waiting callers."""
+        """Compute until closed. An error outside `answer` ends the queue, and all waiting questions fail with it."""
         try:
             self._compute_until_closed()
         except BaseException as error:
-            with self._change:
-                self._died, left, self._waiting = error, [*self._under_way, *self._waiting], []
+            with self._condition:
+                self._fatal_error, left, self._waiting = error, [*self._in_progress, *self._waiting], []
             for waiting in left:
                 _fail(waiting, _make_queue_died(error))
             _log.critical("the queue of a version has died", exc_info=error)
 
     def _compute_until_closed(self) -> None:
-        """Compute batches of waiting questions until the batcher is closed."""
+        """Compute batches of waiting questions until the queue is closed."""
         while True:
-            with self._change:
+            with self._condition:
                 while not self._waiting and not self._closed:
-                    self._change.wait()
+                    self._condition.wait()
                 if not self._waiting:
                     return
-            with self._turn:  # others may come while the turn is another's
+            # The batch is chosen with the lock held, since more questions may arrive while another engine computes.
+            with self._compute_lock:
                 batch, late = self._take_next()
-                self._under_way = [*batch, *late]
-                # A caller may give up at any moment; a future that runs can no longer be cancelled.
+                self._in_progress = [*batch, *late]
+                # Callers can cancel their futures until `_start` marks them as running; cancelled ones are left out.
                 self._compute([waiting for waiting in batch if _start(waiting)])
             for waiting in late:
                 if _start(waiting):
                     _fail(waiting, TooLate("the deadline passed before this question was computed"))
-            self._under_way = []
+            self._in_progress = []
 
-    def _take_next(self) -> tuple[list[_WaitingQuestion[Q, A]], list[_WaitingQuestion[Q, A]]]:
-        """Take the questions to compute now, the most urgent first, and those that expired."""
+    def _take_next(self) -> tuple[list[_PendingQuestion[Q, A]], list[_PendingQuestion[Q, A]]]:
+        """Remove from the queue and return the questions to compute now, the nearest deadline first, and the expired ones."""
         now = time.monotonic()
-        with self._change:
-            late = [waiting for waiting in self._waiting if waiting.until <= now]
-            there = sorted(
-                (waiting for waiting in self._waiting if waiting.until > now), key=lambda each: each.until
+        with self._condition:
+            late = [waiting for waiting in self._waiting if waiting.deadline <= now]
+            in_time = sorted(
+                (waiting for waiting in self._waiting if waiting.deadline > now),
+                key=lambda waiting: waiting.deadline,
             )
-            batch: list[_WaitingQuestion[Q, A]] = []
+            batch: list[_PendingQuestion[Q, A]] = []
             total = 0.0
-            for waiting in there:
-                urgent = batch[0].until if batch else waiting.until
-                affordable = self._seconds.invert(_SPENT * (urgent - now))
+            for waiting in in_time:
+                nearest_deadline = batch[0].deadline if batch else waiting.deadline
+                max_cost = self._duration.compute_max_cost(_MAX_TIME_SHARE * (nearest_deadline - now))
                 if batch and (
-                    len(batch) == self._most or total + waiting.cost > min(self._most_cost, affordable)
+                    len(batch) == self._most or total + waiting.cost > min(self._most_cost, max_cost)
                 ):
                     break
                 batch.append(waiting)
                 total += waiting.cost
-            self._waiting = there[len(batch) :]
+            self._waiting = in_time[len(batch) :]
         self.measures.late += len(late)
         return batch, late
 
-    def _compute(self, batch: list[_WaitingQuestion[Q, A]]) -> None:
-        """Compute a batch; if it fails, compute both halves, so that only the failing question fails."""
+    def _compute(self, batch: list[_PendingQuestion[Q, A]]) -> None:
+        """Compute a batch; if it fails, compute each half as a batch."""
         if not batch:
             return
         began, cost = time.perf_counter(), sum(waiting.cost for waiting in batch)
@@ -183,30 +199,30 @@ class TensorBatch(Generic[Q, A]):
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
-            half = len(batch) // 2  # the question that fails is found in few batches, and fails alone
+            half = len(batch) // 2  # repeated halving isolates the failing question
             self._compute(batch[:half])
             self._compute(batch[half:])
             return
         seconds = time.perf_counter() - began
-        self._seconds.add(cost, seconds)
-        now = self.measures
-        now.batches, now.questions = now.batches + 1, now.questions + len(batch)
-        now.cost, now.seconds, now.newest = now.cost + cost, now.seconds + seconds, len(batch)
+        self._duration.add(cost, seconds)
+        stats = self.measures
+        stats.batches, stats.questions = stats.batches + 1, stats.questions + len(batch)
+        stats.cost, stats.seconds, stats.newest = stats.cost + cost, stats.seconds + seconds, len(batch)
         for waiting, answer in zip(batch, answers, strict=True):
             waiting.future.set_result(answer)
 
 
 class _DurationEstimate:
-    """Model of a batch's seconds as a + b * cost: least squares over the batches so far, with decaying weights."""
+    """Model of a batch's seconds as a + b * cost: least squares over the batches so far, older ones with less weight."""
 
     def __init__(self):
         self._sums = [0.0] * 5  # of 1, cost, seconds, cost^2, cost * seconds
 
     def add(self, cost: float, seconds: float) -> None:
-        each = (1.0, cost, seconds, cost * cost, cost * seconds)
-        self._sums = [_FORGET * old + new for old, new in zip(self._sums, each, strict=True)]
+        terms = (1.0, cost, seconds, cost * cost, cost * seconds)
+        self._sums = [_WEIGHT_DECAY * old + new for old, new in zip(self._sums, terms, strict=True)]
 
-    def invert(self, seconds: float) -> float:
+    def compute_max_cost(self, seconds: float) -> float:
         """Return the cost that can be computed in `seconds`; infinite while there is too little data."""
         n, x, y, xx, xy = self._sums
         spread = n * xx - x * x
@@ -217,12 +233,12 @@ class _DurationEstimate:
         return float("inf") if b <= 0 else (seconds - a) / b
 
 
-def _start(waiting: _WaitingQuestion[Any, Any]) -> bool:
+def _start(waiting: _PendingQuestion[Any, Any]) -> bool:
     """Mark a question as running, and return whether its caller still waits for the answer."""
     return waiting.future.set_running_or_notify_cancel()
 
 
-def _fail(waiting: _WaitingQuestion[Any, Any], error: Exception) -> None:
+def _fail(waiting: _PendingQuestion[Any, Any], error: Exception) -> None:
     """Set an error on a question's future, unless it is done or cancelled."""
     with suppress(InvalidStateError):
         waiting.future.set_exception(error)

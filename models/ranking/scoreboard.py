@@ -1,6 +1,7 @@
 """Scoreboard: ranking metrics of one subject, accumulated over chunks of held-out events.
 
-It stores one rank per event, and of lists what the metrics of lists accumulate, however many lists there are.
+It stores one rank per event. Of the recommended lists it stores only the sums of the list metrics, whose size does not grow with
+the number of lists.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Scoreboard:
 
     Args:
         metrics: Names of the metrics.
-        catalogue: What metrics of lists know about the items.
-        groups: Mask of the events [P] by group, which are summarised separately.
+        catalogue: Facts about the items that list metrics need.
+        groups: Masks of the events [P] by group; metrics are computed for each group.
     """
 
     def __init__(self, metrics: Sequence[str], catalogue: ListCatalogue, groups: Mapping[str, np.ndarray]):
@@ -32,7 +33,7 @@ class Scoreboard:
         self._events = 0
 
     def add(self, ranks_C: np.ndarray, lists_CW: np.ndarray | None = None) -> None:
-        """Add the ranks of the next events and, if a metric of lists is requested, their lists (-1 is none)."""
+        """Add the ranks of the next events and, if a list metric is requested, their lists of items (-1 for no item)."""
         part = slice(self._events, self._events + len(ranks_C))
         if lists_CW is not None:
             for name, member in self._groups.items():
@@ -42,7 +43,7 @@ class Scoreboard:
         self._events = part.stop
 
     def absorb(self, other: Scoreboard) -> None:
-        """Add a board of the same groups, whose events follow all of these."""
+        """Append the ranks and lists of another board with the same groups; its events come after the present ones."""
         self._groups = {
             name: np.concatenate([member, other._groups[name]]) for name, member in self._groups.items()
         }
@@ -58,11 +59,11 @@ class Scoreboard:
 
     @property
     def ranks(self) -> np.ndarray:
-        """Ranks [P] int64, in the order they were added."""
+        """Ranks [P] int64, in the order in which they were added."""
         return np.concatenate(self._ranks)
 
     def summarise(self) -> dict[str, dict[str, float]]:
-        """Compute the metrics by name for each group; a group without events is left out."""
+        """Compute the metrics by name for each group; groups without events are left out."""
         ranks = self.ranks
         return {
             name: summarise(ranks[member], self._metrics, self._lists[name])
@@ -72,6 +73,6 @@ class Scoreboard:
 
 
 def read_test_ranks(file: Path) -> np.ndarray:
-    """Read the ranks of a subject's test events from its results file: exhaustive ones, or those by beam if there are none."""
+    """Read the ranks of a subject's test events from its results file: by exhaustive scoring if stored, else by beam search."""
     with np.load(file) as arrays:
         return arrays["test.exhaustive" if "test.exhaustive" in arrays else "test.beam"]

@@ -23,7 +23,7 @@ class DecoderCache:
         state: Last state of each prompt [U, D].
         keys: Packed keys of the histories [S, H, E]; None if the decoder does not attend to histories.
         values: Packed values of the histories [S, H, E], or None.
-        cuts: Offset of each prompt's history in keys and values [U + 1], or None.
+        cuts: Offsets of the prompts' histories in `keys` and `values` [U + 1], or None.
     """
 
     state: Tensor
@@ -32,10 +32,11 @@ class DecoderCache:
     cuts: Tensor | None = None
 
     def get_history(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys, values and cuts; raise DataError if this cache has none."""
+        """Return keys, values and offsets; raise DataError if this cache has none."""
         if self.keys is None or self.values is None or self.cuts is None:
             raise DataError(
-                "this cache holds no keys: it was not made by a model with depth: attention. Prefill with the same model."
+                "this cache holds no keys of histories, because the model that made it does not have `depth: attention`. "
+                "Prefill with the same model."
             )
         return self.keys, self.values, self.cuts
 
@@ -43,7 +44,7 @@ class DecoderCache:
         """Return the cache of the prompts [start, stop)."""
         if self.keys is None:
             return DecoderCache(self.state[start:stop])
-        keys, values, cuts = self.get_history()
-        cuts = cuts[start : stop + 1]
-        rows = slice(int(cuts[0]), int(cuts[-1]))
-        return DecoderCache(self.state[start:stop], keys[rows], values[rows], cuts - cuts[0])
+        keys, values, offsets = self.get_history()
+        offsets = offsets[start : stop + 1]
+        rows = slice(int(offsets[0]), int(offsets[-1]))
+        return DecoderCache(self.state[start:stop], keys[rows], values[rows], offsets - offsets[0])

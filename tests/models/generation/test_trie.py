@@ -115,8 +115,8 @@ def test_pickling_carries_no_torch_object(make_sids):
         ([[0, 1, 0]], (2, 2), None, r"shape \[1, 3\] int64; they must be integers \[items, 2\]"),
         ([[0.0, 1.0]], (2, 2), None, r"shape \[1, 2\] float64"),
         (np.zeros((0, 2), int), (2, 2), None, "there are no items"),
-        ([[0, 1]], (2, 2), [1], r"item 1 was asked for, the index has items 0\.\.0"),
-        ([[0, 1]], (2, 2), [], "restricted to no item"),
+        ([[0, 1]], (2, 2), [1], r"restricted to item 1, but items are 0\.\.0"),
+        ([[0, 1]], (2, 2), [], "restricted to no items"),
     ],
 )
 def test_a_wrong_catalogue_is_refused_in_one_line(sids, codes, items, message):
