@@ -13,11 +13,12 @@ run: setup
 	$(BIN)/nonet recommend last --like "Alien" "Blade Runner" --top 5
 
 # Three workers, a file to one of them: each has its own local Ray, and waits for processes more than it computes.
+# tests/conftest.py puts long files first; xdist itself would put files with many tests first.
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0 -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 	$(BIN)/python tests/mutants.py
 
 # Single lines changed one at a time, each of which a test must notice; MUTANTS="--folder rl" makes some of them.

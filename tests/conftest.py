@@ -27,6 +27,22 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
 
+# Folders whose files take longest, because their tests start processes. They come first, so that at the end of a session no
+# process of xdist is left alone with one of them.
+_LONG = ("deploy", "workers", "controller")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order tests by folder, the longest folders first."""
+    here = Path(__file__).parent
+
+    def get_rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0]
+        return _LONG.index(folder) if folder in _LONG else len(_LONG)
+
+    items.sort(key=get_rank)
+
+
 def start_local_ray():
     """Start a local Ray of four CPUs, never joining a cluster that happens to run."""
     import ray

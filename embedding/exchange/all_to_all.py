@@ -344,5 +344,5 @@ class Wire:
         who = f"; no sign of life from {missing}" if missing else ""
         return WorkerLost(
             f"{self._layout} of the sparse world waited for the other ranks in vain{who}: {first_line}; "
-            "one of them is gone or late: restart the whole gang from the last commit"
+            "one of them is gone or late: restart the whole gang from the last checkpoint"
         )
