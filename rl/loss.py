@@ -7,7 +7,7 @@ item:      one ratio per beam, exp(sum over levels of logp - old); mean over bea
 
 All semantic ids have the same number of levels, so the mean over tokens equals the mean over beams of their token means.
 With d = ref - logp, k1 is -d, k2 is d^2 / 2 and k3 is exp(d) - d - 1 (Schulman, "Approximating KL divergence", 2020). All
-three estimate the KL from draws of the policy; as a loss only k2 has the gradient of the KL, and that of k1 has mean zero.
+three estimate the KL from samples of the policy. As a loss, only k2 has the gradient of the KL; the gradient of k1 has mean zero.
 
 Sums and counts are returned separately: a trainer divides by the *global* count, whatever the world size.
 MiniOneRec's loss (one update per rollout) is this loss with old = logp.detach(): the ratio is 1 and is never clipped.
@@ -25,7 +25,8 @@ from nonet.errors import ConfigError
 
 # Shapes: U users, W beams, L levels.
 
-_MAX_LOG = 20.0  # exp(20) = 5e8: beyond it the gradient is cut rather than overflow, as verl does
+# exp(20) = 5e8. Larger log ratios are clamped, which stops their gradient, so that exp does not overflow (as in verl).
+_MAX_LOG = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class PolicyLoss:
         loss: Sum of the loss, with a gradient; divide it and the other sums by `count`.
         count: Number of valid tokens, or of beams at sequence and item level.
         kl: Sum of the KL estimates.
-        clipped: Number of ratios that the clip was active for.
+        clipped: Number of ratios for which the clip was active.
         ratio: Sum of the ratios.
         more: Other sums by name, as listed in the algorithm's spec.
     """
@@ -49,8 +50,8 @@ class PolicyLoss:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-Held = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(change, logp, advantage) -> change: another old policy, as ECPO and GBPO have one; by level or beam, as the ratio is."""
+LogRatioBound = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(log ratio, logp, advantage) -> bounded log ratio, as in ECPO and GBPO; all are per level, or per beam at the other levels."""
 
 
 def compute_policy_loss(
@@ -64,7 +65,7 @@ def compute_policy_loss(
     kl: float = 0.0,
     level: str = "token",
     estimator: str = "k3",
-    held: Held | None = None,
+    bound_log_ratio: LogRatioBound | None = None,
     weight_UW: Tensor | None = None,
 ) -> PolicyLoss:
     """Compute the clipped policy-gradient loss of one micro-batch.
@@ -79,7 +80,7 @@ def compute_policy_loss(
         kl: Weight of the KL term.
         level: "token", "sequence" or "item", see the module docstring.
         estimator: KL estimator: "k1", "k2" or "k3".
-        held: Maps (log ratio, logp, advantage) to a bounded log ratio; None leaves it unchanged.
+        bound_log_ratio: Maps (log ratio, logp, advantage) to a bounded log ratio; None leaves it unchanged.
         weight_UW: Weight of each beam in the KL term, 1 on average over a group; advantages are already weighted.
 
     Raises:
@@ -87,45 +88,47 @@ def compute_policy_loss(
     """
     low, high = _clip_bounds(clip)
     if kl and ref_UWL is None:
-        raise ConfigError(f"algorithm.kl is {kl} but there is no reference model: give `ref` or set kl: 0.")
+        raise ConfigError(f"algorithm.kl is {kl} but there is no reference model: set `ref`, or set kl: 0.")
     valid_UW1 = valid_UW.unsqueeze(-1)
-    logp_UWL = torch.where(valid_UW1, logp_UWL, 0.0)  # keeps NaN of an unused row out of the gradient
-    change = torch.where(valid_UW1, logp_UWL - old_UWL.detach(), 0.0)
-    divergence = torch.zeros_like(change)
+    logp_UWL = torch.where(valid_UW1, logp_UWL, 0.0)  # keeps the NaN of an invalid beam out of the gradient
+    log_ratio = torch.where(valid_UW1, logp_UWL - old_UWL.detach(), 0.0)
+    kl_estimate = torch.zeros_like(log_ratio)
     if ref_UWL is not None:
-        divergence = estimate_kl(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0), estimator)
+        kl_estimate = estimate_kl(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0), estimator)
         if weight_UW is not None:
-            divergence = divergence * weight_UW.detach().to(divergence.dtype).unsqueeze(-1)
-    change, divergence, logp = _aggregate_levels(change, divergence, logp_UWL, level)
+            kl_estimate = kl_estimate * weight_UW.detach().to(kl_estimate.dtype).unsqueeze(-1)
+    log_ratio, kl_estimate, logp = _aggregate_levels(log_ratio, kl_estimate, logp_UWL, level)
     advantage = advantage_UW if advantage_UW.ndim == 3 else advantage_UW.unsqueeze(-1)
-    advantage = torch.where(valid_UW1, advantage, 0.0).detach().to(change.dtype)
-    if held is not None:
-        change = held(change, logp.detach(), advantage)
-    ratio = change.clamp(max=_MAX_LOG).exp()
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-    used = valid_UW1.expand_as(change)
-    loss = torch.where(used, kl * divergence - gain, 0.0).sum()
+    advantage = torch.where(valid_UW1, advantage, 0.0).detach().to(log_ratio.dtype)
+    if bound_log_ratio is not None:
+        log_ratio = bound_log_ratio(log_ratio, logp.detach(), advantage)
+    ratio = log_ratio.clamp(max=_MAX_LOG).exp()
+    objective = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    used = valid_UW1.expand_as(log_ratio)
+    loss = torch.where(used, kl * kl_estimate - objective, 0.0).sum()
     clipped = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
     with torch.no_grad():
-        return PolicyLoss(loss, used.sum(), divergence[used].sum(), (clipped & used).sum(), ratio[used].sum())
+        return PolicyLoss(
+            loss, used.sum(), kl_estimate[used].sum(), (clipped & used).sum(), ratio[used].sum()
+        )
 
 
 def _aggregate_levels(
-    change: Tensor, divergence: Tensor, logp: Tensor, level: str
+    log_ratio: Tensor, kl_estimate: Tensor, logp: Tensor, level: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Aggregate log ratio, KL and log-probability over levels to the unit that has one ratio: a level or a beam."""
+    """Aggregate log ratios, KL estimates and log-probabilities [U, W, L] to [U, W, 1]; at token level leave them unchanged."""
     if level == "token":
-        return change, divergence, logp
-    divergence, logp = divergence.mean(-1, keepdim=True), logp.sum(-1, keepdim=True)
+        return log_ratio, kl_estimate, logp
+    kl_estimate, logp = kl_estimate.mean(-1, keepdim=True), logp.sum(-1, keepdim=True)
     if level == "sequence":
-        return change.mean(-1, keepdim=True), divergence, logp
+        return log_ratio.mean(-1, keepdim=True), kl_estimate, logp
     if level == "item":
-        return change.sum(-1, keepdim=True), divergence, logp
+        return log_ratio.sum(-1, keepdim=True), kl_estimate, logp
     raise ConfigError(f"algorithm.level is {level!r}; it can be 'token', 'sequence' or 'item'.")
 
 
 def estimate_kl(d: Tensor, estimator: str = "k3") -> Tensor:
-    """Estimate KL(policy, reference) from d = ref - logp of draws of the policy, with Schulman's estimators."""
+    """Estimate KL(policy, reference) from d = ref - logp of samples of the policy, with Schulman's estimators."""
     if estimator == "k1":
         return -d
     if estimator == "k2":
@@ -136,25 +139,27 @@ def estimate_kl(d: Tensor, estimator: str = "k3") -> Tensor:
     return d.exp() - d - 1
 
 
-def clip_early(change: Tensor, logp: Tensor, advantage: Tensor, *, max_ratio: float) -> Tensor:
+def clip_early(log_ratio: Tensor, logp: Tensor, advantage: Tensor, *, max_ratio: float) -> Tensor:
     """Limit log ratios to log(`max_ratio`), as ECPO does (OneRec, arXiv 2506.13695).
 
-    The old policy is at least the current one / `max_ratio`, so a large ratio of a bad beam is limited to `max_ratio` and its
-    gradient stays bounded.
+    This raises the old probability to at least the current one / `max_ratio`. The ratio of a beam with a negative advantage,
+    which the clip does not limit from above, is thus at most `max_ratio`, and its gradient stays bounded.
     """
-    return change - (change.detach() - torch.tensor(max_ratio, dtype=change.dtype).log()).clamp_min(0)
+    return log_ratio - (log_ratio.detach() - torch.tensor(max_ratio, dtype=log_ratio.dtype).log()).clamp_min(
+        0
+    )
 
 
-def bound_gradient(change: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
+def bound_gradient(log_ratio: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
     """Bound the gradient of the loss, as GBPO does (OneRec-V2, arXiv 2508.20900).
 
-    The old probability is raised to at least the current one p for good beams, and to at least 1 - p for bad beams. Gradients are
-    then bounded by those of a binary cross-entropy, and no beam is clipped.
+    This raises the old probability to at least the current one p for beams with an advantage >= 0, and to at least 1 - p for the
+    others. Gradients are then bounded by those of a binary cross-entropy, and no beam is clipped.
     """
-    old = logp - change.detach()
-    rest = torch.log1p(-logp.exp().clamp(max=1 - 1e-6))
-    floor = torch.where(advantage >= 0, logp, rest)
-    return change - (floor - old).clamp_min(0)
+    old = logp - log_ratio.detach()
+    log_complement = torch.log1p(-logp.exp().clamp(max=1 - 1e-6))
+    min_old = torch.where(advantage >= 0, logp, log_complement)
+    return log_ratio - (min_old - old).clamp_min(0)
 
 
 def _clip_bounds(clip: float | tuple[float, float] | list[float] | None) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """The mismatch between rollout and trainer on the same beams under the same weights, and advantages corrected for it.
 
-A rollout in bf16, on another device or with other kernels draws from a slightly different distribution. So three
-log-probabilities are kept: the rollout's, the trainer's under the same version (`old`), and the current one. The policy changes
-between the last two; the ratio exp(old - rollout) between the first two is an error that importance weights correct:
+A rollout in bf16, on another device or with other kernels samples from a slightly different distribution than the trainer
+computes. So a beam has three log-probabilities: the rollout's, the trainer's under the same weights (`old`), and the trainer's
+under its current weights. The policy loss uses the ratio of the last two. The ratio exp(old - rollout) of the first two is an
+error, which one of these importance weights corrects:
 
     token_truncate     one weight per level, at most `cap` (truncated importance sampling: Yao et al., "Your efficient RL
                        framework secretly brings you off-policy RL training", 2025)
@@ -22,7 +23,11 @@ from torch import Tensor
 
 # Shapes: U users, W beams, L levels, B bins.
 
-_BINS, _LEAST, _MOST = 240, 1e-7, 20.0  # of |log ratio| of an item, to a tenth of it
+_BINS, _MIN_LOG_RATIO, _MAX_LOG_RATIO = (
+    240,
+    1e-7,
+    20.0,
+)  # of the histogram of |log ratio|; a bin is about 8 % wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class MismatchCorrections:
     """Importance weights of a rollout and the sums that describe its mismatch.
 
     Attributes:
-        weight_UW: Weights [U, W, L] or [U, W]; None if `correct` is "none".
+        weight_UW: Weights [U, W, L] by level or [U, W] by item; None if `correct` is "none".
         sums: Input of `summarise_mismatch`, to be summed over ranks.
     """
 
@@ -48,38 +53,48 @@ def compute_corrections(
         rollout_UWL: Log-probabilities that the rollout reported.
         valid_UW: Mask of the valid beams.
         correct: "none" or one of the corrections in the module docstring.
-        cap: Bound of the weights.
+        cap: Upper bound of the weights; masks also use its inverse as the lower bound.
     """
-    level, _, how = correct.partition("_")
-    change_UWL = torch.where(valid_UW.unsqueeze(-1), old_UWL.double() - rollout_UWL.double(), 0.0)
-    item_UW = change_UWL.sum(-1)
-    ratio = (change_UWL if level == "token" else item_UW).clamp(max=_MOST).exp()
-    outside = ratio > cap if how == "truncate" else (ratio > cap) | (ratio < 1 / cap)
+    level, _, method = correct.partition("_")
+    log_ratio_UWL = torch.where(valid_UW.unsqueeze(-1), old_UWL.double() - rollout_UWL.double(), 0.0)
+    item_log_ratio_UW = log_ratio_UWL.sum(-1)
+    ratio = (log_ratio_UWL if level == "token" else item_log_ratio_UW).clamp(max=_MAX_LOG_RATIO).exp()
+    outside = ratio > cap if method == "truncate" else (ratio > cap) | (ratio < 1 / cap)
     weight = None
     if correct != "none":
-        weight = ratio.clamp(max=cap) if how == "truncate" else ratio.masked_fill(outside, 0.0)
-    there = valid_UW.unsqueeze(-1).expand_as(outside) if outside.ndim == 3 else valid_UW
-    kl = (change_UWL.exp() - change_UWL - 1)[valid_UW].sum()
-    counts = torch.histc(_place(item_UW[valid_UW]), _BINS, 0, _BINS)
-    held = (outside & there).sum() if correct != "none" else torch.zeros(())
-    facts = torch.stack([kl, held.double(), there.sum().double(), valid_UW.sum().double()])
-    return MismatchCorrections(weight, torch.cat([facts, counts.double()]))
+        weight = ratio.clamp(max=cap) if method == "truncate" else ratio.masked_fill(outside, 0.0)
+    counted = valid_UW.unsqueeze(-1).expand_as(outside) if outside.ndim == 3 else valid_UW
+    kl = (log_ratio_UWL.exp() - log_ratio_UWL - 1)[valid_UW].sum()
+    counts = torch.histc(_find_bins(item_log_ratio_UW[valid_UW]), _BINS, 0, _BINS)
+    affected = (outside & counted).sum() if correct != "none" else torch.zeros(())
+    totals = torch.stack([kl, affected.double(), counted.sum().double(), valid_UW.sum().double()])
+    return MismatchCorrections(weight, torch.cat([totals, counts.double()]))
 
 
 def summarise_mismatch(sums: Sequence[float], levels: int) -> dict[str, float]:
-    """Compute the mismatch metrics of a step from the summed `Corrections.sums`.
+    """Compute the mismatch metrics of a step.
 
-    kl: KL of rollout and trainer in nats per level (k3). ratio p99: 99th percentile of the factor by which the probability of an
-    item differs, in either direction. masked: share of the weights that the cap truncated or masked.
+    Args:
+        sums: `MismatchCorrections.sums`, summed over the ranks.
+        levels: Number of levels.
+
+    Returns:
+        "mismatch/kl": KL of rollout and trainer in nats per level (k3). "mismatch/ratio p99": 99th percentile of the factor by
+        which the two probabilities of an item differ, in either direction. "mismatch/masked": share of the weights that were
+        truncated or masked.
     """
-    kl, held, weights, beams, *counts = sums
-    reached = torch.tensor(counts).cumsum(0)
-    place = int((reached < 0.99 * reached[-1]).sum())
-    apart = 0.0 if not beams or place == 0 else _LEAST * (_MOST / _LEAST) ** ((place + 1) / _BINS)
+    kl, affected, weights, beams, *counts = sums
+    cumulative = torch.tensor(counts).cumsum(0)
+    p99_bin = int((cumulative < 0.99 * cumulative[-1]).sum())
+    p99_log_ratio = (
+        0.0
+        if not beams or p99_bin == 0
+        else _MIN_LOG_RATIO * (_MAX_LOG_RATIO / _MIN_LOG_RATIO) ** ((p99_bin + 1) / _BINS)
+    )
     return {
         "mismatch/kl": kl / max(1.0, beams * levels),
-        "mismatch/ratio p99": float(torch.tensor(apart).exp()),
-        "mismatch/masked": held / max(1.0, weights),
+        "mismatch/ratio p99": float(torch.tensor(p99_log_ratio).exp()),
+        "mismatch/masked": affected / max(1.0, weights),
     }
 
 
@@ -93,11 +108,13 @@ def apply_corrections(value_UW: Tensor, weight: Tensor | None) -> Tensor:
 
 def should_skip_step(record: Mapping[str, float], options: Mapping[str, Any]) -> bool:
     """Return whether a step must be skipped because the KL of rollout and trainer exceeds `stop_at_kl`."""
-    most = options.get("stop_at_kl")
-    return most is not None and record["mismatch/kl"] > most
+    max_kl = options.get("stop_at_kl")
+    return max_kl is not None and record["mismatch/kl"] > max_kl
 
 
-def _place(item_N: Tensor) -> Tensor:
-    """Return the log-spaced bin of each |log ratio|; the first bin also holds all smaller values."""
-    size = (item_N.abs().clamp(_LEAST, _MOST) / _LEAST).log() / torch.tensor(_MOST / _LEAST).log().double()
-    return (size * _BINS).floor().clamp(0, _BINS - 1)
+def _find_bins(item_N: Tensor) -> Tensor:
+    """Return the log-spaced bin of each |log ratio|; the first bin also contains all smaller values."""
+    position = (item_N.abs().clamp(_MIN_LOG_RATIO, _MAX_LOG_RATIO) / _MIN_LOG_RATIO).log() / torch.tensor(
+        _MAX_LOG_RATIO / _MIN_LOG_RATIO
+    ).log().double()
+    return (position * _BINS).floor().clamp(0, _BINS - 1)

@@ -1,6 +1,7 @@
-"""ECPO: GRPO with one ratio per item, which is bounded on bad beams before it is clipped; no KL term by default.
+"""ECPO: GRPO with one ratio per item, which is bounded for beams with a negative advantage; no KL term by default.
 
-OneRec, arXiv 2506.13695: the old policy is max(sg(pi) / (1 + clip + delta), old), which takes effect on bad beams only.
+OneRec, arXiv 2506.13695: the old policy is max(sg(pi) / (1 + clip + delta), old), where sg stops the gradient. For beams with a
+positive advantage this does not change the loss, since their ratios are clipped at 1 + clip.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Ecpo(PolicyGradient):
 
     clip: Rate = 0.2
     delta: Annotated[
-        float, Field(ge=0, description="how far above the clip a bad beam's ratio may stand")
+        float,
+        Field(ge=0, description="a beam with a negative advantage has a ratio of at most 1 + clip + delta"),
     ] = 0.1
     normalise: Normalise = None
 
@@ -49,7 +51,7 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
         kl=options["kl"],
         level="item",
         estimator=options["estimator"],
-        held=partial(clip_early, max_ratio=1 + options["clip"] + options["delta"]),
+        bound_log_ratio=partial(clip_early, max_ratio=1 + options["clip"] + options["delta"]),
         weight_UW=policy.weight_UW,
     )
 

@@ -1,7 +1,8 @@
 """GBPO: a policy loss without a clip, whose gradients are bounded by those of a binary cross-entropy.
 
 OneRec-V2, arXiv 2508.20900: at each level, the denominator of the ratio is max(old, sg(pi)) for beams with an advantage >= 0
-and max(old, 1 - sg(pi)) for the others, where sg stops the gradient. Bad beams that have become unlikely thus stay stable.
+and max(old, 1 - sg(pi)) for the others, where sg stops the gradient. So the gradient stays bounded even for beams with a negative
+advantage that were unlikely under the old policy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
         clip=None,
         kl=options["kl"],
         estimator=options["estimator"],
-        held=bound_gradient,
+        bound_log_ratio=bound_gradient,
         weight_UW=policy.weight_UW,
     )
 

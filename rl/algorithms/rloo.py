@@ -1,7 +1,8 @@
-"""RLOO: the policy gradient with the other beams' mean as a baseline; unbiased if the draws report their probabilities.
+"""RLOO: the policy gradient with the mean reward of the other beams as a baseline.
 
-Ahmadian et al., arXiv 2402.14740. A beam is one action, so there is one ratio per item, and no clip unless one is given. With
-draws without replacement, a sampled tail or a target that is always added, the baseline is the one of `nonet.rl.draws`.
+Ahmadian et al., arXiv 2402.14740. A beam is one action, so there is one ratio per item. It is clipped only if `clip` is set. The
+gradient is unbiased if beams are sampled with known probabilities. If the beams are not independent samples (drawn without
+replacement, with a sampled tail, or with an added target), `nonet.rl.draws` defines the baseline.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Compute the weighted sum of the rewards less a leave-one-out baseline.
+    """Compute the weighted sum of the rewards minus a leave-one-out baseline.
 
-    For draws with weights the mean of the other prompts is subtracted first, so that a constant in the reward adds no noise.
+    With `draws`, the mean reward of the other prompts is subtracted first, so that a constant in the reward adds no noise.
     """
     from nonet.rl import leave_one_out, subtract_shift, sum_rewards
 

@@ -1,13 +1,11 @@
-"""RSFT combined with RL, as OneRec trains: ECPO's loss, and the next-event loss on the better sessions.
+"""Rejection-sampled finetuning (RSFT) combined with RL, as in OneRec: ECPO's loss plus a next-event loss on good prompts.
 
 OneRec, arXiv 2506.13695: instead of a KL term, the next-event loss on the better half of the sessions keeps the policy close to
 the users' behaviour. Here, a session is a prompt. `feedback` names a column of the interactions, such as a rating or a watch
-time, by which the prompts of a step are ranked. The next events of the best share `better` of them are learned. Prompts with a
-missing value are not.
-Without `feedback`, prompts are ranked by the mean reward of the model's own beams, which measures how easy the prompt is and
-not the quality of the logged session; prompts that tie with the threshold are included, so if most
-groups have the same mean, all of them are learned.
-`rl: 0` leaves only rejection-sampled finetuning.
+time, by which the prompts of a step are ranked. The next-event loss uses the share `better` of the prompts that rank highest, and
+never a prompt whose value is missing. Without `feedback`, prompts are ranked by the mean reward of the model's own beams, which
+measures how easy the prompt is and not the quality of the logged session. Prompts that tie with the threshold are included, so if
+most groups have the same mean, the loss uses all of them. `rl: 0` leaves only rejection-sampled finetuning.
 """
 
 from __future__ import annotations
@@ -31,17 +29,19 @@ if TYPE_CHECKING:
 class Rsft(Ecpo):
     """Options of RSFT."""
 
-    weight: Annotated[Rate, Field(description="what the next-event loss counts beside RL")] = 1.0
+    weight: Annotated[Rate, Field(description="weight of the next-event loss in the sum of both losses")] = (
+        1.0
+    )
     better: Annotated[
-        float, Field(gt=0, le=1, description="share of the prompts whose next event is learned")
+        float, Field(gt=0, le=1, description="share of the prompts that the next-event loss uses")
     ] = 0.5
     feedback: Annotated[
         str | None,
         Field(
-            description="numeric column of the interactions that ranks prompts; without it their beams' mean reward does"
+            description="numeric column of the interactions that ranks prompts; by default their beams' mean reward ranks them"
         ),
     ] = None
-    rl: Annotated[float, Field(ge=0, description="what RL counts")] = 1.0
+    rl: Annotated[float, Field(ge=0, description="weight of the RL loss in the sum of both losses")] = 1.0
 
 
 def compute_advantages(
@@ -53,7 +53,7 @@ def compute_advantages(
     draws: Draws | None = None,
     feedback_U: Tensor | None = None,
 ) -> Advantages:
-    """Compute GRPO's advantages; `group_U` marks the better prompts among those of this rank."""
+    """Compute GRPO's advantages; `group_U` is 1 for the prompts of this rank that the next-event loss uses, else 0."""
     import torch
 
     from nonet.rl import sum_rewards
@@ -62,12 +62,12 @@ def compute_advantages(
     advantages = compute_group_advantages(rewards, weights, valid_UW, options, reduce, draws)
     if feedback_U is None:
         reward_UW = torch.where(valid_UW, sum_rewards(rewards, weights), 0.0)
-        rank_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
+        quality_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
     else:
-        rank_U = feedback_U
-    known_U = ~rank_U.isnan()
-    threshold = rank_U[known_U].quantile(1 - options["better"]) if known_U.any() else 0.0
-    return replace(advantages, group_U=(known_U & (rank_U >= threshold)).float())
+        quality_U = feedback_U
+    has_quality_U = ~quality_U.isnan()
+    threshold = quality_U[has_quality_U].quantile(1 - options["better"]) if has_quality_U.any() else 0.0
+    return replace(advantages, group_U=(has_quality_U & (quality_U >= threshold)).float())
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:

@@ -13,13 +13,17 @@ from nonet.types import Rollouts
 
 
 class ActorReward(Reward):
-    """A reward that calls a Ray actor outside of Nonet; `columns` are item columns that are also sent."""
+    """A reward that calls a Ray actor outside of Nonet.
+
+    Args:
+        columns: Item columns that are sent with the rollouts.
+    """
 
     url: ClassVar[str] = ""
 
     @classmethod
     def check_url(cls, url: str, title: str) -> None:
-        """Raise ConfigError for an address that does not name an actor."""
+        """Raise ConfigError if an address does not name an actor; `title` names the option in the message."""
         parse_actor_url(url, title)
 
     def __init__(self, columns: Sequence[str] = ()):
@@ -60,10 +64,10 @@ class ActorReward(Reward):
         except GetTimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except RayActorError as error:
-            self._find_again()
+            self._reconnect()
             raise Unreachable(f"{self.url} died: {' '.join(str(error).split())}") from None
 
-    def _find_again(self) -> None:
+    def _reconnect(self) -> None:
         """Look up the actor again, since it may have been restarted under the same name; raise Unreachable if it was not."""
         try:
             self._actor_method = self._find_method()

@@ -25,7 +25,7 @@ import numpy as np
 
 from nonet.errors import DataError
 from nonet.rl.rewards.api import Reward
-from nonet.rl.rewards.checks import Unreachable, describe_non_finite, score_loosely
+from nonet.rl.rewards.checks import Unreachable, describe_non_finite, score_allowing_nan
 from nonet.types import Rollouts
 
 # Shapes: U users, W beams.
@@ -190,7 +190,7 @@ class RewardCalls:
 
         def work() -> None:
             try:
-                answers.put(score_loosely(reward, self.name, rollouts))
+                answers.put(score_allowing_nan(reward, self.name, rollouts))
             except BaseException as error:
                 answers.put(error)
 

@@ -1,7 +1,8 @@
-"""Calls of a reward and checks of what it returns: finite float32 [U, W], or an error of one line that describes the result.
+"""Calls of a reward and checks of its result, which is converted to float32 [U, W].
 
-NumPy, torch (by duck typing: this module imports no torch), Arrow and nested lists are accepted, of booleans, integers or
-floats. Nothing is broadcast: a wrong shape is the most common silent error of a reward.
+A result that is invalid raises an error of one line that describes it. NumPy arrays, torch tensors (recognised by their methods,
+since this module does not import torch), Arrow arrays and nested lists are accepted, of booleans, integers or floats. They are
+not broadcast, since a wrong shape is the most common silent error of a reward.
 """
 
 from __future__ import annotations
@@ -30,25 +31,35 @@ class Unreachable(DataError):
 
 
 def set_up(reward: Reward, name: str) -> None:
-    """Call a reward's `setup`; a DataError names the reward, what it raised and where."""
+    """Call a reward's `setup`.
+
+    Raises:
+        DataError: `setup` raised an exception. The message names the reward, the exception and the line of code.
+    """
     try:
         await_result(reward.setup())
     except NonetError:
         raise
     except Exception as error:
-        raise DataError(f"reward {name!r} failed in setup: {_format_error(error)}{_place(error)}") from error
+        raise DataError(
+            f"reward {name!r} failed in setup: {_format_error(error)}{_format_location(error)}"
+        ) from error
 
 
 def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
-    """Return scores [U, W] float32, 0 where not valid; a DataError names the reward, the users and what was returned."""
-    scores = score_loosely(reward, name, rollouts)
+    """Return the scores [U, W] float32 of rollouts, 0 for invalid beams.
+
+    Raises:
+        DataError: The reward raised an exception, or a score is not finite, or the result has another shape or type.
+    """
+    scores = score_allowing_nan(reward, name, rollouts)
     if why := describe_non_finite(scores, name, rollouts):
         raise DataError(why)
     return scores
 
 
-def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
-    """Return scores as `score_checked` does, but allow users whose scores are not finite."""
+def score_allowing_nan(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
+    """Return scores as `score_checked` does, but allow scores that are not finite."""
     users = _list_first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
         answer = await_result(reward.score(rollouts))
@@ -56,31 +67,31 @@ def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
         raise type(error)(f"reward {name!r}: {error}") from error
     except (ConnectionError, TimeoutError) as error:
         raise Unreachable(
-            f"reward {name!r} failed for users {users}: {_format_error(error)}{_place(error)}"
+            f"reward {name!r} failed for users {users}: {_format_error(error)}{_format_location(error)}"
         ) from error
     except Exception as error:
         raise DataError(
-            f"reward {name!r} failed for users {users}: {_format_error(error)}{_place(error)}"
+            f"reward {name!r} failed for users {users}: {_format_error(error)}{_format_location(error)}"
         ) from error
-    want = rollouts.valid.shape
+    shape = rollouts.valid.shape
     try:
         scores = _to_array(answer)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
-            f"reward {name!r} returned {_describe(answer)} for users {users}, which is no array "
-            f"({_format_error(error)}); wanted numbers of shape {list(want)}, [users, beams]."
+            f"reward {name!r} returned {_describe(answer)} for users {users}, which cannot be converted to an array "
+            f"({_format_error(error)}); wanted numbers of shape {list(shape)}, [users, beams]."
         ) from error
-    if scores.shape != want or scores.dtype.kind not in "biuf":
+    if scores.shape != shape or scores.dtype.kind not in "biuf":
         raise DataError(
             f"reward {name!r} returned {_describe(answer, scores)} for users {users}; "
-            f"wanted numbers of shape {list(want)}, [users, beams]."
+            f"wanted numbers of shape {list(shape)}, [users, beams]."
         )
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(rollouts.valid, scores, 0).astype(np.float32)
 
 
 def describe_non_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
-    """Describe the scores that are not finite; "" if all are."""
+    """Describe the scores that are not finite; "" if there are none."""
     bad = ~np.isfinite(scores)
     if not bad.any():
         return ""
@@ -114,13 +125,15 @@ def await_result(answer: Any) -> Any:
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-_making_loop = threading.Lock()
+_loops_lock = threading.Lock()
 
 
 def _get_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process, which runs in its own thread from the first call on."""
-    with _making_loop:
-        if os.getpid() not in _loops:  # a forked child has no thread of its parent's
+    """Return the event loop of this process, which runs on a thread that the first call starts."""
+    with _loops_lock:
+        if (
+            os.getpid() not in _loops
+        ):  # after a fork, the thread of the parent's loop does not exist in the child
             _loops.clear()
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="event loop of rewards", daemon=True).start()
@@ -159,9 +172,10 @@ def _format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _place(error: BaseException) -> str:
-    """Return where the user's own code raised, as " (file.py:12)"."""
+def _format_location(error: BaseException) -> str:
+    """Return the line of the reward's file at which it raised, as " (file.py:12)"."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
-    lines = [frame.lineno for frame in own if frame.filename == own[0].filename]  # not the library it called
-    return f" ({Path(own[0].filename).name}:{lines[-1]})" if own else ""
+    outside_frames = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
+    # Frames of libraries that the reward called are left out.
+    lines = [frame.lineno for frame in outside_frames if frame.filename == outside_frames[0].filename]
+    return f" ({Path(outside_frames[0].filename).name}:{lines[-1]})" if outside_frames else ""

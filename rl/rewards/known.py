@@ -1,10 +1,10 @@
-"""What a run knows of its items, for rewards that need more than columns; opened when first asked for, without torch.
+"""The items of a run, for rewards that need more than columns. Each artifact is read at its first use, without torch.
 
     class Near(nonet.Reward):
         def open(self, run):                 # once in each actor, before the first beams
             self.sid = run.sid               # [I, L]
 
-A dense item index of `Rollouts.item` is a row of everything here.
+The rows of all arrays and tables are dense item indices, as in `Rollouts.item`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from nonet.samples.sequences import Transitions
 
 
 class RunData:
-    """The items of a run, read from its artifact folders by kind."""
+    """The items of a run, read from its artifacts.
+
+    Args:
+        folders: Folder of each artifact by its kind.
+    """
 
     def __init__(self, folders: Mapping[str, str]):
         self.folders = dict(folders)
@@ -50,7 +54,7 @@ class RunData:
 
     @cached_property
     def transitions(self) -> Transitions:
-        """Counts of how often items came soon after others in training."""
+        """Counts of how often an item followed another one shortly after in training events."""
         return Transitions.load(Path(self.folders["transitions"]))
 
     def column(self, name: str) -> np.ndarray:
@@ -61,7 +65,7 @@ class RunData:
         """
         if name not in self.items.column_names:
             raise ConfigError(
-                f"items have no column {name!r}; there are {', '.join(self.items.column_names)}"
+                f"items have no column {name!r}; their columns are {', '.join(self.items.column_names)}"
             )
         return as_array(self.items[name])
 
@@ -71,11 +75,11 @@ class RunData:
 
 
 def locate_ids(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the index of each id among the known ones; -1 for unknown ids and ids of another type."""
+    """Return the index of each id in `known`; -1 for ids that are not in it or have another type."""
     ids = np.asarray(ids)
     if (known.dtype.kind == "U") != (ids.dtype.kind in "UO") or not len(known):
         return np.full(ids.shape, -1, np.int64)
     ids = ids.astype(np.str_) if ids.dtype == object else ids
     order = np.argsort(known, kind="stable")
-    at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
-    return np.where(known[order[at]] == ids, order[at], -1)
+    places = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
+    return np.where(known[order[places]] == ids, order[places], -1)

@@ -34,15 +34,15 @@ SCHEMES = {
     "actor": "nonet.rl.rewards.actor:ActorReward",
 }
 _GROUP = "nonet.reward_schemes"  # entry points of other packages: the name is a URL scheme, the value a subclass of Reward
-_BUSY = (429, 502, 503, 504)  # status codes after which a request is sent again later
-_SHOWN = 120  # number of characters of an answer that an error shows
+_RETRIED_CODES = (429, 502, 503, 504)  # status codes after which a request is sent again later
+_SHOWN = 120  # number of characters of a response that an error shows
 
 
 class HttpReward(Reward):
     """A reward that calls an HTTP server by POST.
 
     Args:
-        columns: Item columns that are also sent.
+        columns: Item columns that are sent with the rollouts.
         token: Name of the environment variable with the bearer token.
     """
 
@@ -61,16 +61,16 @@ class HttpReward(Reward):
             headers["Authorization"] = f"Bearer {os.environ[self._token]}"
         body = json.dumps(_to_json(make_message(r, self.columns))).encode()
         request = urllib.request.Request(self.url, body, headers, method="POST")
-        return _parse_scores(self.url, self._answer(request))
+        return _parse_scores(self.url, self._send(request))
 
-    def _answer(self, request: urllib.request.Request) -> bytes:
-        """Send a request and return the body of the answer."""
+    def _send(self, request: urllib.request.Request) -> bytes:
+        """Send a request and return the body of the response."""
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
-            kind = Unreachable if error.code in _BUSY else DataError
-            raise kind(f"{self.url} answered {error.code}: {_shorten(error.read())}") from None
+            error_type = Unreachable if error.code in _RETRIED_CODES else DataError
+            raise error_type(f"{self.url} answered {error.code}: {_shorten(error.read())}") from None
         except TimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
@@ -78,7 +78,7 @@ class HttpReward(Reward):
             is_timeout = isinstance(reason, TimeoutError)
             if is_timeout:
                 raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
-            raise Unreachable(f"{self.url} cannot be asked: {reason}") from None
+            raise Unreachable(f"{self.url} cannot be reached: {reason}") from None
 
 
 def make_reward_class(use: str, title: str) -> type[Reward]:
@@ -91,7 +91,7 @@ def make_reward_class(use: str, title: str) -> type[Reward]:
     point = find_entry_point(scheme, _GROUP, f"reward scheme {scheme!r}", SCHEMES)
     if point is None and scheme not in SCHEMES:
         raise ConfigError(
-            f"{title}: no reward is reached by {scheme}://; there are http://, https:// and actor://namespace/name"
+            f"{title}: no reward has the scheme {scheme}://; supported are http://, https:// and actor://namespace/name"
         )
     cls = load_heavy(SCHEMES[scheme] if point is None else point.value)
     if point is not None:
@@ -105,11 +105,11 @@ def make_reward_class(use: str, title: str) -> type[Reward]:
 def make_message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
     """Build the message for rollouts: arrays with one row per user, and ragged values as one list of arrays per user."""
     parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
-    sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
-    sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
-    sent |= {} if r.added is None else {"added": r.added}
-    sent |= {name: _split_rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
-    return sent | {"step": r.step, "columns": {name: r[name] for name in columns}}
+    message: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
+    message["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
+    message |= {} if r.added is None else {"added": r.added}
+    message |= {name: _split_rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
+    return message | {"step": r.step, "columns": {name: r[name] for name in columns}}
 
 
 def _split_rows(ragged: Jagged) -> list[np.ndarray]:
@@ -130,29 +130,31 @@ def _to_json(value: Any) -> Any:
 
 
 def _parse_scores(url: str, body: bytes) -> Any:
-    """Return the scores in an HTTP answer."""
+    """Return the scores in the body of an HTTP response."""
     try:
-        answer = json.loads(body)
+        scores = json.loads(body)
     except ValueError:
-        raise DataError(f"{url} answered no JSON: {_shorten(body)}") from None
-    if isinstance(answer, dict):
-        if "scores" not in answer:
+        raise DataError(f"{url} answered something other than JSON: {_shorten(body)}") from None
+    if isinstance(scores, dict):
+        if "scores" not in scores:
             raise DataError(f"{url} answered without `scores`: {_shorten(body)}")
-        answer = answer["scores"]
-    invalid = DataError(f"{url} answered scores that are no numbers [users, beams]: {_shorten(body)}")
-    if not _are_numbers(answer):  # NumPy would convert the text "1" to a number
+        scores = scores["scores"]
+    invalid = DataError(
+        f"{url} answered `scores` that are not a list of lists of numbers, [users, beams]: {_shorten(body)}"
+    )
+    if not _are_numbers(scores):  # NumPy would convert the text "1" to a number
         raise invalid
     try:
-        return np.array(answer, np.float64)  # null becomes NaN
+        return np.array(scores, np.float64)  # null becomes NaN
     except (TypeError, ValueError, OverflowError):
         raise invalid from None
 
 
-def _are_numbers(answer: Any) -> bool:
-    """Return whether nested lists hold only numbers, booleans and nulls."""
-    if isinstance(answer, list):
-        return all(map(_are_numbers, answer))
-    return answer is None or isinstance(answer, int | float)
+def _are_numbers(value: Any) -> bool:
+    """Return whether nested lists contain only numbers, booleans and nulls."""
+    if isinstance(value, list):
+        return all(map(_are_numbers, value))
+    return value is None or isinstance(value, int | float)
 
 
 def _shorten(body: bytes) -> str:

@@ -131,7 +131,7 @@ def test_rewards_that_fail_cost_their_own_rows_and_the_loop_goes_on(ray_local, t
         assert set(quarantined[0].users) == {str(user) for user in lost[name]}
         assert record["unscored"] == sum(user in lost[name] for user in users)
         assert np.isfinite(record["loss"])
-    assert "cannot be asked" in seen[5][3][0].why
+    assert "cannot be reached" in seen[5][3][0].why
 
 
 @pytest.mark.timeout(300)

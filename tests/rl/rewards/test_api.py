@@ -180,7 +180,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("actor://pricing", "wanted actor://namespace/name"),
         (
             "ftp://host/score",
-            "no reward is reached by ftp://; there are http://, https:// and actor://",
+            "no reward has the scheme ftp://; supported are http://, https:// and actor://",
         ),
         ("missing.py", "(missing.py): there is no file"),
         ("mine.py", "(mine.py): it defines 2 rewards (first, Second). Say which: file.py:first"),

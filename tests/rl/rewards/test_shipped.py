@@ -71,7 +71,7 @@ def test_novelty_refuses_a_half_life_that_is_not_above_zero(half_life):
     "body", [b'{"scores": [["1","2"]]}', b'[[1, "a"]]', b'{"scores": "1"}', b'[[1], {"a": 2}]']
 )
 def test_scores_over_http_that_are_no_numbers_are_refused(body):
-    with pytest.raises(DataError, match="scores that are no numbers"):
+    with pytest.raises(DataError, match="`scores` that are not a list"):
         _parse_scores("http://judge", body)
 
 
