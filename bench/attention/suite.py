@@ -1,8 +1,8 @@
-"""`nonet bench attention`: uni_attention against the best torch offers for the same masks, on this machine's CPU or GPU.
+"""`nonet bench attention`: uni_attention compared with torch's attention for the same masks, on this machine's CPU or GPU.
 
-CPU: training steps on 4 jagged sequences against SDPA under a dense bool mask and against compiled FlexAttention (forward:
-it has no backward there); all sides interleaved, medians. GPU: the rows of nonet.bench.attention.gpu. The other sides get their
-masks for nothing: dense masks and block masks are made before the clock starts, ours inside every call.
+On a CPU, the sides process 4 jagged sequences: uni_attention, SDPA with a dense bool mask, and compiled FlexAttention, which
+has only a forward pass there. The sides take turns, and medians are reported. On a GPU, the rows are those of
+`nonet.bench.attention.gpu`. The times of SDPA and FlexAttention do not include making their masks; those of uni_attention do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOKENS = 65536
 
 
 def bench_attention(device: str = "cpu") -> dict[str, Any]:
-    """Return milliseconds by mask, type and side; ratios above 1 mean that ours is faster."""
+    """Return milliseconds by mask, dtype and side; ratios above 1 mean that uni_attention is faster."""
     import torch
 
     if device != "cpu":
@@ -41,7 +41,7 @@ def bench_attention(device: str = "cpu") -> dict[str, Any]:
 
 
 def _list_masks() -> dict[str, Any]:
-    """Return the masks of this batch, and the mask_mod that a FlexAttention user writes for the padded batch."""
+    """Return by name the mask for the packed batch, and the FlexAttention mask_mod for the padded batch (None if left out)."""
     import torch
 
     from nonet.attention.masks import UniMask
@@ -71,11 +71,11 @@ def _list_masks() -> dict[str, Any]:
 
 
 def _compare_mask(name: str, dtype: str) -> dict[str, Any]:
-    """Compare one mask and type: training against SDPA, forward against SDPA and FlexAttention."""
+    """Compare the sides for one mask and dtype: training steps with SDPA, forward passes with SDPA and FlexAttention."""
     import torch
 
-    mask, mod = _list_masks()[name]
-    sides = _make_sides(mask, mod, getattr(torch, dtype))
+    mask, mask_mod = _list_masks()[name]
+    sides = _make_sides(mask, mask_mod, getattr(torch, dtype))
     train = measure_milliseconds(
         {side: steps["train"] for side, steps in sides.items() if "train" in steps}, _ROUNDS
     )
@@ -89,38 +89,38 @@ def _compare_mask(name: str, dtype: str) -> dict[str, Any]:
     return row
 
 
-def _make_sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Prepare the steps of all sides for one mask and type."""
+def _make_sides(mask: Any, mask_mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Return the steps of each side for one mask and dtype, after one call of each."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     from nonet.attention import uni_attention
 
     generator = torch.Generator().manual_seed(0)
-    cut = torch.tensor([0, *_LENGTHS]).cumsum(0)
+    cu_seqlens = torch.tensor([0, *_LENGTHS]).cumsum(0)
     longest, tokens = max(_LENGTHS), sum(_LENGTHS)
     packed = [torch.randn(tokens, _HEADS, _WIDTH, generator=generator, dtype=dtype) for _ in range(4)]
     padded = [torch.zeros(len(_LENGTHS), longest, _HEADS, _WIDTH, dtype=dtype) for _ in packed]
     dense = torch.zeros(len(_LENGTHS), 1, longest, longest, dtype=torch.bool)
-    whole = mask.to_dense(cut)
+    packed_mask = mask.to_dense(cu_seqlens)
     for b, n in enumerate(_LENGTHS):
-        rows = slice(int(cut[b]), int(cut[b + 1]))
-        dense[b, 0, :n, :n] = whole[rows, rows]
-        for wide, x in zip(padded, packed, strict=True):
-            wide[b, :n] = x[rows]
-    dense[:, :, :, 0] |= ~dense.any(-1)  # padded rows: SDPA's softmax of nothing would be NaN
+        rows = slice(int(cu_seqlens[b]), int(cu_seqlens[b + 1]))
+        dense[b, 0, :n, :n] = packed_mask[rows, rows]
+        for padded_tensor, x in zip(padded, packed, strict=True):
+            padded_tensor[b, :n] = x[rows]
+    dense[:, :, :, 0] |= ~dense.any(-1)  # the softmax of a padded row without visible keys would be NaN
     padded = [x.transpose(1, 2).contiguous() for x in padded]
 
     def run_uni(q: Any, k: Any, v: Any) -> Any:
-        return uni_attention(q, k, v, mask=mask, cu_seqlens_q=cut)
+        return uni_attention(q, k, v, mask=mask, cu_seqlens_q=cu_seqlens)
 
     def run_sdpa(q: Any, k: Any, v: Any) -> Any:
         return scaled_dot_product_attention(q, k, v, attn_mask=dense)
 
     sides = {"uni": _make_steps(run_uni, packed), "sdpa": _make_steps(run_sdpa, padded)}
-    if mod is not None and dtype == torch.float32:
-        sides["flex"] = {"forward": _make_flex_step(mod, padded)}
-    for side in sides.values():  # first calls pay for what is made once
+    if mask_mod is not None and dtype == torch.float32:
+        sides["flex"] = {"forward": _make_flex_step(mask_mod, padded)}
+    for side in sides.values():  # first calls are slower: they compile, or fill caches
         for step in side.values():
             step()
     return sides
@@ -143,13 +143,13 @@ def _make_steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Calla
     return {"forward": forward, "train": train}
 
 
-def _make_flex_step(mod: Any, padded: list[Any]) -> Callable[[], Any]:
+def _make_flex_step(mask_mod: Any, padded: list[Any]) -> Callable[[], Any]:
     """Return the forward step of compiled FlexAttention."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     longest = padded[0].shape[2]
-    block_mask = create_block_mask(mod, len(_LENGTHS), None, longest, longest, device="cpu")
+    block_mask = create_block_mask(mask_mod, len(_LENGTHS), None, longest, longest, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(flex_attention, dynamic=False)
@@ -163,19 +163,19 @@ def _make_flex_step(mod: Any, padded: list[Any]) -> Callable[[], Any]:
 
 
 def _measure_planning(name: str) -> dict[str, Any]:
-    """Return the milliseconds to turn a mask into its table, and the table into a plan, at 65,536 tokens."""
+    """Measure the milliseconds in which a mask of 65,536 tokens becomes an interval table, and the table a plan."""
     import torch
 
     from nonet.attention.masks import UniMask
     from nonet.attention.torch_backends import split_mask
 
-    cut = torch.arange(0, _TOKENS + 1, 1024)
-    targets = torch.full((len(cut) - 1,), 100)
+    cu_seqlens = torch.arange(0, _TOKENS + 1, 1024)
+    targets = torch.full((len(cu_seqlens) - 1,), 100)
     mask = {"causal": UniMask.causal(), "hstu": UniMask.hstu(targets, max_attn_len=256)}[name]
-    table = mask.build_table(cut)
+    table = mask.build_table(cu_seqlens)
     steps: dict[str, Callable[[], Any]] = {
-        "table": lambda: mask.build_table(cut),
-        "pieces": lambda: split_mask(table, list(range(len(cut) - 1))),
+        "table": lambda: mask.build_table(cu_seqlens),
+        "pieces": lambda: split_mask(table, list(range(len(cu_seqlens) - 1))),
     }
     try:
         from nonet.attention.plans import make_plan  # type: ignore[import-not-found]
@@ -198,7 +198,7 @@ def status(field):
 q, k, v = (torch.randn(65536, 1, 16, requires_grad=True) for _ in range(3))
 small, cut = torch.tensor([0, 600]), torch.tensor([0, 65536])
 uni_attention(q[:600], k[:600], v[:600], mask=UniMask.causal(window=9), cu_seqlens_q=small).sum().backward()
-open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+open("/proc/self/clear_refs", "w").write("5")  # resets the peak (VmHWM)
 before = status("VmRSS")
 uni_attention(q, k, v, mask=UniMask.causal(window=512), cu_seqlens_q=cut).sum().backward()
 print(status("VmHWM") - before)
@@ -206,21 +206,21 @@ print(status("VmHWM") - before)
 
 
 def _measure_memory() -> dict[str, Any]:
-    """Measure the memory that one sequence of 65,536 tokens adds to the peak of a training step, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True)
+    """Measure by how much a training step on one sequence of 65,536 tokens raises the memory peak of a new process."""
+    process = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True)
     return {
         "memory": "window 512, one sequence, forward and backward",
         "tokens": _TOKENS,
-        "added MB": int(done.stdout) / 1024,
+        "added MB": int(process.stdout) / 1024,
         "a dense bool mask MB": _TOKENS**2 / 1e6,
     }
 
 
 def _summarise_ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Summarise ratios by type and measure."""
-    out = {}
+    """Summarise the ratios of all masks, by dtype and measure."""
+    summary = {}
     for dtype in ("float32", "bfloat16"):
         for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
             values = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
-            out |= summarise_ratios(f"{dtype} {measure}", values)
-    return out
+            summary |= summarise_ratios(f"{dtype} {measure}", values)
+    return summary

@@ -1,7 +1,7 @@
-"""The rows of the attention table: masks, lengths, heads, and the mask as users of FlexAttention would write it.
+"""The workloads of the attention benchmark: masks, lengths and heads, and each mask as a predicate for FlexAttention.
 
-Baselines get their natural predicate instead of a slow general one: a causal mask compares positions and documents,
-and only masks without a shorter form read interval tables. Floating-point work counts visible pairs alone.
+A predicate is what a user of FlexAttention would write: that of a causal mask compares positions and documents. Only masks
+without such a short form read interval tables, which is slower. The FLOPs of a workload count visible pairs only.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ Predicate = Callable[[Any, Any, Any, Any], Any]  # batch, head, query, key -> vi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """One row of the table.
+    """One row of the benchmark's results.
 
     Attributes:
         name: Name of the row.
         table: The mask, on the CPU.
-        predicate: Makes FlexAttention's mask_mod over packed tokens for a device.
+        predicate: Makes FlexAttention's mask_mod over packed tokens, for a device.
         heads: Number of query heads.
         key_heads: Number of key heads.
         width: Width of a head.
         backward: Whether gradients are timed.
-        window: The mask as the window of torch's varlen_attn, None where it has none.
+        window: The mask as the argument `window_size` of torch's varlen_attn; None if it cannot be expressed so.
     """
 
     name: str
-    table: IntervalTable  # on the CPU
-    predicate: Callable[[str], Predicate]  # for a device: FlexAttention's mask_mod over packed tokens
+    table: IntervalTable
+    predicate: Callable[[str], Predicate]
     heads: int = 8
     key_heads: int = 8
     width: int = 128
     backward: bool = True
-    window: tuple[int, int] | None = None  # as torch's varlen_attn says it, where it can
+    window: tuple[int, int] | None = None
 
     def count_flops(self) -> float:
-        """Return the operations of a forward pass: two products for each visible pair and head."""
+        """Return the FLOPs of a forward pass: two products of vectors for each visible pair and head."""
         return 4.0 * count_visible_pairs(self.table) * self.heads * self.width
 
 
 def list_workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]:
-    """Return the rows of the table: one long sequence, ragged histories as recommenders have them, and a beam search step.
+    """Return all workloads: one long sequence, jagged histories as in recommenders, and a step of a beam search.
 
     Args:
         width: Width of a head.
         seed: Seed of the lengths.
-        shrink: Factor by which sequences are shorter, for a dry run.
+        shrink: Divisor of the lengths, for a fast test run.
     """
-    one, past = [8192 // shrink], [4096 // shrink] * 16
+    single, histories = [8192 // shrink], [4096 // shrink] * 16
     short, long = draw_lengths(64, 512, 2048, seed), draw_lengths(8, 4096, 8192, seed)
     if shrink > 1:
-        short, long, past = ([max(n // shrink, 1) for n in x[:2]] for x in (short, long, past))
+        short, long, histories = ([max(n // shrink, 1) for n in x[:2]] for x in (short, long, histories))
     rows = [
-        _make_row("dense causal 8k", masks.build_causal(one), _make_causal(one), (-1, 0)),
+        _make_row("dense causal 8k", masks.build_causal(single), _make_causal(single), (-1, 0)),
         _make_row("jagged causal, 64 rows of 512", masks.build_causal(short), _make_causal(short), (-1, 0)),
         _make_row("jagged causal, 8 rows of 4k", masks.build_causal(long), _make_causal(long), (-1, 0)),
         _make_row("prefix-LM 256, 64 rows", masks.build_prefix_lm(short, 256), _make_prefix(short, 256)),
@@ -77,7 +77,7 @@ def list_workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]
         ),
         _make_row(
             "beam tree 64 x 3, 16 histories of 4k",
-            *_make_general(build_beam_step(past, max(64 // shrink, 2))),
+            *_make_general(build_beam_step(histories, max(64 // shrink, 2))),
             backward=False,
         ),
     ]
@@ -85,57 +85,57 @@ def list_workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]
 
 
 def draw_lengths(rows: int, mean: int, longest: int, seed: int) -> list[int]:
-    """Draw lognormal lengths around a mean, as histories have them."""
+    """Draw the lengths of histories: lognormal, scaled to a mean, and clipped to 1 to `longest`."""
     draw = rng(seed, "lengths", rows, mean).lognormal(0.0, 0.8, rows)
     return (draw * mean / draw.mean()).clip(1, longest).astype(int).tolist()
 
 
 def build_beam_step(history: list[int], beams: int, levels: int = 3) -> IntervalTable:
-    """Build the mask of a decoding step: the rows of beam_tree whose queries are nodes."""
-    whole = masks.build_beam_tree(history, beams, levels)
+    """Build the mask of a decoding step: the rows of a beam tree mask whose queries are nodes of the tree."""
+    tree = masks.build_beam_tree(history, beams, levels)
     nodes = torch.cat(
         [
-            torch.arange(int(cut) + past, int(cut) + past + beams * levels)
-            for cut, past in zip(whole.cu_q[:-1], history, strict=True)
+            torch.arange(int(start) + length, int(start) + length + beams * levels)
+            for start, length in zip(tree.cu_q[:-1], history, strict=True)
         ]
     )
     return IntervalTable(
-        whole.start[:, nodes].contiguous(),
-        whole.stop[:, nodes].contiguous(),
+        tree.start[:, nodes].contiguous(),
+        tree.stop[:, nodes].contiguous(),
         masks.build_cuts([beams * levels] * len(history)),
-        whole.cu_k,
+        tree.cu_k,
         beams * levels,
-        whole.max_k,
+        tree.max_k,
     )
 
 
 def count_visible_pairs(table: IntervalTable) -> int:
-    """Count the visible pairs with O(tokens) memory; overlapping intervals of a row count once."""
+    """Count the visible pairs of query and key; overlapping intervals of a row count once. Memory is O(tokens)."""
     if table.column_start is not None or table.sees is not None:
         return int(masks.compute_visible(table).sum())
     start, stop = table.start.long(), torch.maximum(table.stop, table.start).long()
     start, order = start.sort(dim=0)
     stop = stop.gather(0, order)
-    reached, total = torch.zeros_like(start[0]), torch.zeros_like(start[0])
+    covered_stop, total = torch.zeros_like(start[0]), torch.zeros_like(start[0])
     for k in range(len(start)):
-        total += (stop[k] - torch.maximum(start[k], reached)).clamp_min(0)
-        reached = torch.maximum(reached, stop[k])
+        total += (stop[k] - torch.maximum(start[k], covered_stop)).clamp_min(0)
+        covered_stop = torch.maximum(covered_stop, stop[k])
     return int(total.sum())
 
 
 def to_device(table: IntervalTable, device: str) -> IntervalTable:
-    """Copy a table to a device; shared cuts stay shared."""
+    """Copy a table to a device; if queries and keys have equal offsets, they share one tensor."""
 
     def move_tensor(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(device)
 
     cu_q = table.cu_q.to(device)
-    same = table.cu_k is table.cu_q or torch.equal(table.cu_k, table.cu_q)
+    has_equal_offsets = table.cu_k is table.cu_q or torch.equal(table.cu_k, table.cu_q)
     return IntervalTable(
         table.start.to(device),
         table.stop.to(device),
         cu_q,
-        cu_q if same else table.cu_k.to(device),
+        cu_q if has_equal_offsets else table.cu_k.to(device),
         table.max_q,
         table.max_k,
         move_tensor(table.column_start),
@@ -174,9 +174,14 @@ def _make_causal(lengths: list[int], window: int | None = None) -> Callable[[str
 
 
 def _make_prefix(lengths: list[int], prefix: int) -> Callable[[str], Predicate]:
+    """Return the predicate of a prefix-LM mask."""
+
     def make_predicate(device: str) -> Predicate:
-        document, place = _number_documents(lengths, device), masks.compute_positions(lengths)[0].to(device)
-        return lambda b, h, q, k: (document[q] == document[k]) & ((q >= k) | (place[k] < prefix))
+        document, position = (
+            _number_documents(lengths, device),
+            masks.compute_positions(lengths)[0].to(device),
+        )
+        return lambda b, h, q, k: (document[q] == document[k]) & ((q >= k) | (position[k] < prefix))
 
     return make_predicate
 
@@ -186,8 +191,8 @@ def _make_candidates(lengths: list[int], targets: int) -> tuple[IntervalTable, C
 
     def make_predicate(device: str) -> Predicate:
         document = _number_documents(lengths, device)
-        place, length = masks.compute_positions(lengths)
-        history = (place < length - targets).to(device)
+        position, length = masks.compute_positions(lengths)
+        history = (position < length - targets).to(device)
         return lambda b, h, q, k: (q == k) | ((document[q] == document[k]) & history[k] & (q >= k))
 
     return masks.build_candidates(lengths, targets), make_predicate
@@ -197,10 +202,10 @@ def _make_sessions(lengths: list[int], session: int) -> Callable[[str], Predicat
     """Return the predicate of a sessions mask."""
 
     def make_predicate(device: str) -> Predicate:
-        place, _ = masks.compute_positions(lengths)
-        fresh = place % session == 0
-        number = fresh.cumsum(0).to(device)
-        return lambda b, h, q, k: (number[q] == number[k]) & (q >= k)
+        position, _ = masks.compute_positions(lengths)
+        is_session_start = position % session == 0
+        session_index = is_session_start.cumsum(0).to(device)
+        return lambda b, h, q, k: (session_index[q] == session_index[k]) & (q >= k)
 
     return make_predicate
 
@@ -215,10 +220,10 @@ def _make_general(table: IntervalTable) -> tuple[IntervalTable, Callable[[str], 
         slots = len(start)
 
         def is_visible(b: Any, h: Any, q: Any, k: Any) -> Any:
-            seen = (k >= start[0, q]) & (k < stop[0, q])
+            visible = (k >= start[0, q]) & (k < stop[0, q])
             for slot in range(1, slots):
-                seen = seen | ((k >= start[slot, q]) & (k < stop[slot, q]))
-            return seen
+                visible = visible | ((k >= start[slot, q]) & (k < stop[slot, q]))
+            return visible
 
         return is_visible
 

@@ -1,8 +1,9 @@
 """The contenders of `nonet bench embedding`, each with a table of its own.
 
-Ours hash unbounded ids; torch's and FBGEMM's get dense row numbers, so hashing is our handicap. FBGEMM's TBE is used
-in its fastest form on a CPU: SUM bags of one id (PoolingMode.NONE is 6 to 8 times slower), fused row-wise Adagrad,
-without bounds checks and without autograd in a forward; "as it comes" has both.
+The contenders named "core" are Nonet's tables. They look up unbounded ids in a hash table, whereas torch and FBGEMM get dense
+row numbers, which are faster to look up. FBGEMM's TBE is used in its fastest form on a CPU: SUM bags of one id
+(PoolingMode.NONE is 6 to 8 times slower), fused row-wise Adagrad, no bounds checks, and no autograd in a forward pass. The
+contender "as it comes" has bounds checks and autograd, which are TBE's defaults.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from nonet.embedding import splitmix64
 from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
 
-_FILL = 1 << 16
-_GRADS = 4
+_FILL_CHUNK = 1 << 16  # rows that one call creates when a table is filled
+_GRADS = 4  # number of different gradients
 
 
 @cache
 def explain_missing_fbgemm() -> str:
-    """Return why FBGEMM cannot take part, "" if it can."""
+    """Return the reason why FBGEMM cannot be imported, or "" if it can."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    except Exception as error:  # a wheel for another torch fails in many ways
+    except Exception as error:  # a wheel that was built for another torch raises various errors
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return ""
 
 
 def hash_ranks(ranks: np.ndarray) -> Tensor:
-    """Return the unbounded 64-bit ids of these ranks."""
+    """Return the 64-bit ids of these ranks: hashes, which are spread over the whole range."""
     return torch.from_numpy(splitmix64(ranks + 12345).view(np.int64))
 
 
 def draw_ranks(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Draw Zipf(1.05) ranks below `rows`, or uniform ones."""
+    """Draw ranks below `rows`, from Zipf(1.05) or, for the kind "uniform", from the uniform distribution."""
     source = rng(seed, "bench", kind, rows)
     if kind == "uniform":
         return source.integers(0, rows, shape)
@@ -52,7 +53,16 @@ def draw_ranks(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.nd
 
 
 class Contenders:
-    """Batches of `keys` ids over `rows` rows, and contenders by name that take a batch number."""
+    """The batches of a benchmark, and the contenders by name.
+
+    Args:
+        rows: Number of rows of each table.
+        width: Width of a row.
+        keys: Number of ids of a batch.
+        batches: Number of batches.
+        seed: Seed of the ids and gradients.
+        kind: Distribution of the ids, "zipf" or "uniform".
+    """
 
     def __init__(self, rows: int, width: int, keys: int, batches: int, seed: int, kind: str):
         self.rows, self.width, self.seed = rows, width, seed
@@ -60,13 +70,13 @@ class Contenders:
         self._calls: dict[str, Callable[[int], Any]] = {}
         self.draw(kind)
         generator = torch.Generator().manual_seed(seed)
-        # Few, so that they are as warm as a backward pass leaves them.
+        # There are few of them, so that they stay in the CPU's cache, as they would after a backward pass.
         grads = [torch.randn(keys, width, generator=generator) * 0.01 for _ in range(_GRADS)]
         self.grads = [grads[batch % _GRADS] for batch in range(batches)]
         self.offsets = torch.arange(keys + 1)
         self._makers = {
             "torch index_select": self._make_index_select,
-            "torch index_select again": self._make_index_select,  # what two equal sides differ by
+            "torch index_select again": self._make_index_select,  # shows by how much two equal contenders differ
             "core lookup": self._make_lookup,
             "TBE forward (CPU)": lambda: self._make_tbe("EXACT_SGD", train=False),
             "TBE forward as it comes (CPU)": lambda: self._make_tbe(
@@ -81,13 +91,18 @@ class Contenders:
         }
 
     def draw(self, kind: str) -> None:
-        """Draw new batches."""
+        """Replace the batches by new ones from a distribution."""
         ranks = draw_ranks(kind, self.rows, self._shape, self.seed)
         self.ranks = [torch.from_numpy(batch.astype(np.int64)) for batch in ranks]
         self.ids = [hash_ranks(batch) for batch in ranks]
 
     def make_calls(self, *names: str) -> dict[str, Callable[[int], Any]]:
-        """Return these contenders, made on first use; by default all except the Adams."""
+        """Return contenders as functions of a batch number. Their tables are made on first use.
+
+        Args:
+            names: Names of contenders; by default all except those with Adam and the TBE "as it comes". TBE is left out if
+                FBGEMM cannot be imported.
+        """
         for name in names or [name for name in self._makers if "Adam" not in name and "comes" not in name]:
             if name not in self._calls and not (name.startswith("TBE") and explain_missing_fbgemm()):
                 self._calls[name] = self._makers[name]()
@@ -102,7 +117,7 @@ class Contenders:
         return lambda batch: table.lookup(self.ids[batch], train=False)
 
     def _make_train_step(self, optimizer: str) -> Callable[[int], Any]:
-        """Return a train step of our core."""
+        """Return a train step of Nonet's table."""
         table = self._make_filled_table(optimizer)
 
         def step(batch: int) -> None:
@@ -113,17 +128,17 @@ class Contenders:
 
     def _make_filled_table(self, optimizer: str) -> Any:
         table = make_table("bench", TableSpec(self.width, optimizer, lr=0.01), self.seed)
-        for start in range(0, self.rows, _FILL):
-            table.lookup(hash_ranks(np.arange(start, min(start + _FILL, self.rows))), train=True)
+        for start in range(0, self.rows, _FILL_CHUNK):
+            table.lookup(hash_ranks(np.arange(start, min(start + _FILL_CHUNK, self.rows))), train=True)
         return table
 
     def _make_tbe(self, optimizer: str, train: bool = True, checks: str = "NONE") -> Callable[[int], Any]:
-        """Return a forward or train step of FBGEMM's TBE."""
+        """Return a forward pass or train step of FBGEMM's TBE; `checks` is its bounds check mode."""
         ops = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
         common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-        place = (self.rows, self.width, common.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
+        table_spec = (self.rows, self.width, common.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
         bags = ops.SplitTableBatchedEmbeddingBagsCodegen(
-            [place],
+            [table_spec],
             bounds_check_mode=common.BoundsCheckMode[checks],
             optimizer=ops.OptimType[optimizer],
             learning_rate=0.01,
@@ -150,7 +165,7 @@ class Contenders:
     def _make_torch_step(
         self, layer: torch.nn.Embedding, optimizer: torch.optim.Optimizer
     ) -> Callable[[int], Any]:
-        """Return a train step of a torch layer."""
+        """Return a train step of a torch embedding layer."""
 
         def step(batch: int) -> None:
             optimizer.zero_grad(set_to_none=True)

@@ -1,7 +1,7 @@
 """The sections of `nonet bench embedding`; `python -m nonet.bench.embedding.sections SECTION SEED` prints one JSON line.
 
-Ids are unbounded: 64-bit hashes of Zipf(1.05) or uniform ranks. The dense side gets the ranks themselves, and its
-rows are in the same order as ours.
+Nonet's tables get unbounded ids: 64-bit hashes of ranks from Zipf(1.05) or the uniform distribution. The other contenders get
+the ranks themselves, so all access their rows in the same order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from nonet.bench.timing import compute_ratios, time_interleaved, time_isolated
 from nonet.embedding.tables import get_core_status
 from nonet.timing import LapTimer
 
-KEYS, WIDTH, BATCHES = 8192, 64, 96  # of a million rows, uniform batches touch every second one
+KEYS, WIDTH, BATCHES = 8192, 64, 96  # uniform batches touch about half of a million rows
 _GIB = 1 << 30
 _FORWARDS = ("TBE forward (CPU)", "TBE forward as it comes (CPU)")
-_DENSE = "torch index_select"  # the floor of a call: no hashing, one gather
+_DENSE = "torch index_select"  # the lower bound of a lookup: one gather without hashing
 _RATIOS = [
     ("core lookup", "torch index_select"),
     ("core train step", "TBE train step (CPU, no hashing)"),
@@ -35,12 +35,12 @@ _RATIOS = [
 
 
 def rows_1m(seed: int) -> dict[str, Any]:
-    """Measure lookup and train step at a million rows."""
+    """Measure lookups and train steps on tables of a million rows."""
     return _measure_speed(1_000_000, seed)
 
 
 def rows_8m(seed: int) -> dict[str, Any]:
-    """Measure lookup and train step at eight million rows; a table takes 2 GiB, so only those of the ratios."""
+    """Measure lookups and train steps on tables of eight million rows, for two ratios only: each table takes 2 GiB."""
     names = (*_RATIOS[0], *_RATIOS[1])
     return _skip_without_memory("rows_8m", 11) or _measure_speed(8_000_000, seed, *names)
 
@@ -49,78 +49,80 @@ def small(seed: int) -> dict[str, Any]:
     """Measure calls of 64, 256 and 1,024 keys, which show the fixed cost of a call; dense gathers are the lower bound."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
-        made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
-        calls = made.make_calls("core lookup", _DENSE, *_FORWARDS)
+        contenders = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
+        calls = contenders.make_calls("core lookup", _DENSE, *_FORWARDS)
         for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
             times = run(calls, BATCHES)
             pairs = [(name, ours) for ours in ("core lookup", _DENSE) for name in _FORWARDS]
-            _add(result, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
-        del made, calls
+            _add_times(result, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
+        del contenders, calls
         gc.collect()
     return result
 
 
 def adam(seed: int) -> dict[str, Any]:
-    """Measure our Adam against our row-wise Adagrad and torch's SparseAdam."""
-    made = Contenders(1_000_000, WIDTH, KEYS, BATCHES, seed, "zipf")
-    calls = made.make_calls("core train step", "core Adam step", "torch SparseAdam step")
+    """Measure the Adam of Nonet's tables, compared with their row-wise Adagrad and with torch's SparseAdam."""
+    contenders = Contenders(1_000_000, WIDTH, KEYS, BATCHES, seed, "zipf")
+    calls = contenders.make_calls("core train step", "core Adam step", "torch SparseAdam step")
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     pairs = [("core Adam step", "core train step"), ("torch SparseAdam step", "core Adam step")]
     for kind in ("zipf", "uniform"):
-        made.draw(kind)
+        contenders.draw(kind)
         for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
-            _add(result, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
+            _add_times(result, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
     return result
 
 
 def growth(seed: int) -> dict[str, Any]:
-    """Measure training steps on a table that grows from nothing to 4 M rows, and the slowest hundredth of the steps."""
+    """Measure training steps on a table that grows from 0 to 4 million rows, and their 99th percentile."""
     from nonet.bench.embedding.growth import grow
 
     return grow(seed)
 
 
 def eviction(seed: int) -> dict[str, Any]:
-    """Measure training steps on a full table that evicts a row for every new one."""
+    """Measure training steps on a full table that evicts a row for every new row."""
     from nonet.bench.embedding.growth import evict
 
     return evict(seed)
 
 
 def rows_100m(seed: int) -> dict[str, Any]:
-    """Measure a hundred million rows of 16."""
+    """Measure a table of a hundred million rows of width 16."""
     from nonet.bench.embedding.growth import measure_hundred_million
 
     return _skip_without_memory("rows_100m", 14) or measure_hundred_million(seed)
 
 
 def _measure_speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
-    """Time the contenders at a number of rows."""
+    """Time contenders, by default all, on tables of a number of rows."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
-    made = Contenders(rows, WIDTH, KEYS, BATCHES, seed, "zipf")
+    contenders = Contenders(rows, WIDTH, KEYS, BATCHES, seed, "zipf")
     for ids in ("zipf", "uniform"):
-        made.draw(ids)
-        calls = made.make_calls(*names)
+        contenders.draw(ids)
+        calls = contenders.make_calls(*names)
         for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
-            _add(result, run(calls, BATCHES), _RATIOS, f"{rows // 1_000_000} M rows, {ids}, {protocol}")
+            _add_times(result, run(calls, BATCHES), _RATIOS, f"{rows // 1_000_000} M rows, {ids}, {protocol}")
     if reason := explain_missing_fbgemm():
         result["rows"].append({"skipped": "FBGEMM TBE", "reason": reason})
     return result
 
 
-def _add(result: dict[str, Any], times: dict[str, LapTimer], pairs: list[tuple[str, str]], case: str) -> None:
-    result["rows"] += [{"case": case, "what": name, **taken.to_row()} for name, taken in times.items()]
+def _add_times(
+    result: dict[str, Any], times: dict[str, LapTimer], pairs: list[tuple[str, str]], case: str
+) -> None:
+    result["rows"] += [{"case": case, "what": name, **timer.to_row()} for name, timer in times.items()]
     result["ratio"] |= {f"{case}: {pair}": value for pair, value in compute_ratios(times, pairs).items()}
 
 
 def _skip_without_memory(section: str, gib: int) -> dict[str, Any] | None:
-    """Return a row that says that a section is skipped, None if there is enough memory."""
+    """Return the result of a skipped section if there is too little memory, else None."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with open("/proc/meminfo", encoding="ascii") as lines:
         free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), free)
     if free >= gib * _GIB:
         return None
-    reason = f"needs {gib} GiB of free memory, there are {free / _GIB:.1f}"
+    reason = f"needs {gib} GiB of free memory; {free / _GIB:.1f} GiB are free"
     return {"rows": [{"skipped": section, "reason": reason}], "ratio": {}}
 
 

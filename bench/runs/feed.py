@@ -1,7 +1,7 @@
-"""`nonet bench feed`: whether all roles rank and mask consistently on a feed where users return to items.
+"""`nonet bench feed`: checks that all roles rank and mask items consistently if users return to items.
 
-Half of the users cycle through four items of their own, half walk a ring without repeats. The roles of a run work in
-this process, without Ray; tests use the same `FeedWorld`. About 20 s.
+Half of the users cycle through four items, and half go through the items in order without repeats. The roles of a run are
+objects of this process, without Ray; tests use the same `FeedWorld`. The benchmark takes about 20 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 USERS, ITEMS, EVENTS = 60, 40, 24
-_OWN = 4  # items that a user goes round
+_CYCLE = 4  # number of items that a user of the first half cycles through
 _RL_STEPS = 10
 _SCENARIO = """
 name: feed
@@ -41,28 +41,35 @@ evaluate: {metrics: [recall@1, recall@10, ndcg@10], width: 20}
 
 
 def bench_feed(seeds: Sequence[int]) -> dict[str, Any]:
-    """Return a row for each policy: recall@10 by exhaustive ranking and by beam, hits of the probe, RL's flat groups."""
+    """Train and evaluate one feed per policy of `data.repeats`.
+
+    Args:
+        seeds: The seed of the scenario; only the first is used.
+
+    Returns:
+        A row per policy, with recall@10 by exhaustive ranking and by beam search, the hits among the rollouts of held-out
+        prompts, and the number of RL groups whose rewards are all equal. The ratio is the largest difference of the recalls.
+    """
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # as a planned run; threads that wait for a busy core cost a hundred times as much
+    # As in a planned run. More threads than free cores would make steps a hundred times slower.
+    torch.set_num_threads(1)
     rows = []
     for policy in ("by the data", "allow", "mask"):
         changes = [f"seed={seeds[0]}", *([] if policy == "by the data" else [f"data.repeats={policy}"])]
         with tempfile.TemporaryDirectory() as folder:
             rows.append({"data.repeats": policy, **_measure_policy(FeedWorld(Path(folder), changes))})
-    apart = max(abs(row["recall@10"] - row["by beam"]) for row in rows)
-    return {"rows": rows, "ratio": {"recall@10 exhaustive - beam, at most": apart}}
+    largest_difference = max(abs(row["recall@10"] - row["by beam"]) for row in rows)
+    return {"rows": rows, "ratio": {"recall@10 exhaustive - beam, at most": largest_difference}}
 
 
-def _measure_policy(made: FeedWorld) -> dict[str, Any]:
-    """Train one feed and return its row."""
-    made.train("pretrain")
-    repeats = made.facts["data"]["repeats"]
-    counter, model = made.evaluator.evaluate_baseline("transition_counter"), made.evaluate()
-    hits, prompts = made.count_probe_hits()
-    flat, groups = made.reinforce(_RL_STEPS)
+def _measure_policy(world: FeedWorld) -> dict[str, Any]:
+    """Train and evaluate one feed, and return its row."""
+    world.train("pretrain")
+    repeats = world.facts["data"]["repeats"]
+    counter, model = world.evaluator.evaluate_baseline("transition_counter"), world.evaluate()
+    hits, prompts = world.count_probe_hits()
+    flat, groups = world.reinforce(_RL_STEPS)
     return {
         "is": repeats["policy"],
         "test events that return": repeats["share"]["test"],
@@ -91,13 +98,15 @@ class FeedWorld:
 
         self.folder = folder
         write_feed(folder)
-        self.scenario, beside = load_scenario(folder / "feed.yaml", list(changes))
-        self.facts = Tokeniser().prepare(make_data_setup(self.scenario, beside), str(folder))
+        self.scenario, scenario_dir = load_scenario(folder / "feed.yaml", list(changes))
+        self.facts = Tokeniser().prepare(make_data_setup(self.scenario, scenario_dir), str(folder))
         folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
-        run, data, ask = make_run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
+        run, data, options = make_run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
         self.stages = make_stage_setups(self.scenario, data["users"], data["trained_events"])
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
-        self.evaluator = Evaluator(replace(run, target=None), Evaluate(metrics=ask.metrics, width=ask.width))
+        self.evaluator = Evaluator(
+            replace(run, target=None), Evaluate(metrics=options.metrics, width=options.width)
+        )
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
         self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
         self.trainer.open(folders)
@@ -113,28 +122,28 @@ class FeedWorld:
 
     def evaluate(self, name: str = "model") -> dict[str, Any]:
         """Evaluate the current model."""
-        commit = str(self.folder / "commit")
-        self.trainer.save(commit)
-        self.shard.save(commit)
-        return self.evaluator.evaluate(name, commit)
+        checkpoint = str(self.folder / "commit")
+        self.trainer.save(checkpoint)
+        self.shard.save(checkpoint)
+        return self.evaluator.evaluate(name, checkpoint)
 
     def generate_beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
-        """Generate rollouts of the stage rl in wire format."""
+        """Generate rollouts of the stage `rl` in wire format."""
         from nonet.controller.stages import Reinforced
         from nonet.workers.roles import RolloutRequest
 
-        body = self.scenario.stages["rl"]
-        assert isinstance(body, Reinforced)
-        width = body.rollout.get_options()["width"]
+        stage = self.scenario.stages["rl"]
+        assert isinstance(stage, Reinforced)
+        width = stage.rollout.get_options()["width"]
         return self.rollout.generate(users, positions, RolloutRequest("rl", step, width, 0))
 
     def count_probe_hits(self) -> tuple[int, int]:
-        """Return the number of probe prompts with the target among their beams, and the number of all."""
+        """Return the number of held-out prompts whose beams contain the target, and the number of held-out prompts."""
         beams = self.generate_beams(*self.rollout.draw_held_out_prompts())
         return int(compute_hits(beams).any(1).sum()), len(beams["uid"])
 
     def reinforce(self, steps: int) -> tuple[int, int]:
-        """Train by RL on `hit` alone. Returns the number of groups without a gradient, and of all groups."""
+        """Train by RL with the reward `hit`, and return the number of groups without a gradient and of all groups."""
         from nonet.workers.roles import UpdateRequest
 
         stage, flat, groups = self.stages["rl"], 0, 0
@@ -156,11 +165,11 @@ def compute_hits(beams: dict[str, Any]) -> np.ndarray:
 
 
 def write_feed(folder: Path) -> None:
-    """Write interactions.parquet and feed.yaml; even users cycle through items of their own, odd ones walk a ring."""
+    """Write interactions.parquet and feed.yaml; users with an even number cycle through four items, others do not repeat."""
     start = np.random.default_rng(0).integers(0, ITEMS, USERS)[:, None]
     step = np.arange(EVENTS)[None]
-    goes_round = (np.arange(USERS) % 2 == 0)[:, None]
-    item = (start + np.where(goes_round, 3 * (step % _OWN), step)) % ITEMS
+    is_cycling = (np.arange(USERS) % 2 == 0)[:, None]
+    item = (start + np.where(is_cycling, 3 * (step % _CYCLE), step)) % ITEMS
     table = {
         "user_id": np.repeat(np.arange(100, 100 + USERS), EVENTS),
         "item_id": item.ravel() + 1000,

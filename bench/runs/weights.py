@@ -1,8 +1,7 @@
-"""Memory of dense weights in transit: a model saved in shards, and published to a reader in another process.
+"""Measures the memory that saving dense weights in shards, and publishing them to another process, needs in addition.
 
-Private memory of a process (RssAnon of /proc) is sampled two times a millisecond during the work, relative to its
-value before. Buckets in transit are in Ray's object store, which processes share; the most that it holds is reported
-too.
+The private memory of a process (RssAnon in /proc) is sampled twice per millisecond, relative to its value at the start.
+Buckets that are being sent are in Ray's object store, which all processes share, and are not counted.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_EVERY_S = 0.0005
-_ROWS = 1024  # numbers of a row: a matrix is as many rows as it takes
+_SAMPLE_INTERVAL_S = 0.0005
+_COLUMNS = 1024  # a matrix of 512 rows has 2 MiB
 
 
 def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> dict[str, Any]:
-    """Measure a save and two publications: a whole version, and one of which a hundredth changed.
+    """Measure a save and two publications: of all weights, and of a version in which 1 % of the weights changed.
 
     Args:
         megabytes: Size of the model.
@@ -29,15 +28,18 @@ def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 6
         block_kb: Size of the blocks of a delta in kilobytes.
 
     Returns:
-        Peak extra private megabytes of each process, seconds, and megabytes sent.
+        Rows with the peak of additional private megabytes of each process, seconds, and megabytes sent.
+
+    Raises:
+        RuntimeError: The reader's weights differ from the sender's.
     """
     import ray
 
     from nonet.workers.runtime import ensure_ray
 
     ensure_ray()
-    sides: Any = ray.remote(num_cpus=0)(_WeightsSide)
-    sender, reader = (sides.remote(megabytes, int(bucket_mb * 2**20), block_kb * 1024) for _ in range(2))
+    side_actor: Any = ray.remote(num_cpus=0)(_WeightsSide)
+    sender, reader = (side_actor.remote(megabytes, int(bucket_mb * 2**20), block_kb * 1024) for _ in range(2))
     folder = tempfile.mkdtemp()
     try:
         saved: Any = ray.get(sender.save.remote(folder))
@@ -45,33 +47,35 @@ def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 6
         shutil.rmtree(folder)
     rows = [{"what": "save", **saved}]
     for version, what in ((1, "publish"), (2, "publish, 1 % changed")):
-        number: Any = ray.get(sender.begin.remote(0.01 if version == 2 else 0.0))
+        bucket_count: Any = ray.get(sender.begin.remote(0.01 if version == 2 else 0.0))
         ray.get(reader.begin.remote())
-        parts = [sender.pack_bucket.remote(at, version, version - 1 or None) for at in range(number)]
-        came = [reader.take.remote(version, part) for part in parts]
+        buckets = [
+            sender.pack_bucket.remote(index, version, version - 1 or None) for index in range(bucket_count)
+        ]
+        received = [reader.take.remote(version, bucket) for bucket in buckets]
         began = time.perf_counter()
-        sizes = ray.get(came)
+        sizes = ray.get(received)
         ray.get(reader.swap.remote(version))
         seconds = time.perf_counter() - began
-        out, taken = ray.get([sender.measure_peak.remote(), reader.measure_peak.remote()])
+        sender_peak, reader_peak = ray.get([sender.measure_peak.remote(), reader.measure_peak.remote()])
         rows.append(
             {
                 "what": what,
-                "sender_mb": out,
-                "reader_mb": taken,
+                "sender_mb": sender_peak,
+                "reader_mb": reader_peak,
                 "seconds": seconds,
                 "sent_mb": sum(sizes) / 2**20,
             }
         )
-        del parts, came
+        del buckets, received
     if ray.get(sender.compute_digest.remote()) != ray.get(reader.compute_digest.remote()):
-        raise RuntimeError("the reader has other weights than were sent")
-    most = max(row[key] for row in rows for key in ("save_mb", "sender_mb", "reader_mb") if key in row)
-    return {"rows": rows, "ratio": {"peak extra megabytes of a process": most}}
+        raise RuntimeError("the reader's weights differ from those that were sent")
+    peak_mb = max(row[key] for row in rows for key in ("save_mb", "sender_mb", "reader_mb") if key in row)
+    return {"rows": rows, "ratio": {"peak extra megabytes of a process": peak_mb}}
 
 
 class _WeightsSide:
-    """A model in a process of its own: the trainer of one rank, or a reader."""
+    """A model in a process of its own, which sends weights as a trainer with one rank does, or receives them."""
 
     def __init__(self, megabytes: int, bucket_bytes: int, block_bytes: int):
         import torch
@@ -80,7 +84,7 @@ class _WeightsSide:
 
         torch.set_num_threads(1)
         self.model = torch.nn.ParameterList(
-            torch.nn.Parameter(torch.randn(512, _ROWS)) for _ in range(megabytes // 2)
+            torch.nn.Parameter(torch.randn(512, _COLUMNS)) for _ in range(megabytes // 2)
         )
         self.bucket_bytes = bucket_bytes
         self.outgoing = OutgoingWeights(self.model.state_dict(), bucket_bytes, block_bytes)
@@ -88,7 +92,11 @@ class _WeightsSide:
         self._watch: Any = None
 
     def save(self, folder: str) -> dict[str, float]:
-        """Save model and optimizer as a trainer does while no step runs. Returns peak extra megabytes and seconds."""
+        """Save model and optimizer as a trainer does between two steps.
+
+        Returns:
+            The peak of additional megabytes, the seconds, the number of files, and their megabytes.
+        """
         from nonet.workers import SaveOptions
         from nonet.workers.engines import OptimizerOptions, make_engine
         from nonet.workers.runtime import Membership
@@ -104,7 +112,7 @@ class _WeightsSide:
         return {"save_mb": peak[0], "seconds": seconds, "files": len(paths), "written_mb": size / 2**20}
 
     def begin(self, share: float = 0.0) -> int:
-        """Change a share of the weights and begin to watch the memory. Returns the number of buckets."""
+        """Change a share of the weights, start to measure memory, and return the number of buckets."""
         import torch
 
         with torch.no_grad():
@@ -115,14 +123,14 @@ class _WeightsSide:
         return len(self.outgoing.buckets)
 
     def pack_bucket(self, number: int, version: int, base: int | None) -> Any:
-        """Pack a bucket."""
-        named = self.model.state_dict()
+        """Pack a bucket: all of it, or its difference to the version `base`."""
+        tensors = self.model.state_dict()
         return self.outgoing.pack_bucket(
-            number, {n: named[n] for n in self.outgoing.list_tensor_names(number)}, version, base
+            number, {name: tensors[name] for name in self.outgoing.list_tensor_names(number)}, version, base
         )
 
     def take(self, version: int, bucket: Any) -> int:
-        """Keep a bucket. Returns its bytes."""
+        """Store a received bucket and return its size in bytes."""
         self.incoming.take(version, bucket)
         return len(bucket)
 
@@ -131,7 +139,7 @@ class _WeightsSide:
         self.incoming.swap(version)
 
     def measure_peak(self) -> float:
-        """Return the peak of extra megabytes since `begin`."""
+        """Stop to measure memory, and return the peak of additional megabytes since `begin`."""
         self._watch.__exit__(None, None, None)
         return self._peak[0]
 
@@ -147,19 +155,19 @@ class _WeightsSide:
 
 @contextmanager
 def _watch_peak() -> Iterator[list[float]]:
-    """Yield a list with the peak of private megabytes relative to the start, complete when the context ends."""
-    over, most, before = threading.Event(), [0.0], _read_private_mb()
+    """Yield a list whose one element is the peak of private megabytes relative to the start; it is final after the context."""
+    stopped, peak, before = threading.Event(), [0.0], _read_private_mb()
 
-    def look() -> None:
-        while not over.wait(_EVERY_S):
-            most[0] = max(most[0], _read_private_mb() - before)
+    def sample() -> None:
+        while not stopped.wait(_SAMPLE_INTERVAL_S):
+            peak[0] = max(peak[0], _read_private_mb() - before)
 
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=sample, daemon=True)
     watcher.start()
     try:
-        yield most
+        yield peak
     finally:
-        over.set()
+        stopped.set()
         watcher.join()
 
 

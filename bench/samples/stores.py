@@ -1,7 +1,7 @@
-"""`nonet bench stores`: reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside plain happybase.
+"""`nonet bench stores`: reads by key from packed segments, LMDB, Redis and HBase, and a join compared with happybase.
 
-Contenders take turns in one process; medians of rounds. All must return equal values. Redis takes part where a
-redis-server is installed; HBase's protocol is served by a stand-in in a process of its own.
+The contenders take turns in one process, must return equal values, and are compared by medians of rounds. Redis is measured
+if a redis-server is installed. Instead of HBase, a stand-in that speaks its protocol runs in another process.
 """
 
 from __future__ import annotations
@@ -25,30 +25,34 @@ from nonet.bench.samples.prefetch import measure_hidden_share
 from nonet.errors import ConfigError
 from nonet.samples.stores import StoreJoin, create_store, open_store
 
-_KEYS, _ASKED, _BYTES = 100_000, 1000, 1024
-_JOINED, _ITEMS = 8192, 20_000
-Made = tuple[list[dict[str, Any]], dict[str, float]]
+_KEYS, _READ_KEYS, _VALUE_BYTES = 100_000, 1000, 1024
+_JOINED_ROWS, _ITEMS = 8192, 20_000
+RowsAndRatios = tuple[list[dict[str, Any]], dict[str, float]]
 
 
 def bench_stores(sections: str = "multi_get,join,history,prefetch", rounds: int = 15) -> dict[str, Any]:
     """Run the sections.
 
     Args:
-        sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), history
-            (80,000 events of 20,000 items as of times behind several versions), prefetch (runs whose samples are
-            joined over a socket, with and without reading ahead).
-        rounds: Rounds of each contender.
+        sections: The sections, separated by commas: multi_get (reads 1,000 of 100,000 keys with values of 1 KB), join (joins
+            8,192 rows with Zipf keys over a socket), history (reads the values that 80,000 events of 20,000 items had at
+            their times, from stores with several versions), prefetch (runs whose samples are joined over a socket, with
+            and without reading ahead).
+        rounds: Number of rounds of each contender.
+
+    Returns:
+        The rows of all sections, and their ratios.
 
     Raises:
         ConfigError: A section is unknown.
     """
-    parts: dict[str, Callable[[Path, int], Made]] = {
+    parts: dict[str, Callable[[Path, int], RowsAndRatios]] = {
         "multi_get": _measure_multi_get,
         "join": _measure_join,
         "history": _measure_history,
         "prefetch": _measure_prefetch,
     }
-    made: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     for name in sections.split(","):
         if name not in parts:
             raise ConfigError(f"bench stores has no section {name!r}; there are {', '.join(parts)}")
@@ -57,27 +61,27 @@ def bench_stores(sections: str = "multi_get,join,history,prefetch", rounds: int 
             rows, ratio = parts[name](folder, rounds)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        made["rows"] += rows
-        made["ratio"] |= ratio
-    return made
+        result["rows"] += rows
+        result["ratio"] |= ratio
+    return result
 
 
-def _measure_multi_get(folder: Path, rounds: int) -> Made:
-    """Read values of 1 KB by integer keys: our stores beside LMDB's and Redis' own batch reads."""
+def _measure_multi_get(folder: Path, rounds: int) -> RowsAndRatios:
+    """Read values of 1 KB by integer keys from Nonet's stores, and by the batch reads of LMDB and Redis."""
     import lmdb
 
     draw = np.random.default_rng(7)
     keys = np.arange(_KEYS) * 7
-    values = draw.integers(0, 256, (_KEYS, _BYTES), np.uint8)
-    offsets = pa.py_buffer((np.arange(_KEYS + 1, dtype=np.int32) * _BYTES).tobytes())
+    values = draw.integers(0, 256, (_KEYS, _VALUE_BYTES), np.uint8)
+    offsets = pa.py_buffer((np.arange(_KEYS + 1, dtype=np.int32) * _VALUE_BYTES).tobytes())
     blob = pa.Array.from_buffers(pa.binary(), _KEYS, [None, offsets, pa.py_buffer(values.tobytes())])
     table = pa.table({"value": blob})
     plain = lmdb.open(str(folder / "plain"), map_size=4 << 30)
     cells = [row.tobytes() for row in values]
     with plain.begin(write=True) as writing:
-        names = [int(key).to_bytes(8, "big") for key in keys]
-        writing.cursor().putmulti(list(zip(names, cells, strict=True)))
-    asked = [keys[draw.integers(0, _KEYS, _ASKED)] for _ in range(rounds * 8)]
+        key_bytes = [int(key).to_bytes(8, "big") for key in keys]
+        writing.cursor().putmulti(list(zip(key_bytes, cells, strict=True)))
+    batches = [keys[draw.integers(0, _KEYS, _READ_KEYS)] for _ in range(rounds * 8)]
 
     def get_from_lmdb(part: np.ndarray) -> list[bytes]:
         with plain.begin() as reading:
@@ -87,21 +91,23 @@ def _measure_multi_get(folder: Path, rounds: int) -> Made:
             ]
 
     contenders: dict[str, Callable[[np.ndarray], Any]] = {"lmdb getmulti": get_from_lmdb}
-    with contextlib.ExitStack() as over:
-        over.callback(plain.close)
+    with contextlib.ExitStack() as stack:
+        stack.callback(plain.close)
         addresses = {"packed": str(folder / "packed"), "lmdb store": f"lmdb:{folder / 'lmdb'}"}
-        if port := over.enter_context(_run_redis(folder)):
+        if port := stack.enter_context(_run_redis(folder)):
             addresses["redis store"] = f"redis://127.0.0.1:{port}/bench"
             contenders["redis mget"] = _make_redis_reader(port, keys, cells)
-        for name, use in addresses.items():
-            store = create_store(use, pa.schema([("value", pa.binary())]), key=pa.int64())
+        for name, address in addresses.items():
+            store = create_store(address, pa.schema([("value", pa.binary())]), key=pa.int64())
             store.put(keys, table)
             contenders[name] = store.multi_get
         us = _time_in_turns(
-            contenders, asked, lambda got: b"".join(got) if isinstance(got, list) else _to_bytes(got)
+            contenders,
+            batches,
+            lambda result: b"".join(result) if isinstance(result, list) else _to_bytes(result),
         )
     rows: list[dict[str, Any]] = [
-        {"reader": name, "us": value, "MB/s": _ASKED * _BYTES / value} for name, value in us.items()
+        {"reader": name, "us": value, "MB/s": _READ_KEYS * _VALUE_BYTES / value} for name, value in us.items()
     ]
     ratio = {"multi_get, lmdb getmulti / packed": us["lmdb getmulti"] / us["packed"]}
     if "redis mget" in us:
@@ -111,25 +117,26 @@ def _measure_multi_get(folder: Path, rounds: int) -> Made:
     return rows, ratio
 
 
-def _to_bytes(got: Any) -> bytes:
-    return b"".join(got.values.column("value").to_pylist())
+def _to_bytes(result: Any) -> bytes:
+    return b"".join(result.values.column("value").to_pylist())
 
 
 def _make_redis_reader(
     port: int, keys: np.ndarray, cells: list[bytes]
 ) -> Callable[[np.ndarray], list[bytes]]:
-    """Fill Redis and return its batch read."""
+    """Write all values to Redis, and return a function that reads a batch of keys with MGET."""
     import redis
 
     server = redis.Redis("127.0.0.1", port)
     names = [f"plain:{key}" for key in keys.tolist()]
-    for at in range(0, len(names), 10_000):
-        server.mset(dict(zip(names[at : at + 10_000], cells[at : at + 10_000], strict=True)))
+    for start in range(0, len(names), 10_000):
+        chunk = slice(start, start + 10_000)
+        server.mset(dict(zip(names[chunk], cells[chunk], strict=True)))
     return lambda part: server.mget([f"plain:{key}" for key in part.tolist()])  # pyright: ignore
 
 
-def _measure_join(folder: Path, rounds: int) -> Made:
-    """Read two columns of 8,192 rows' items as of their times, against a happybase loop that reads one row at a time."""
+def _measure_join(folder: Path, rounds: int) -> RowsAndRatios:
+    """Join two columns to 8,192 rows by item and time, and compare with a happybase loop that reads one row at a time."""
     import happybase
 
     del folder
@@ -138,36 +145,36 @@ def _measure_join(folder: Path, rounds: int) -> Made:
         columns = {"price": "d:price float64", "shop": "d:shop int64"}
         store = open_store(f"hbase://127.0.0.1:{port}/items", columns)
         items = np.arange(_ITEMS)
-        written = pa.table({"price": draw.random(_ITEMS), "shop": draw.integers(0, 99, _ITEMS)})
-        store.put(items, written, np.full(_ITEMS, 100))
+        values = pa.table({"price": draw.random(_ITEMS), "shop": draw.integers(0, 99, _ITEMS)})
+        store.put(items, values, np.full(_ITEMS, 100))
         join = StoreJoin(store, {"price": "price", "shop": "shop"})
         table = happybase.Connection("127.0.0.1", port).table("items")
-        asked = [np.minimum(draw.zipf(1.2, _JOINED), _ITEMS) - 1 for _ in range(max(3, rounds // 3))]
-        times = np.full(_JOINED, 200)
+        batches = [np.minimum(draw.zipf(1.2, _JOINED_ROWS), _ITEMS) - 1 for _ in range(max(3, rounds // 3))]
+        times = np.full(_JOINED_ROWS, 200)
 
         def read_in_loop(part: np.ndarray) -> list[float]:
-            found = []
+            prices = []
             for key in part.tolist():
                 row: Any = table.row(str(key).encode(), [b"d:price", b"d:shop"], timestamp=200_000)
-                found.append(float(np.frombuffer(row[b"d:price"], ">f8")[0]))
-            return found
+                prices.append(float(np.frombuffer(row[b"d:price"], ">f8")[0]))
+            return prices
 
         us = _time_in_turns(
             {"join": lambda part: join.read(part, times), "happybase loop": read_in_loop},
-            asked,
-            lambda got: np.asarray(got if isinstance(got, list) else got["price"]).tobytes(),
+            batches,
+            lambda result: np.asarray(result if isinstance(result, list) else result["price"]).tobytes(),
         )
         store.close()
     rows: list[dict[str, Any]] = [
-        {"reader": name, "us": value, "rows/s": 1e6 * _JOINED / value} for name, value in us.items()
+        {"reader": name, "us": value, "rows/s": 1e6 * _JOINED_ROWS / value} for name, value in us.items()
     ]
     return rows, {"join, rows/s over a happybase loop": us["happybase loop"] / us["join"]}
 
 
-def _measure_history(folder: Path, rounds: int) -> Made:
-    """Count the calls of reads as of the past.
+def _measure_history(folder: Path, rounds: int) -> RowsAndRatios:
+    """Count the calls to the store that reads of past values need.
 
-    Features are written nightly, or items change at their own times.
+    Either all items get a new version every night, or a random third of them.
     """
     from nonet.bench.samples.hbase_standin import Standin
 
@@ -189,51 +196,56 @@ def _measure_history(folder: Path, rounds: int) -> Made:
         calls, began = server.faults.calls, time.perf_counter()
         store.multi_get(keys, as_of=times)
         seconds, calls = time.perf_counter() - began, server.faults.calls - calls
-        most = (int(versions.max()) + 1) * _ITEMS / 1000
-        rows.append({"history": name, "calls": calls, "calls at most": most, "s": seconds})
-        ratio[f"history, {name}: calls over the bound"] = calls / most
+        max_calls = (int(versions.max()) + 1) * _ITEMS / 1000
+        rows.append({"history": name, "calls": calls, "calls at most": max_calls, "s": seconds})
+        ratio[f"history, {name}: calls over the bound"] = calls / max_calls
         store.close()
         server.close()
     return rows, ratio
 
 
-def _measure_prefetch(folder: Path, rounds: int) -> Made:
+def _measure_prefetch(folder: Path, rounds: int) -> RowsAndRatios:
+    """Measure which share of the join's time is hidden by reading ahead."""
     del rounds
     with _run_standin() as port:
         return measure_hidden_share(folder, port)
 
 
 def _time_in_turns(
-    contenders: dict[str, Callable[[np.ndarray], Any]], asked: list[np.ndarray], flat: Callable[[Any], bytes]
+    contenders: dict[str, Callable[[np.ndarray], Any]],
+    batches: list[np.ndarray],
+    to_bytes: Callable[[Any], bytes],
 ) -> dict[str, float]:
-    """Return the median microseconds of each contender over the same keys, in turn.
+    """Return the median microseconds of each contender; they take turns with the same batches of keys.
+
+    The first batch is not timed. Its results are compared as bytes, which `to_bytes` makes.
 
     Raises:
-        AssertionError: The answers differ.
+        AssertionError: The results differ.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number, part in enumerate(asked):
-        answers = []
+    for number, keys in enumerate(batches):
+        results = []
         for name, call in contenders.items():
             began = time.perf_counter()
-            got = call(part)
+            result = call(keys)
             seconds[name].append(time.perf_counter() - began)
-            answers.append(flat(got) if number == 0 else b"")
-        if len(set(answers)) != 1:
-            raise AssertionError(f"the readers differ: {', '.join(contenders)}")
-    return {name: 1e6 * statistics.median(each[1:]) for name, each in seconds.items()}
+            results.append(to_bytes(result) if number == 0 else b"")
+        if len(set(results)) != 1:
+            raise AssertionError(f"the results of the readers differ: {', '.join(contenders)}")
+    return {name: 1e6 * statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 @contextlib.contextmanager
 def _run_redis(folder: Path) -> Iterator[int]:
-    """Run a redis-server. Yields its port, 0 where none is installed."""
+    """Run a redis-server and yield its port, or 0 if none is installed."""
     program = shutil.which("redis-server")
     if program is None:
         yield 0
         return
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     process = subprocess.Popen(
         [program, "--port", str(port), "--save", "", "--appendonly", "no"],
         cwd=folder,
@@ -249,7 +261,7 @@ def _run_redis(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _run_standin() -> Iterator[int]:
-    """Run the stand-in for HBase's protocol in a process of its own. Yields its port."""
+    """Run the stand-in for HBase in another process and yield its port."""
     command = [sys.executable, "-m", "nonet.bench.samples.hbase_standin", "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -262,12 +274,12 @@ def _run_standin() -> Iterator[int]:
 
 def _wait_until_answering(port: int) -> None:
     """Wait until a port accepts connections."""
-    until = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
