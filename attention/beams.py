@@ -1,4 +1,4 @@
-"""BeamCache: keys and values of decoding beams; those of the prompt are stored once, followed by each beam's own.
+"""BeamCache: the keys and values of decoding beams. Those of a prompt are stored once and shared by its beams.
 
 A step attends the beams' newest tokens to the shared prompt (read once for all beams of a prompt) and to their own tokens, and
 merges the two by log-sum-exp. The result equals attention over every beam's whole sequence, but the prompt's keys are stored and
@@ -14,15 +14,20 @@ from nonet.attention.attention import uni_attention
 from nonet.attention.masks import UniMask
 from nonet.errors import ConfigError
 
-# Shapes: U prompts, W beams a prompt, S packed prompt tokens, L tokens of a beam so far, H query heads, G key heads (H a
+# Shapes: U prompts, W beams per prompt, S packed prompt tokens, L tokens of a beam so far, H query heads, G key heads (H a
 # multiple), D width, E value width.
 
 
 class BeamCache:
     """Keys and values of the prompts and the beams.
 
-    The prefix keys [S, G, D] and values [S, G, E] are packed by cu_prefix [U + 1]. Beams start empty, or with own keys [U, W, L,
-    G, D] and values [U, W, L, G, E]; if these have one row instead of U, all prompts share it.
+    Args:
+        keys: The keys [S, G, D] of the packed prompts.
+        values: The values [S, G, E] of the packed prompts.
+        cu_prefix: The cumulative lengths [U + 1] of the prompts.
+        own_keys: The keys [U, W, L, G, D] of tokens that the beams already have; one row instead of U is shared by all prompts.
+            None if the beams start empty.
+        own_values: The values [U, W, L, G, E] of these tokens.
     """
 
     def __init__(
@@ -44,16 +49,16 @@ class BeamCache:
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Append each beam's newest key [U, W, G, D] and value [U, W, G, E]."""
-        prompts, want = len(self.cu_prefix) - 1, self.keys.shape[1:]
+        prompts, key_shape = len(self.cu_prefix) - 1, self.keys.shape[1:]
         if (
             keys.ndim != 4
             or len(keys) != prompts
-            or keys.shape[2:] != want
+            or keys.shape[2:] != key_shape
             or values.shape[:3] != keys.shape[:3]
         ):
             raise ConfigError(
-                f"append takes keys [{prompts}, W, {want[0]}, {want[1]}] and values to match; got {list(keys.shape)} and "
-                f"{list(values.shape)}."
+                f"BeamCache.append takes keys [{prompts}, W, {key_shape[0]}, {key_shape[1]}] and matching values; got "
+                f"{list(keys.shape)} and {list(values.shape)}."
             )
         if self.own_keys is None or self.own_values is None:
             self.own_keys, self.own_values = keys[:, :, None], values[:, :, None]
@@ -62,7 +67,7 @@ class BeamCache:
         self.own_values = torch.cat([self.own_values, values[:, :, None]], 2)
 
     def reorder_beams(self, parent_UW: Tensor) -> None:
-        """Replace beams with copies of their parents [U, W]; the prompt does not change."""
+        """Replace each beam's own keys and values by those of its parent, given as beam indices [U, W]."""
         if self.own_keys is None or self.own_values is None:
             return
         prompt = torch.arange(len(parent_UW), device=parent_UW.device)[:, None]
@@ -75,12 +80,12 @@ class BeamCache:
         groups = heads // self.keys.shape[1]
         rows = q.unflatten(2, (-1, groups)).transpose(
             2, 3
-        )  # Heads that share keys are further rows: [U, W, H / G, G, D].
-        cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
+        )  # Query heads that share a key head become separate rows: [U, W, H / G, G, D].
+        cu_rows = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
         out, lse = uni_attention(
             *(rows.flatten(0, 2), self.keys, self.values),
             mask=UniMask.full(),
-            cu_seqlens_q=cuts,
+            cu_seqlens_q=cu_rows,
             cu_seqlens_k=self.cu_prefix,
             scale=scale,
             return_lse=True,
@@ -103,7 +108,7 @@ def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int)
         or own_values.shape[:4] != own_keys.shape[:4]
     ):
         raise ConfigError(
-            f"BeamCache takes own keys [{prompts} or 1, W, L, {keys.shape[1]}, {keys.shape[2]}] and values to match; got "
+            f"BeamCache takes own keys [{prompts} or 1, W, L, {keys.shape[1]}, {keys.shape[2]}] and matching values; got "
             f"{list(own_keys.shape)} and {list(own_values.shape)}."
         )
 
@@ -111,16 +116,16 @@ def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int)
 def _attend_own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     """Compute output [U, W, H, E] and log-sum-exp [U, W, H] over the beams' own tokens."""
     groups = q.shape[2] // keys.shape[3]
-    total = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q_grouped = q.unflatten(2, (-1, groups)).to(total)
-    score = torch.einsum("uwghd,uwlgd->uwghl", q_grouped, keys.to(total))
+    acc_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q_grouped = q.unflatten(2, (-1, groups)).to(acc_dtype)
+    score = torch.einsum("uwghd,uwlgd->uwghl", q_grouped, keys.to(acc_dtype))
     score = score * (q.shape[-1] ** -0.5 if scale is None else scale)
     lse = score.logsumexp(-1)
-    out = torch.einsum("uwghl,uwlge->uwghe", (score - lse[..., None]).exp(), values.to(total))
+    out = torch.einsum("uwghl,uwlge->uwghe", (score - lse[..., None]).exp(), values.to(acc_dtype))
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 
 def _merge_softmax(one: Tensor, lse_one: Tensor, other: Tensor, lse_other: Tensor) -> Tensor:
-    """Merge two parts of one softmax; a part without keys (log-sum-exp -inf) has no weight."""
+    """Merge the outputs of attention over two disjoint sets of keys; an output without keys (log-sum-exp -inf) has weight 0."""
     share = torch.sigmoid(lse_other.to(other.dtype) - lse_one.to(other.dtype))[..., None]
     return (one.to(other.dtype) * (1 - share) + other * share).to(one.dtype)

@@ -34,7 +34,7 @@ _library.define(f"attend_backward(Tensor grad, Tensor out, Tensor lse, {_CALL}) 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
     """Compute the output [T, H, E] in q's dtype and the log-sum-exp [H, T].
 
-    The log-sum-exp is float32, or float64 if q is. For the activation "silu" it is empty, [H, 0].
+    The log-sum-exp is float32, or float64 if q is. For the activation "silu" it is empty, with shape [H, 0].
     """
     bias = call.bias or RelativeBias()
     if _can_run_eagerly(q, k, v):
@@ -45,12 +45,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -
     if table is not None:
         refined = (table.column_start, table.column_stop, table.sees, table.word)
     tables = (call.sink, bias.position, bias.time, bias.time_q, bias.time_k, bias.steps)
-    numbers = (call.scale, call.scaling_length, call.soft_cap, call.activation, call.form)
-    return torch.ops.nonet.attend(q, k, v, call.cu_q, call.cu_k, *rows, *refined, *tables, *numbers, backend)
+    score_options = (call.scale, call.scaling_length, call.soft_cap, call.activation, call.form)
+    return torch.ops.nonet.attend(
+        q, k, v, call.cu_q, call.cu_k, *rows, *refined, *tables, *score_options, backend
+    )
 
 
 def _can_run_eagerly(*tensors: Tensor) -> bool:
-    """Return whether the operators may be bypassed: no compilation, no autocast and no tensor subclass is active.
+    """Return whether the operators can be bypassed because no compilation, autocast or tensor subclass is active.
 
     A plain autograd function then saves 0.3 ms per forward and backward.
     """
@@ -146,7 +148,7 @@ def _import_triton_backend() -> Any:
 
 
 def _infer_output_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Return empty tensors with the shapes of the output [T, H, E] and the logsumexp [H, T]; 0 tokens without softmax."""
+    """Return empty tensors shaped like the output [T, H, E] and the log-sum-exp ([H, T]; [H, 0] for SiLU)."""
     activation = rest[-3]
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse_tokens = q.shape[0] if activation == "softmax" else 0
@@ -164,10 +166,12 @@ def _infer_gradient_shapes(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Save the operator's inputs and outputs for `_differentiate`."""
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     ctx.save_for_backward(*tensors, *output)
+    # None stands for a saved tensor; other values are wrapped, so that an argument None can be told apart.
     ctx.rest = [None if isinstance(x, Tensor) else (x,) for x in inputs]
 
 

@@ -1,8 +1,8 @@
-"""The kernels of uni_attention as functions of tensors, a mask's table and its plan; nothing here is differentiable.
+"""The forward pass of the Triton kernels, as a function of tensors, the interval table of the mask and its tile plan.
 
-`forward` computes outputs and log-sum-exp, `backward` the gradients of all inputs with two kernels without atomics, so both are
-bitwise reproducible. Metadata is passed as tensors, so neither lengths nor masks cause recompilation. Triton is imported on first
-use. If TRITON_INTERPRET=1 is set before that, CPU tensors work, slowly.
+`forward` is not differentiable; `backward_pass.backward` computes the gradients. Neither uses atomics, so both are bitwise
+reproducible. Lengths and masks are passed as tensors, so they cause no recompilation. Triton is imported on first use. If
+TRITON_INTERPRET=1 is set before that, CPU tensors work, but slowly.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionGradients:
-    """The gradients of the loss by input; None if the input was not given."""
+    """The gradients of the loss with respect to each input; None for an input that the call does not have."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     sink: Tensor | None = None  # [H] float32
-    position: Tensor | None = None  # as bias.position, float32
-    time: Tensor | None = None  # as bias.time, float32
+    position: Tensor | None = None  # float32, with the shape of bias.position
+    time: Tensor | None = None  # float32, with the shape of bias.time
 
 
 def forward(
@@ -43,16 +43,16 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
 
-    A query that sees no key gives 0 and -inf.
+    For a query that sees no key the output is 0 and the log-sum-exp is -inf.
 
     Args:
         q: Queries [T, H, D].
         k: Keys [S, G, D].
         v: Values [S, G, E].
-        table: The interval table.
-        plans: The plans of this table and configuration.
-        options: What is done with products beside the mask.
-        config: The tile configuration; the shipped one by default.
+        table: The interval table of the mask.
+        plans: The tile plans, made from this table and configuration by `make_plans`.
+        options: Scale, activation, soft cap, sink and bias.
+        config: The tile configuration; by default the shipped one for these inputs and their device.
     """
     options = options or KernelOptions()
     config = config or infer_config(q, v, table, options)
@@ -76,7 +76,7 @@ def forward(
 def infer_config(
     q: Tensor, v: Tensor, table: IntervalTable, options: KernelOptions | None = None
 ) -> TileConfig:
-    """Return the shipped configuration for these inputs on their device."""
+    """Select the shipped tile configuration for these inputs and their device."""
     options = options or KernelOptions()
     bias, silu = options.bias, options.activation == "silu"
     rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
@@ -97,12 +97,14 @@ def check(
     options: KernelOptions,
     tile: KernelTile,
 ) -> None:
-    """Check the inputs of a kernel against its table, plan and tile."""
+    """Check that inputs, table, plan, options and tile of a kernel fit together; raise ConfigError otherwise."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or q.shape[2] != k.shape[2] or k.shape[:2] != v.shape[:2]:
         raise ConfigError(f"attention takes q [T, H, D], k [S, G, D] and v [S, G, E]; got {shapes}.")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ConfigError(f"q has {q.shape[1]} heads, k {k.shape[1]}; q's must be a multiple of k's.")
+        raise ConfigError(
+            f"q has {q.shape[1]} heads and k has {k.shape[1]}; the heads of q must be a multiple of those of k."
+        )
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ConfigError(
             f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must share float32, bfloat16 or float16."
@@ -110,11 +112,11 @@ def check(
     if any(x.stride(-1) != 1 for x in (q, k, v) if x.numel()):
         raise ConfigError(f"the last dimension of {shapes} must be contiguous. Call .contiguous() on it.")
     if table.start.shape[1] != len(q):
-        raise ConfigError(f"the mask is made for {table.start.shape[1]} queries, there are {len(q)}.")
+        raise ConfigError(f"The mask is made for {table.start.shape[1]} queries, but q has {len(q)}.")
     if (plan.block_q, plan.block_k) != (tile.block_q, tile.block_k):
         raise ConfigError(
-            f"the plan has blocks {plan.block_q} x {plan.block_k}, the kernel {tile.block_q} x {tile.block_k}. "
-            "Make plans with plans(table, config)."
+            f"The plan has blocks of {plan.block_q} x {plan.block_k}, the kernel tiles of {tile.block_q} x {tile.block_k}. "
+            "Make the plans with make_plans(table, config) and pass the same config."
         )
     if options.activation not in ("softmax", "silu"):
         raise ConfigError(f"activation is {options.activation!r}; it must be 'softmax' or 'silu'.")

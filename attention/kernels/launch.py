@@ -1,8 +1,8 @@
-"""The arguments of a launch, in the order in which every attention kernel declares them after its own tensors.
+"""The arguments with which the attention kernels are launched.
 
-All four kernels share one list of arguments (`make_shared_arguments`), their strides (`get_strides`) and constants
-(`make_constants`). Only this module converts a mask, a bias or a scale to integers, floats and pointers. None removes a feature
-from the compiled code.
+Each of the four kernels declares its own tensors, then the shared arguments (`make_shared_arguments`), strides (`get_strides`)
+and constants (`make_constants`), all in this order. Only this module converts a mask, a bias or a scale to integers, floats and
+pointers. A feature whose argument is None is left out of the compiled kernel.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelOptions:
-    """Operations on the product of query and key besides the mask."""
+    """The operations that a kernel applies to the products of queries and keys, except the mask."""
 
     scale: float | None = None  # Positive; None for 1 / sqrt(D).
-    activation: str = "softmax"  # or "silu": silu(score) / scaling_length, no normalisation over keys
+    activation: str = (
+        "softmax"  # "softmax", or "silu": silu(score) / scaling_length without normalisation over the keys
+    )
     scaling_length: float | None = (
         None  # For "silu"; constant, so that a row's result does not depend on its batch.
     )
     soft_cap: float | None = None  # score -> soft_cap * tanh(score / soft_cap), before the bias
-    sink: Tensor | None = None  # [H] a logit per head that has weight but no value
+    sink: Tensor | None = None  # [H] one logit per head, added to the softmax's denominator
     bias: RelativeBias | None = None
 
 
 def make_shared_arguments(
     q: Tensor, k: Tensor, table: IntervalTable, tiles: Tiles, options: KernelOptions
 ) -> Arguments:
-    """Return tiles, mask, bias, scales and counts: the arguments between a kernel's own tensors and its strides."""
+    """Return the arguments between a kernel's own tensors and its strides: tiles, mask, bias, scales and counts."""
     return (
         *(tiles.place, tiles.spans, table.cu_q, table.cu_k),
         *(table.start, table.stop, table.column_start, table.column_stop, table.sees, table.word),
@@ -52,7 +54,7 @@ def make_shared_arguments(
 
 
 def get_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Return the strides of tokens and heads of each tensor."""
+    """Return the token stride and head stride of each tensor, one after the other."""
     return tuple(stride for x in tensors for stride in x.stride()[:2])
 
 
@@ -77,7 +79,7 @@ def make_constants(
 
 
 def limit_registers(dtype: torch.dtype) -> dict[str, int]:
-    """Return the register limit: float32 kernels use all registers of a thread, else ptxas spills some to fit one more block."""
+    """Return the option that lets float32 kernels use 255 registers; otherwise ptxas spills to fit one more block."""
     return {"maxnreg": _MOST_REGISTERS} if dtype == torch.float32 else {}
 
 
@@ -102,9 +104,10 @@ def _make_bias_arguments(bias: RelativeBias | None) -> Arguments:
 
 
 def _compute_scales(q: Tensor, options: KernelOptions) -> Arguments:
-    """Return inner, outer, silu and soft cap of the score outer * f(inner * product).
+    """Return inner_scale, outer_scale, silu_scale and soft_cap.
 
-    Without cap and bias, outer has all factors.
+    The score is outer_scale * f(inner_scale * product), where f applies the soft cap and adds the bias. Without both, f is not
+    computed, and outer_scale contains all factors. silu_scale is 1 / scaling_length.
     """
     scale = resolve_scale(q, options)
     last = 1.0 if options.activation == "silu" else _LOG2_E

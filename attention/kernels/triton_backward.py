@@ -29,25 +29,27 @@ from nonet.attention.kernels.triton_score import (
     store_rows,
 )
 
-# Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
+# Shapes: BM queries and BN keys of a tile, D and E widths of q, k and of v, WD and WE the next powers of two. The tuples mask,
+# bias, scales and bounds are described in triton_score.py. Strides of tokens end in _t, strides of heads in _h.
 _CHUNK = tl.constexpr(64)  # Columns of out and grad per chunk of delta.
 _SLICE = tl.constexpr(32)  # Columns per chunk of a wide float32 product.
 
 
 @triton.jit
 def compute_score_gradients(
-    product, grad_weight, level, delta, seen, scales, bias, here, row, key,
+    product, grad_weight, level, delta, seen, scales, bias, bounds, row, key,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights of a tile, and the gradients of its scores after and before the soft cap.
+    """Compute the attention weights of a tile and the gradients of its scores.
 
-    `level` and `delta` are the log2-sum-exp and the delta of the rows, with the shape of `row`. They are not used for SiLU.
+    `product` is q @ k.T, `grad_weight` is grad_out @ v.T. `level` and `delta` are the base-2 log-sum-exp and the delta of the
+    rows, with the shape of `row`; SiLU does not use them.
 
     Returns:
-        The weights, the gradient of the capped scores, and the gradient of the scores before the cap.
+        The weights, the gradient of the scores after the soft cap, and the gradient of the scores before it.
     """
     inner_scale, outer_scale, silu_scale, soft_cap = scales
-    score = compute_scores(product, scales, bias, here, row, key)
+    score = compute_scores(product, scales, bias, bounds, row, key)
     if SILU:
         score = score * outer_scale
         gate = sigmoid(score)
@@ -71,7 +73,7 @@ def compute_score_gradients(
 def compute_delta(
     OUT, GRAD_OUT, first, rows, E, stride_o, stride_d, BM: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr
 ):
-    """Compute sum(out * grad) of each row [BM] in chunks of columns, because complete rows do not fit into the registers."""
+    """Compute sum(out * grad_out) of each row [BM] in chunks of columns, because complete rows do not fit into the registers."""
     CHUNK: tl.constexpr = WE if WE < _CHUNK else _CHUNK
     delta = tl.zeros([BM], tl.float32)
     for at in tl.static_range(0, WE, CHUNK):
@@ -103,12 +105,12 @@ def multiply_rows(
 
 @triton.jit
 def accumulate_dq(
-    q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias, scales, here, first,
+    q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias, scales, bounds, first,
     stride_q, stride_d, stride_k, stride_v, D, E, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of one block of keys to dQ."""
-    _q_first, _k_first, rows, keys, _tokens, _head = here
+    _q_first, _k_first, rows, keys, _tokens, _head = bounds
     row = first + tl.arange(0, BM)
     key = block * BN + tl.arange(0, BN)
     k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
@@ -126,9 +128,9 @@ def accumulate_dq(
         grad_weight = dot(grad_out, tl.trans(v), tl.zeros([BM, BN], tl.float32))
     seen = True
     if MASKED:
-        seen = compute_visible(mask, here, row[:, None], key[None, :], SLOTS)
+        seen = compute_visible(mask, bounds, row[:, None], key[None, :], SLOTS)
     _weight, _grad, uncapped_grad = compute_score_gradients(
-        product, grad_weight, level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], key[None, :],
+        product, grad_weight, level[:, None], delta[:, None], seen, scales, bias, bounds, row[:, None], key[None, :],
         SILU, MASKED,
     )  # fmt: skip
     return dot(cast_to_nearest(uncapped_grad, k.dtype), k, acc)
@@ -143,11 +145,11 @@ def dq_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Compute GRAD_Q and, for softmax, DELTA [H, tokens]; there is one program per query tile and head."""
-    tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
+    """Compute GRAD_Q and, for softmax, store DELTA [H, tokens]; there is one program per query tile and query head."""
+    tile, head, sequence, number, used, bounds = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
-    q_first, k_first, rows, _keys, _tokens, _head = here
+    q_first, k_first, rows, _keys, _tokens, _head = bounds
     mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
     bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
     scales = (inner_scale, outer_scale, silu_scale, soft_cap)
@@ -161,41 +163,41 @@ def dq_kernel(
     level = tl.zeros([BM], tl.float32)
     delta = tl.zeros([BM], tl.float32)
     if not SILU:
-        line = head.to(tl.int64) * tokens + q_first + row
-        level = load_level(LSE, line, row < rows)
+        lse_index = head.to(tl.int64) * tokens + q_first + row
+        level = load_level(LSE, lse_index, row < rows)
         delta = compute_delta(
             OUT + q_long * o_t + head * o_h, GRAD_OUT, first, rows, E, o_t, d_t, BM, WE, FULL
         )
         if GRAD_LSE is not None:
-            delta -= tl.load(GRAD_LSE + line, mask=row < rows, other=0.0)
-        tl.store(DELTA + line, delta, mask=row < rows)
+            delta -= tl.load(GRAD_LSE + lse_index, mask=row < rows, other=0.0)
+        tl.store(DELTA + lse_index, delta, mask=row < rows)
     grad_out = load_rows(GRAD_OUT, first, rows, E, d_t, True, BM, WE, FULL)
     K += k_long * k_t + (head // group) * k_h
     V += k_long * v_t + (head // group) * v_h
     acc = tl.zeros([BM, WD], tl.float32)
     for span in range(used):
         begin, inner, outer, end = load_span(SPANS, tile * S + span)
-        for turn in range(begin, end - (outer - inner)):
+        for iteration in range(begin, end - (outer - inner)):
             acc = accumulate_dq(
-                q, grad_out, get_masked_block(turn, inner, outer), level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
-                scales, here, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, True,
+                q, grad_out, get_masked_block(iteration, inner, outer), level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
+                scales, bounds, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
             acc = accumulate_dq(
                 q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
-                scales, here, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, False,
+                scales, bounds, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, False,
             )  # fmt: skip
     store_rows(GRAD_Q + q_long * g_t + head * g_h, acc * scale, row, rows, D, g_t, WD)
 
 
 @triton.jit
 def accumulate_dkv(
-    k, v, block, grad_k, grad_v, Q, GRAD_OUT, LSE, DELTA, mask, bias, scales, here, key, stride_q, stride_d, D, E,
+    k, v, block, grad_k, grad_v, Q, GRAD_OUT, LSE, DELTA, mask, bias, scales, bounds, key, stride_q, stride_d, D, E,
     SLOTS: tl.constexpr, BM: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of one block of queries to dK and dV; the score tile is transposed, [BN, BM]."""
-    _q_first, _k_first, rows, _keys, _tokens, _head = here
+    _q_first, _k_first, rows, _keys, _tokens, _head = bounds
     row = block * BM + tl.arange(0, BM)
     q = load_rows(Q, block * BM, rows, D, stride_q, MASKED, BM, WD, FULL)
     grad_out = load_rows(GRAD_OUT, block * BM, rows, E, stride_d, MASKED, BM, WE, FULL)
@@ -208,13 +210,13 @@ def accumulate_dkv(
         if not SILU:
             level = load_level(LSE, row, row < rows)
             delta = tl.load(DELTA + row, mask=row < rows, other=0.0)
-        seen = compute_visible(mask, here, row[None, :], key[:, None], SLOTS)
+        seen = compute_visible(mask, bounds, row[None, :], key[:, None], SLOTS)
     else:
         if not SILU:
             level = tl.load(LSE + row) * LOG2_E
             delta = tl.load(DELTA + row)
     weight, _grad, uncapped_grad = compute_score_gradients(
-        product, grad_weight, level[None, :], delta[None, :], seen, scales, bias, here, row[None, :], key[:, None],
+        product, grad_weight, level[None, :], delta[None, :], seen, scales, bias, bounds, row[None, :], key[:, None],
         SILU, MASKED,
     )  # fmt: skip
     grad_v = dot(cast_to_nearest(weight, grad_out.dtype), grad_out, grad_v)
@@ -233,12 +235,12 @@ def dkv_kernel(
 ):  # fmt: skip
     """Compute GRAD_K and GRAD_V; there is one program per key tile and key head.
 
-    PLACE and SPANS are those of the key tiles.
+    PLACE and SPANS are those of the key tiles; blocks are blocks of queries.
     """
-    tile, key_head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
+    tile, key_head, sequence, number, used, bounds = load_tile(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
-    q_first, k_first, rows, keys, _tokens, _head = here
+    q_first, k_first, rows, keys, _tokens, _head = bounds
     mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
     bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
     scales = (inner_scale, outer_scale, silu_scale, soft_cap)
@@ -252,21 +254,21 @@ def dkv_kernel(
     grad_v = tl.zeros([BN, WE], tl.float32)
     for index in range(used * group):
         head = key_head * group + index // used
-        here = (q_first, k_first, rows, keys, tokens, head)
+        bounds = (q_first, k_first, rows, keys, tokens, head)
         q_head = Q + q_long * q_t + head * q_h
         d_head = GRAD_OUT + q_long * d_t + head * d_h
         lse_head = LSE + head.to(tl.int64) * tokens + q_first
         delta_head = DELTA + head.to(tl.int64) * tokens + q_first
         begin, inner, outer, end = load_span(SPANS, tile * S + index % used)
-        for turn in range(begin, end - (outer - inner)):
+        for iteration in range(begin, end - (outer - inner)):
             grad_k, grad_v = accumulate_dkv(
-                k, v, get_masked_block(turn, inner, outer), grad_k, grad_v, q_head, d_head, lse_head, delta_head,
-                mask, bias, scales, here, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, True,
+                k, v, get_masked_block(iteration, inner, outer), grad_k, grad_v, q_head, d_head, lse_head, delta_head,
+                mask, bias, scales, bounds, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
             grad_k, grad_v = accumulate_dkv(
                 k, v, block, grad_k, grad_v, q_head, d_head, lse_head, delta_head,
-                mask, bias, scales, here, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, False,
+                mask, bias, scales, bounds, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, False,
             )  # fmt: skip
     store_rows(GRAD_K + k_long * gk_t + key_head * gk_h, grad_k * scale, key, keys, D, gk_t, WD)
     store_rows(GRAD_V + k_long * gv_t + key_head * gv_h, grad_v, key, keys, E, gv_t, WE)

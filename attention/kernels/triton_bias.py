@@ -73,8 +73,8 @@ def bias_kernel(
     for number in range(split, tiles * (BM // BT), tl.num_programs(2)):
         tile = number // (BM // BT)
         used = tl.load(PLACE + tile * 3 + 2)
-        here = load_bounds(CU_Q, CU_K, tl.maximum(tl.load(PLACE + tile * 3), 0), tokens, head)
-        q_first, k_first, rows, keys, _tokens, _head = here
+        bounds = load_bounds(CU_Q, CU_K, tl.maximum(tl.load(PLACE + tile * 3), 0), tokens, head)
+        q_first, k_first, rows, keys, _tokens, _head = bounds
         start = tl.load(PLACE + tile * 3 + 1) * BM + number % (BM // BT) * BT
         row = start + place
         low = start + keys - rows + (lowest + diagonal) * BT
@@ -97,23 +97,23 @@ def bias_kernel(
                 at = head.to(tl.int64) * tokens + q_first + row
                 level = load_level(LSE, at, real)
                 delta = tl.load(DELTA + at, mask=real, other=0.0)
-            seen = inside[None, :] & compute_visible(mask, here, row[:, None], nearest[None, :], SLOTS)
+            seen = inside[None, :] & compute_visible(mask, bounds, row[:, None], nearest[None, :], SLOTS)
             _weight, grad, _bent = compute_score_gradients(
                 dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
                 dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
-                level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], nearest[None, :], SILU, True,
+                level[:, None], delta[:, None], seen, scales, bias, bounds, row[:, None], nearest[None, :], SILU, True,
             )  # fmt: skip
             if POSITION is not None:
                 skewed = tl.gather(grad, skew, 1)
                 upper += tl.sum(tl.where(near, skewed, 0.0), 0)
                 lower += tl.sum(tl.where(near, 0.0, skewed), 0)
             if TIME is not None:
-                bucket = compute_time_buckets(bias, here, row[:, None], nearest[None, :])
+                bucket = compute_time_buckets(bias, bounds, row[:, None], nearest[None, :])
                 first = tl.min(tl.where(seen, bucket, W))
                 last = tl.max(tl.where(seen, bucket, -1))
-                for turn in range(first, last + 1):
-                    share = tl.sum(tl.where(bucket == turn, grad, 0.0))
-                    by_time += tl.where(tl.arange(0, W) == turn, share, 0.0)
+                for iteration in range(first, last + 1):
+                    share = tl.sum(tl.where(bucket == iteration, grad, 0.0))
+                    by_time += tl.where(tl.arange(0, W) == iteration, share, 0.0)
     program = (head * tl.num_programs(2) + split) * tl.num_programs(0) + diagonal
     if POSITION is not None:
         # Distances [diagonal - 1, diagonal + 1) tiles: the lower half, then the upper.

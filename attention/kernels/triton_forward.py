@@ -32,20 +32,20 @@ from nonet.attention.kernels.triton_score import (
 
 @triton.jit
 def accumulate_block(
-    q, block, top, total, acc, K, V, mask, bias, scales, here, row, stride_k, stride_v, D, E,
+    q, block, top, total, acc, K, V, mask, bias, scales, bounds, row, stride_k, stride_v, D, E,
     SLOTS: tl.constexpr, BN: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add one block of keys: compute scores and weights, and add the values."""
     _inner_scale, outer_scale, _silu_scale, _soft_cap = scales
-    _q_first, _k_first, _rows, keys, _tokens, _head = here
+    _q_first, _k_first, _rows, keys, _tokens, _head = bounds
     key = block * BN + tl.arange(0, BN)
     k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
     score = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32))
-    score = compute_scores(score, scales, bias, here, row[:, None], key[None, :])
+    score = compute_scores(score, scales, bias, bounds, row[:, None], key[None, :])
     v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
     if MASKED:
-        seen = compute_visible(mask, here, row[:, None], key[None, :], SLOTS)
+        seen = compute_visible(mask, bounds, row[:, None], key[None, :], SLOTS)
     if SILU:
         score = score * outer_scale
         weight = score * sigmoid(score)
@@ -77,10 +77,10 @@ def forward_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Compute outputs and LSE [H, tokens] in nats; programs are [tiles * heads]."""
-    tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
+    tile, head, sequence, number, used, bounds = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
-    q_first, k_first, rows, _keys, _tokens, _head = here
+    q_first, k_first, rows, _keys, _tokens, _head = bounds
     mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
     bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
     scales = (inner_scale, outer_scale, silu_scale, soft_cap)
@@ -95,14 +95,14 @@ def forward_kernel(
     acc = tl.zeros([BM, WE], tl.float32)
     for span in range(used):
         begin, inner, outer, end = load_span(SPANS, tile * S + span)
-        for turn in range(begin, end - (outer - inner)):
+        for iteration in range(begin, end - (outer - inner)):
             top, total, acc = accumulate_block(
-                q, get_masked_block(turn, inner, outer), top, total, acc, K, V, mask, bias, scales, here, row,
+                q, get_masked_block(iteration, inner, outer), top, total, acc, K, V, mask, bias, scales, bounds, row,
                 k_t, v_t, D, E, SLOTS, BN, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
             top, total, acc = accumulate_block(
-                q, block, top, total, acc, K, V, mask, bias, scales, here, row,
+                q, block, top, total, acc, K, V, mask, bias, scales, bounds, row,
                 k_t, v_t, D, E, SLOTS, BN, WD, WE, FULL, SILU, False,
             )  # fmt: skip
     if SILU:

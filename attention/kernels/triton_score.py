@@ -1,13 +1,17 @@
-"""Device code that forward and backward share: a program's tile, products, visibility, scores, activations.
+"""Triton functions that the forward and backward kernels share: loading tiles, matrix products, visibility, scores, activations.
 
-Everything takes its row and key numbers as tensors that broadcast to the score tile, [BM, 1] and [1, BN] or the other
-way round, so the transposed tile of dK and dV is the same code. Plain Triton: no vendor's extension.
+The functions take query positions (`row`) and key positions (`key`) within the sequence as tensors that broadcast to the score
+tile: [BM, 1] and [1, BN], or [1, BM] and [BN, 1] for the transposed tile of dK and dV. Only plain Triton is used, without
+extensions for one vendor.
 
-What belongs together travels as one tuple, which costs no instruction:
-    mask    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD: the table's integers
-    bias    POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets
-    scales  inner_scale, outer_scale, silu_scale, soft_cap
-    here    q_first, k_first, rows, keys, tokens, head: the sequence's first tokens and lengths, all queries, the head
+Related arguments are passed as one tuple, which adds no instructions to the compiled kernel:
+    mask    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD: the tensors of the `IntervalTable`
+    bias    POSITION, TIME: the tables [H, 2 * reach - 1] and [H, buckets]; TIME_Q, TIME_K: unix times of the tokens;
+            position_stride, time_stride: head strides of the tables; reach: number of distances per direction (larger ones are
+            clipped); steps: buckets per doubling of the time difference; buckets
+    scales  inner_scale, outer_scale, silu_scale, soft_cap: see `_compute_scales` in launch.py
+    bounds  q_first, k_first: the sequence's first packed query and key; rows, keys: its numbers of queries and keys;
+            tokens: number of queries in the batch; head: the query head
 """
 
 # ruff: noqa: RET505, SIM102
@@ -25,7 +29,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def dot(a, b, acc):
-    """Compute acc + a @ b with full fp32 products; the interpreter multiplies bit patterns of bf16, so it gets fp32."""
+    """Compute acc + a @ b with full fp32 products; operands are cast to fp32 for the interpreter, which cannot multiply bf16."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
@@ -34,7 +38,7 @@ def dot(a, b, acc):
 
 @triton.jit
 def cast_to_nearest(x, dtype: tl.constexpr):
-    """Round x to the nearest of dtype; the interpreter truncates bf16, so it is rounded explicitly there."""
+    """Cast x to dtype, rounding to nearest; the interpreter truncates bf16, so the rounding is explicit there."""
     if INTERPRETED:
         if dtype == tl.bfloat16:
             bits = x.to(tl.int32, bitcast=True)
@@ -48,7 +52,10 @@ def load_rows(
     X, first, limit, width, stride,
     BOUNDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Load rows [ROWS, WIDTH] of the sequence at X from row `first` on; zeros from `limit` on if BOUNDED, and past `width`.
+    """Load rows `first` to `first` + ROWS of the sequence at X as [ROWS, WIDTH].
+
+    Columns past `width` are 0 unless FULL (WIDTH equals `width`). Rows from `limit` on are 0 if BOUNDED; otherwise all rows must
+    exist.
 
     The block's address is one scalar, and the offsets within it are the same in every iteration of a loop.
     """
@@ -69,10 +76,14 @@ def load_rows(
 
 @triton.jit
 def load_tile(PLACE, CU_Q, CU_K, tokens, lanes):
-    """Load this program's tile, its lane (head) of `lanes`, sequence, tile within it, spans in use, and `here`.
+    """Load the tile of this program.
 
-    Programs are [tiles * lanes], the lanes of a tile side by side. The sequence is -1 if there is no tile; the rest
-    is then that of sequence 0.
+    The grid is [tiles * lanes]; a lane is one of the heads that compute the same tile, and consecutive programs are the lanes of
+    one tile.
+
+    Returns:
+        The index of the tile, the lane, the tile's sequence, its number within the sequence, the number of spans in use, and
+        `bounds`. The sequence is -1 for an unused tile; `bounds` is then that of sequence 0.
     """
     tile = tl.program_id(0) // lanes
     lane = tl.program_id(0) % lanes
@@ -83,7 +94,7 @@ def load_tile(PLACE, CU_Q, CU_K, tokens, lanes):
 
 @triton.jit
 def load_bounds(CU_Q, CU_K, sequence, tokens, head):
-    """Load the first tokens and lengths of a sequence and return them as `here`."""
+    """Load the first tokens and lengths of a sequence and return the tuple `bounds` described at the top of this file."""
     q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
     rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     return q_first, k_first, rows, keys, tokens, head
@@ -91,22 +102,22 @@ def load_bounds(CU_Q, CU_K, sequence, tokens, head):
 
 @triton.jit
 def load_span(SPANS, at):
-    """Load span number `at`: begin, first and past the last unmasked block, end."""
+    """Load span number `at`: begin, inner, outer and end. Blocks [inner, outer) need no mask; the others in [begin, end) do."""
     at = SPANS + at * 4
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
-def get_masked_block(turn, inner, outer):
-    """Return the block of a turn of the loop over [begin, end - (outer - inner)), which skips the core."""
-    return turn + tl.where(turn < inner, 0, outer - inner)
+def get_masked_block(iteration, inner, outer):
+    """Return the block for an iteration of the loop over [begin, end - (outer - inner)), which skips blocks [inner, outer)."""
+    return iteration + tl.where(iteration < inner, 0, outer - inner)
 
 
 @triton.jit
 def load_level(LSE, at, real):
-    """Load the log2-sum-exp of rows; +inf for missing rows and rows without visible keys.
+    """Load the log-sum-exp of rows in base 2, with +inf for missing rows and rows without visible keys.
 
-    exp2(score - inf) is 0, but exp2(score + inf) is not.
+    Their stored value is -inf. With +inf, their weights exp2(score - level) become 0.
     """
     sums = tl.load(LSE + at, mask=real, other=float("inf"))
     return tl.where(sums == -float("inf"), float("inf"), sums * LOG2_E)
@@ -114,17 +125,21 @@ def load_level(LSE, at, real):
 
 @triton.jit
 def store_rows(X, x, at, limit, width, stride, WIDTH: tl.constexpr):
-    """Store rows `at` below `limit` of the sequence at X, rounded to the nearest of its type."""
+    """Store x as the rows with indices `at` of the sequence at X, except those from `limit` on; cast to the dtype of X."""
     column = tl.arange(0, WIDTH)[None, :]
     to = X + at[:, None] * stride + column
     tl.store(to, cast_to_nearest(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
 
 
 @triton.jit
-def compute_visible(mask, here, row, key, SLOTS: tl.constexpr):
-    """Compute which pairs of the tile see each other: by any of the row's intervals, the key's column, a shared class bit."""
+def compute_visible(mask, bounds, row, key, SLOTS: tl.constexpr):
+    """Compute which queries of the tile see which keys.
+
+    A key is visible if it is in one of the row's intervals, the row is in the key's column interval (if there are columns), and
+    both share a class bit (if there are classes).
+    """
     START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD = mask
-    q_first, k_first, rows, keys, tokens, _head = here
+    q_first, k_first, rows, keys, tokens, _head = bounds
     real = row < rows
     seen = (row < 0) & (key < 0)
     for slot in tl.static_range(SLOTS):  # pyright: ignore[reportGeneralTypeIssues]
@@ -145,7 +160,7 @@ def compute_visible(mask, here, row, key, SLOTS: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """Approximate tanh within 3e-7 relative error without a select: the rational function of Eigen's ptanh, x clamped to 7.9."""
+    """Approximate tanh within 3e-7 relative error by the rational function of Eigen's ptanh, without branches."""
     x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
     y = x * x
     up = y * -2.76076847742355e-16 + 2.00018790482477e-13
@@ -167,18 +182,18 @@ def sigmoid(x):
 
 
 @triton.jit
-def compute_offsets(here, row, key, reach):
-    """Compute the entry of the position table for each pair; the query is at position row + keys - rows."""
-    _q_first, _k_first, rows, keys, _tokens, _head = here
+def compute_offsets(bounds, row, key, reach):
+    """Compute each pair's index into the position table; the position of a query is row + keys - rows."""
+    _q_first, _k_first, rows, keys, _tokens, _head = bounds
     apart = key - (row + (keys - rows))
     return tl.minimum(tl.maximum(apart, 1 - reach), reach - 1) + (reach - 1)
 
 
 @triton.jit
-def compute_time_buckets(bias, here, row, key):
-    """Bucket of each pair's time difference; rows and keys that are not there read the last one's time."""
+def compute_time_buckets(bias, bounds, row, key):
+    """Compute the bucket of each pair's time difference; rows and keys past the end use the time of the last one."""
     _POSITION, _TIME, TIME_Q, TIME_K, _position_stride, _time_stride, _reach, steps, buckets = bias
-    q_first, k_first, rows, keys, _tokens, _head = here
+    q_first, k_first, rows, keys, _tokens, _head = bounds
     time_q = tl.load(TIME_Q + q_first + tl.minimum(row, rows - 1))
     time_k = tl.load(TIME_K + k_first + tl.minimum(key, keys - 1))
     between = tl.maximum(tl.abs(time_q - time_k), 1).to(tl.float32)
@@ -187,27 +202,27 @@ def compute_time_buckets(bias, here, row, key):
 
 
 @triton.jit
-def compute_scores(qk, scales, bias, here, row, key):
-    """Convert products to scores except for a last factor, which the caller merges with that of the exponent."""
+def compute_scores(qk, scales, bias, bounds, row, key):
+    """Convert the products q @ k.T to scores, without the factor `outer_scale`, which the caller applies."""
     inner_scale, _outer_scale, _silu_scale, soft_cap = scales
     POSITION, TIME, _TIME_Q, _TIME_K, position_stride, time_stride, reach, _steps, _buckets = bias
-    _q_first, _k_first, _rows, _keys, _tokens, head = here
+    _q_first, _k_first, _rows, _keys, _tokens, head = bounds
     if soft_cap is not None:
         qk = soft_cap * tanh(qk * inner_scale)
     else:
         if (POSITION is not None) or (TIME is not None):
             qk = qk * inner_scale
     if POSITION is not None:
-        qk += tl.load(POSITION + head * position_stride + compute_offsets(here, row, key, reach)).to(
+        qk += tl.load(POSITION + head * position_stride + compute_offsets(bounds, row, key, reach)).to(
             tl.float32
         )
     if TIME is not None:
-        qk += tl.load(TIME + head * time_stride + compute_time_buckets(bias, here, row, key)).to(tl.float32)
+        qk += tl.load(TIME + head * time_stride + compute_time_buckets(bias, bounds, row, key)).to(tl.float32)
     return qk
 
 
 @triton.jit
 def compute_cap_slope(qk, inner_scale, soft_cap):
-    """Compute the derivative of the soft cap at these products, without the scale."""
-    bent = tanh(qk * inner_scale)
-    return 1.0 - bent * bent
+    """Compute 1 - tanh(inner_scale * qk)^2, the derivative of the soft cap with respect to its scaled input."""
+    capped = tanh(qk * inner_scale)
+    return 1.0 - capped * capped

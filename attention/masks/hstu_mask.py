@@ -1,6 +1,6 @@
 """The mask rules of HSTU and of target groups, for sequences of [contextual tokens | history | targets].
 
-A row of these masks has two intervals (slots): one in the contextual tokens and the history, and one for a target itself.
+A row of these masks has two intervals (slots): one in the contextual tokens and the history, and one in the targets.
 All parameters of Meta's HSTU (targets, contextual prefix, maximum attention length, minimum full length) are supported;
 the masks equal `_get_valid_attn_mask` of generative-recommenders (tests/attention/masks/test_mask.py).
 """
@@ -29,8 +29,8 @@ class HstuRule:
     top - full are exempt from this limit. A contextual query attends to every key with an id below `top`.
 
     Attributes:
-        targets: Number of targets at the end of a sequence.
-        contextual: Number c of contextual tokens at its start. The limit applies to them as to other keys.
+        targets: Number of targets at the end of each sequence.
+        contextual: Number c of contextual tokens at the start of each sequence. `length` limits access to them as to other keys.
         length: Maximum attention length in ids; 0 for no limit.
         full: Minimum full length in ids; 0 for none.
     """
@@ -46,14 +46,14 @@ class HstuRule:
         h = n - geometry.expand_to_queries(self.targets, "targets")
         c = geometry.expand_to_queries(self.contextual, "contextual")
         # If targets extend into the contextual prefix, every id is `top`, and a query sees only itself.
-        alone = torch.as_tensor((c > h) & (c > 0) if isinstance(c, Tensor) else (h < c) & (c > 0))
+        sees_only_itself = torch.as_tensor((c > h) & (c > 0) if isinstance(c, Tensor) else (h < c) & (c > 0))
         start, stop = self._find_window_start(p, h, c), torch.minimum(p + 1, h)
         contextual = p < c
         start, stop = start.masked_fill(contextual, 0), torch.where(contextual, h, stop)
-        start, stop = torch.where(alone, p, start), torch.where(alone, p + 1, stop)
+        start, stop = torch.where(sees_only_itself, p, start), torch.where(sees_only_itself, p + 1, stop)
         if isinstance(self.targets, int) and self.targets == 0:
             return MaskRows(((start, stop),))
-        own = (p >= h) & ~alone
+        own = (p >= h) & ~sees_only_itself
         return MaskRows(((start, stop), (p, torch.where(own, p + 1, p))))
 
     def _find_window_start(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
@@ -70,7 +70,12 @@ class HstuRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetGroupsRule:
-    """Causal attention in the history and in groups of `size` targets; a target attends to the history and its own group only."""
+    """Causal attention in the history and in groups of `size` targets; a target attends to the history and its own group only.
+
+    Attributes:
+        targets: Number of targets at the end of each sequence.
+        size: Number of consecutive targets in a group.
+    """
 
     targets: PerSequence
     size: int

@@ -1,6 +1,7 @@
-"""Launches of the plan's kernels: a plan is made on the device of the mask, from upper bounds that need no transfer to the host.
+"""Tile plans made by Triton kernels on the device of the mask.
 
-It takes about 30 launches of fixed shape, so a plan can be part of a CUDA graph, and ragged batches cause no recompilation.
+The numbers of tiles are upper bounds computed from tensor shapes, so no transfer to the host is needed. A plan takes about 30
+kernel launches of fixed shape; it can therefore be part of a CUDA graph, and ragged batches cause no recompilation.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from nonet.attention.plans.triton_plan import key_kernel, query_kernel, summary_
 
 
 def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
-    """Make a plan with kernels; the table's tensors and the plan are on the same device."""
+    """Make a tile plan with Triton kernels on the device of the table; unused tiles have sequence -1."""
     sequences = len(table.cu_q) - 1
     queries = bound_tiles(table.start.shape[1], sequences, block_q)
     keys = bound_tiles(_bound_keys(table), sequences, block_k)
     base_q, base_k = count_tiles_before(table.cu_q, block_q), count_tiles_before(table.cu_k, block_k)
     refined = table.column_start is not None or table.sees is not None
     spans = MOST_RUNS if refined else len(table.start)
-    new = table.start.new_zeros
-    query = Tiles(new(queries, 3), new(queries, spans, 4))
-    key = Tiles(new(keys, 3), new(keys, MOST_RUNS, 4))
-    rows, turns = new(queries), sequences.bit_length() + 1
-    summary = new(keys, 8) if refined else None
+    zeros = table.start.new_zeros
+    query = Tiles(zeros(queries, 3), zeros(queries, spans, 4))
+    key = Tiles(zeros(keys, 3), zeros(keys, MOST_RUNS, 4))
+    rows, search_steps = zeros(queries), sequences.bit_length() + 1
+    summary = zeros(keys, 8) if refined else None
     if summary is not None and keys:
         summary_kernel[(keys,)](
             *(summary, base_k, table.cu_k, table.column_start, table.column_stop, table.word),
-            *(sequences, turns),
+            *(sequences, search_steps),
             BN=block_k,  # pyright: ignore[reportArgumentType]
         )
     if queries:
@@ -43,7 +44,13 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
                 table.stop,
                 table.sees,
             ),
-            *(summary, new(queries, 16) if refined else None, sequences, turns, table.start.shape[1]),
+            *(
+                summary,
+                zeros(queries, 16) if refined else None,
+                sequences,
+                search_steps,
+                table.start.shape[1],
+            ),
             K=len(table.start),
             S=spans,
             BM=block_q,
@@ -53,7 +60,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
         )
     if keys:
         key_kernel[(keys,)](
-            *(key.place, key.spans, base_k, base_q, query.place, query.spans, rows, sequences, turns),
+            *(key.place, key.spans, base_k, base_q, query.place, query.spans, rows, sequences, search_steps),
             S=spans,
             R=MOST_RUNS,
             BM=block_q,
@@ -68,7 +75,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
 
 
 def _bound_keys(table: IntervalTable) -> int:
-    """Return the maximum number of packed keys without reading from the device."""
+    """Return an upper bound of the number of packed keys without reading from the device."""
     for column in (table.column_start, table.word):
         if column is not None:
             return len(column)

@@ -1,6 +1,6 @@
 """Shipped tile configurations: block sizes, warps and pipeline stages by device class, width and dtype.
 
-Each was chosen from the compiler's offline report (spills, shared memory, matrix instructions), not from times, and
+Each was chosen from the compiler's offline report (spills, shared memory, matrix instructions), not from measured times;
 tests/attention/kernels/test_offline.py compiles them for sm_80, sm_90 and sm_100.
 """
 
@@ -13,12 +13,12 @@ import torch
 from nonet.errors import ConfigError
 
 WIDEST = 256
-PLAIN_SLOTS = 2  # Masks with more slots use the tiles of rich kernels.
+PLAIN_SLOTS = 2  # Masks with more slots use the `rich` configurations, whose tiles are smaller.
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTile:
-    """The tile of one kernel and its compiler options."""
+    """The tile size (queries by keys) of one kernel and its compiler options."""
 
     block_q: int
     block_k: int
@@ -28,12 +28,12 @@ class KernelTile:
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """The kernels of one device class, width and dtype."""
+    """The tiles of all attention kernels for one device class, width and dtype."""
 
     forward: KernelTile
     dq: KernelTile
     dkv: KernelTile
-    piece: int = 64  # Side of the bias kernel's square pieces, at most dQ's tile.
+    piece: int = 64  # Side of the square blocks into which the bias kernel cuts dQ's tile.
 
 
 def select_config(
@@ -44,13 +44,16 @@ def select_config(
     Args:
         width: The wider of q's and v's head width.
         dtype: The dtype of the inputs.
-        capability: The compute capability; of 80, 90 and 100 the nearest below is used.
-        rich: Whether features other than the plain mask need registers: more than two slots, columns, classes, a
-            soft cap or a bias.
+        capability: The compute capability, 10 * major + minor. The configurations of the next lower of 80, 90 and 100 are used.
+        rich: Whether the call uses features that need more registers: more than two slots, columns, classes, a soft cap or a
+            bias.
         silu: Whether the activation is SiLU instead of softmax.
+
+    Raises:
+        ConfigError: If `width` is not between 1 and 256.
     """
     if not 1 <= width <= WIDEST:
-        raise ConfigError(f"attention heads are {width} wide; the kernels take 1 to {WIDEST}.")
+        raise ConfigError(f"The attention head width is {width}; the kernels support 1 to {WIDEST}.")
     wide = next(w for w in WIDTHS if width <= w)
     half = dtype in (torch.bfloat16, torch.float16)
     chip = max((c for c in CHIPS if c <= capability), default=CHIPS[0])
@@ -60,14 +63,14 @@ def select_config(
         forward = _SILU_FORWARD.get((chip, wide), forward)
     if silu and half and rich:
         dkv = _SILU_DKV.get((chip, wide), dkv)
-    piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma multiplies 64 rows.
+    piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma of sm_90 multiplies 64 rows at a time.
     return TileConfig(KernelTile(*forward), KernelTile(*dq), KernelTile(*dkv), min(piece, dq[0]))
 
 
 CHIPS, WIDTHS = (80, 90, 100), (32, 64, 128, 256)
 _Row = tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int, int, int]]
 
-# Queries, keys, warps, stages; of forward, dQ, and dK with dV.
+# By (compute capability, width): (queries, keys, warps, stages) of the forward, dQ and dK/dV kernels.
 _HALF: dict[tuple[int, int], _Row] = {
     (80, 32): ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
     (80, 64): ((128, 64, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2)),
@@ -82,7 +85,7 @@ _HALF: dict[tuple[int, int], _Row] = {
     (100, 128): ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 1)),
     (100, 256): ((32, 32, 4, 1), (64, 32, 8, 1), (32, 32, 8, 1)),
 }
-# For SiLU, which would spill registers with the tile of softmax.
+# SiLU kernels that would spill registers with the tiles of softmax.
 _SILU_DKV = {(90, 256): (16, 32, 8, 1), (100, 256): (16, 32, 8, 1)}
 _SILU_FORWARD = {(90, 128): (128, 64, 8, 3), (100, 64): (128, 64, 8, 2)}
 _HALF_RICH: dict[tuple[int, int], _Row] = {

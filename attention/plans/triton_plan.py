@@ -1,7 +1,7 @@
-"""The tile plan made on the device: a program a tile, no word to the host, so a batch's plan can sit in a CUDA graph.
+"""Triton kernels that make a tile plan on the device, with one program per tile and without a transfer to the host.
 
-The same spans as plan.py's; there is room for the most tiles that there can be, and tiles that there are not carry
-sequence -1. Key tiles scan the query tiles of their sequence: 32 of them for 2,000 tokens.
+The spans equal those of tile_plan.py. The tensors have room for the maximum number of tiles; unused ones have sequence -1. Key
+tiles scan the query tiles of their sequence, which are 32 for 2,000 tokens.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false

@@ -19,7 +19,7 @@ from nonet.attention.masks import IntervalTable, compute_visible
 from nonet.attention.torch_backends.buckets import BucketSide, compute_bucket_mask, group_sequences, make_side
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width, E value width; of a block B sequences, n rows
-# and m keys a sequence, t and s its real ones.
+# and m keys per sequence, t and s its real ones.
 _ENTRIES = 1 << 22
 _SHARED = 1 << 18  # Maximum number of scores of a block of short sequences, which fit a core's cache.
 _MOST_ROWS = 256

@@ -1,8 +1,8 @@
-"""uni_attention on Ascend through torch_npu's fused attention, one sequence per call. It has never run on Ascend hardware.
+"""The Ascend backend of uni_attention: torch_npu's fused attention, one sequence per call. It was never run on Ascend hardware.
 
-It is written from torch_npu's documentation and tested against a stand-in on a CPU. Causal sequences use the compressed triangle,
-all others a bool mask of one sequence, so no mask is larger than the longest sequence squared. The backward computes a sequence
-again and lets torch_npu differentiate it.
+It is written from torch_npu's documentation and tested on a CPU with a replacement of torch_npu. Causal calls use a compressed
+triangular mask, calls with an interval table a bool mask of one sequence, full attention no mask; so no mask is larger than the
+square of the longest sequence. The backward recomputes each sequence and differentiates it with autograd.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TRIANGLE = 2048  # Side of the compressed causal mask that sparse_mode 3 requir
 _WHOLE, _BOTTOM_RIGHT = (
     0,
     3,
-)  # Sparse modes: a mask of the whole sequence, and causal aligned at the newest key.
+)  # Values of sparse_mode: a mask of the whole sequence; causal, with the last query aligned to the last key.
 
 
 def is_available(q: Tensor, v: Tensor, call: AttentionCall) -> bool:
-    """Return whether the fused kernel supports this call; the chunked reference computes other calls."""
+    """Return whether the fused kernel supports this call; other calls use the chunked reference."""
     return (
         q.device.type == DEVICE
         and call.plain
@@ -41,31 +41,36 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
     """Compute output [T, H, D] and log-sum-exp [T, H] float32."""
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
-    for rows, keys, options, blind in _iterate_sequences(call, len(q), len(k)):
+    for rows, keys, options, blind_rows in _iterate_sequences(call, len(q), len(k)):
         part, part_lse = _run_fused(q[rows], k[keys], v[keys], call.scale, options)
-        out[rows] = part.masked_fill(blind[:, None, None], 0.0)
-        lse[rows] = part_lse.masked_fill(blind[:, None], -torch.inf)
+        out[rows] = part.masked_fill(blind_rows[:, None, None], 0.0)
+        lse[rows] = part_lse.masked_fill(blind_rows[:, None], -torch.inf)
     return out, lse
 
 
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> list[Tensor | None]:
     """Compute the gradients of q, k and v; None for the sink and tables, which this backend does not support."""
-    sums = [torch.zeros_like(x) for x in (q, k, v)]
-    for rows, keys, options, blind in _iterate_sequences(call, len(q), len(k)):
+    packed_gradients = [torch.zeros_like(x) for x in (q, k, v)]
+    for rows, keys, options, blind_rows in _iterate_sequences(call, len(q), len(k)):
         index = (rows, keys, keys)
         leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), index, strict=True)]
         with torch.enable_grad():
             part, _ = _run_fused(leaves[0], leaves[1], leaves[2], call.scale, options)
-            gradients = torch.autograd.grad(part, leaves, grad[rows].masked_fill(blind[:, None, None], 0.0))
-        for whole, i, one in zip(sums, index, gradients, strict=True):
-            whole[i] = one
-    return [*sums, None, None, None]
+            gradients = torch.autograd.grad(
+                part, leaves, grad[rows].masked_fill(blind_rows[:, None, None], 0.0)
+            )
+        for packed, i, gradient in zip(packed_gradients, index, gradients, strict=True):
+            packed[i] = gradient
+    return [*packed_gradients, None, None, None]
 
 
 def _run_fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Compute output [n, H, D] and log-sum-exp [n, H] of one sequence, from the kernel's row maxima and sums [1, H, n, 8]."""
+    """Run the fused kernel on one sequence and return its output [n, H, D] and log-sum-exp [n, H].
+
+    The kernel returns row maxima and sums of exponentials, each [1, H, n, 8]; the first of the 8 entries is used.
+    """
     try:
         import torch_npu  # type: ignore[import-not-found]
     except ImportError as error:
@@ -81,23 +86,32 @@ def _run_fused(
 def _iterate_sequences(
     call: AttentionCall, tokens_q: int, tokens_k: int
 ) -> Iterator[tuple[slice, slice, dict[str, Any], Tensor]]:
-    """Yield rows, keys, mask options and blind rows [n] of every sequence with queries and keys; a set mask bit hides the key."""
+    """Iterate over the sequences that have queries and keys.
+
+    Yields:
+        The sequence's slices of the packed queries and keys, the mask options of the fused kernel (True in `atten_mask` hides a
+        key), and a bool tensor [n] of the queries that see no key.
+    """
     table = call.build_table(tokens_q, tokens_k)
     cu_q, cu_k, device = table.cu_q.tolist(), table.cu_k.tolist(), table.start.device
     triangle = None
     for b in range(len(cu_q) - 1):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
-        row, place = (torch.arange(s.stop - s.start, device=device) for s in (rows, keys))
-        if not len(row) or not len(place):
+        query_index, key_index = (torch.arange(s.stop - s.start, device=device) for s in (rows, keys))
+        if not len(query_index) or not len(key_index):
             continue
         if call.form != "table":
-            none = torch.zeros(len(row), dtype=torch.bool, device=device)
+            no_rows = torch.zeros(len(query_index), dtype=torch.bool, device=device)
             if call.form == "causal" and triangle is None:
                 triangle = torch.ones(_TRIANGLE, _TRIANGLE, dtype=torch.bool, device=device).triu(1)
             options = {"atten_mask": triangle, "sparse_mode": _BOTTOM_RIGHT} if call.form == "causal" else {}
-            yield rows, keys, options, none
+            yield rows, keys, options, no_rows
             continue
-        seen = compute_visible(table, row + rows.start, place + keys.start, row, place)
-        blind = ~seen.any(1)
-        hidden = ~(seen | blind[:, None])  # A row without visible keys must not divide by zero.
-        yield rows, keys, {"atten_mask": hidden, "sparse_mode": _WHOLE}, blind
+        seen = compute_visible(
+            table, query_index + rows.start, key_index + keys.start, query_index, key_index
+        )
+        blind_rows = ~seen.any(1)
+        hidden = ~(
+            seen | blind_rows[:, None]
+        )  # Rows without visible keys get all keys, else the kernel divides by zero.
+        yield rows, keys, {"atten_mask": hidden, "sparse_mode": _WHOLE}, blind_rows

@@ -279,5 +279,5 @@ def test_what_the_kernels_cannot_take_is_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             forward(*arguments, table, made, KernelOptions(**options), config)
-    with pytest.raises(ConfigError, match="Make plans with"):
+    with pytest.raises(ConfigError, match="Make the plans with"):
         forward(q, k, v, table, make_plans(table, config_of(16, 16)), config=config)
