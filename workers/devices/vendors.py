@@ -1,11 +1,11 @@
-"""Devices by name: the only module that names cuda or npu.
+"""Kinds of devices by name: the only module that contains the names cuda and npu.
 
-A `Device` has the name that Ray counts it under, the variable that makes it visible, its collective backend, the
-package that adds it to torch, and what a worker does with it: memory, streams, seeds, autocast. The device is a
+A `Device` has the name of its Ray resource, the environment variable that lists the visible devices, its collective
+backend, the package that adds it to torch, and methods for memory, streams, seeds and autocast. The device is a
 property of a pool, not of the process or the job: one run may have all kinds, and this module does not inspect the
-machine until a worker claims its device. It imports neither torch nor Ray. Another vendor is added by a `register`
-call in a module that `NONET_DEVICES` or an entry point `nonet.devices` names, so that every process of the run calls
-it (docs/how-to/devices.md).
+machine until a worker claims its device. It imports torch and Ray only inside methods. To add another vendor, call
+`register` in a module that the environment variable `NONET_DEVICES` or an entry point of the group `nonet.devices`
+names; every process of the run imports that module (docs/how-to/devices.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeviceMemory:
 
     Attributes:
         used: Bytes that this process uses.
-        peak: Most bytes that it has used.
+        peak: Maximum number of bytes that this process has used so far.
         free: Free bytes of the device.
         total: All bytes of the device.
     """
@@ -49,11 +49,11 @@ class Device:
 
     Attributes:
         name: Name of the device type in torch ("cuda").
-        resource: Name of the Ray resource ("GPU", "NPU"), "" for none beyond CPU.
-        visible: Environment variable that Ray sets to the ids of a process, "" for none.
+        resource: Name of the Ray resource ("GPU", "NPU"), "" if it needs none besides CPU.
+        visible: Environment variable in which Ray lists the ids of the devices of a process, "" for none.
         backend: Backend of torch.distributed.
-        package: Package that must be imported before torch knows the device, "" for torch alone.
-        vars: Environment variables of a process on it, such as for deterministic sums.
+        package: Package that must be imported to add the device to torch, "" if torch has it built in.
+        vars: Environment variables for processes that use it, for example to make sums deterministic.
     """
 
     name: str
@@ -79,11 +79,11 @@ class Device:
     # --- for torch ---------------------------------------------------------------------------------------------------
 
     def to_torch_device(self, index: int = 0) -> str:
-        """Return torch's name of a device of this kind; Ray shows a process only its own devices, so the first is index 0."""
+        """Return torch's name of a device of this kind; index 0 is the first device that Ray gave to this process."""
         return self.name if self.name == HOST else f"{self.name}:{index}"
 
     def import_torch_module(self) -> Any:
-        """Import torch.cpu, torch.cuda, torch.npu, ...
+        """Import and return the module of torch for this device: torch.cpu, torch.cuda, torch.npu, ...
 
         Raises:
             ConfigError: The package or torch's module is missing.
@@ -100,7 +100,7 @@ class Device:
                 ) from None
         module = getattr(torch, self.name, None)
         if module is None:
-            raise ConfigError(f"torch {torch.__version__} in {sys.executable} knows no device {self.name!r}")
+            raise ConfigError(f"torch {torch.__version__} in {sys.executable} has no device {self.name!r}")
         return module
 
     def explain_unavailable(self) -> str:
@@ -115,15 +115,15 @@ class Device:
         return f"torch in {sys.executable} finds no {self.name} device here{shown}"
 
     def claim(self, index: int = 0) -> str:
-        """Make a device of this kind the current one of the process. Returns its torch name.
+        """Make a device of this kind the current device of this process, and return its torch name.
 
         Raises:
-            ConfigError: The device cannot be used; the message says what is missing.
+            ConfigError: The device cannot be used.
         """
         reason = self.explain_unavailable()
         if reason:
             raise ConfigError(
-                f"{reason}. Give the role a pool with another device, or start Ray where it is."
+                f"{reason}. Give the role a pool with another device, or start Ray on a machine that has this device."
             )
         if self.name != HOST:
             self.import_torch_module().set_device(index)
@@ -162,7 +162,7 @@ class Device:
     def release(self) -> None:
         """Return memory that this process has freed to the device, so that another process can use it.
 
-        torch caches the memory that it frees; on the host glibc does so after many large blocks.
+        torch caches the device memory that it frees. On the host, Arrow's memory pool and glibc's allocator do the same.
         """
         if self.name != HOST:
             getattr(self.import_torch_module(), "empty_cache", lambda: None)()
@@ -180,7 +180,7 @@ class Device:
         return module.stream(module.Stream())
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of the host and of all devices."""
+        """Seed torch's generators of the host and of all devices of this kind."""
         import torch
 
         torch.manual_seed(seed)
@@ -204,19 +204,19 @@ class Device:
 
 
 _DEVICES: dict[str, Device] = {}
-_asked: set[str] = set()
+_imported_modules: set[str] = set()
 
 
 def register(device: Device) -> None:
-    """Register a kind of device under its name; a later one of the same name replaces it."""
+    """Register a kind of device under its name; replaces a kind that was registered under the same name before."""
     _DEVICES[device.name] = device
 
 
 def get_device(name: str) -> Device:
-    """Return the device of a name, or of a torch name such as "cuda:1".
+    """Return the kind of device with a name, or with a torch name such as "cuda:1".
 
     Raises:
-        ConfigError: The name is unknown; the message lists the known ones.
+        ConfigError: The name is unknown.
     """
     kind = name.partition(":")[0]
     if kind not in _DEVICES:
@@ -225,13 +225,13 @@ def get_device(name: str) -> Device:
         return _DEVICES[kind]
     except KeyError:
         raise ConfigError(
-            f"there is no device {kind!r}; known: {', '.join(_DEVICES)}. Another vendor: a module that calls "
-            "nonet.workers.devices.vendors.register, named in NONET_DEVICES or as an entry point of the group nonet.devices"
+            f"there is no device {kind!r}; known: {', '.join(_DEVICES)}. To add a vendor, name a "
+            "module that calls nonet.workers.devices.vendors.register in NONET_DEVICES or in an entry point of nonet.devices"
         ) from None
 
 
 def claim(torch_name: str) -> str:
-    """Make the device of a worker's place ("cuda:0") the current one of its process. Returns the name.
+    """Make a device ("cuda:0") the current device of this process, and return its name.
 
     Raises:
         ConfigError: The device cannot be used.
@@ -241,12 +241,12 @@ def claim(torch_name: str) -> str:
 
 
 def _discover() -> None:
-    """Import every module that registers devices, once."""
+    """Import every module that registers devices, if it has not been imported by an earlier call."""
     modules = [name for name in os.environ.get("NONET_DEVICES", "").split(",") if name]
     modules += [point.module for point in importlib.metadata.entry_points(group="nonet.devices")]
     for name in modules:
-        if name not in _asked:
-            _asked.add(name)
+        if name not in _imported_modules:
+            _imported_modules.add(name)
             try:
                 importlib.import_module(name)
             except ImportError as error:

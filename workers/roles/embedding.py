@@ -1,7 +1,7 @@
-"""EmbeddingShard: the role that holds sparse rows.
+"""EmbeddingShard: the role that holds the rows of the sparse tables.
 
-If it is fused with the trainer, the trainer reads its tables directly, or exchanges rows with other fused ranks by all-to-all. In
-a process of its own it runs `serve` while trainers step, and saves, loads and exports between steps.
+If it is fused with the trainer, the trainer reads its tables directly, or exchanges rows with other fused ranks by all-to-all. If
+it has a process of its own, it runs `serve` while trainers step, and saves, loads and exports between steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EmbeddingShard(DistributeWorker):
         self._tables: ShardedTables | None = None
         self._counters: TableCounters | None = None
         self._publisher: VersionPublisher | None = None
-        self._steps: dict[int, int] = {}  # Last step in the version that replicas hold.
+        self._steps: dict[int, int] = {}  # By version that replicas hold, the last step that it contains.
         self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
 
     def setup(self) -> None:
@@ -63,7 +63,7 @@ class EmbeddingShard(DistributeWorker):
 
     @property
     def sparse(self) -> ShardedTables:
-        """The shard's part of the sharded tables; all rows until it joins a process group."""
+        """This shard's part of the sharded tables; before it joins a process group, the part is all rows."""
         if self._tables is None:
             self._set_tables(ShardedTables(self.specs, seed=self._seed, make=self._make_table))
         assert self._tables is not None
@@ -72,7 +72,7 @@ class EmbeddingShard(DistributeWorker):
     def set_layout(self, layout: RankLayout, member: Membership) -> None:
         """Create the tables for a rank layout. A fused trainer calls this with its own membership."""
         group = member.world_group
-        world = ShardedTables(
+        tables = ShardedTables(
             self.specs,
             seed=self._seed,
             layout=layout,
@@ -81,11 +81,11 @@ class EmbeddingShard(DistributeWorker):
             make=self._make_table,
             local=True,
         )
-        self._set_tables(world)
+        self._set_tables(tables)
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Set the times to live of tables, in steps. They are known once the data is read, before a process group is joined."""
+        """Set the times to live of tables in steps; called before the shard joins a process group."""
         for name, steps in ttl_steps.items():
             self.specs[name] = replace(self.specs[name], ttl_steps=steps)
 
@@ -116,7 +116,7 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def save(self, folder: str, wait: bool = True) -> Written | None:
-        """Write the rows of this shard as they are now to folder/sparse/.
+        """Write a snapshot of the rows of this shard to folder/sparse/.
 
         Args:
             folder: Folder of the checkpoint.
@@ -139,11 +139,11 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def load(self, folder: str) -> None:
-        """Read the slices of this shard from a checkpoint, which may have been written by any number of shards."""
-        world = self.sparse
+        """Load the rows of this shard from a checkpoint, which may have been written by any number of shards."""
+        tables = self.sparse
         self._end_publishing()
-        load(world, Path(folder))
-        self._set_tables(world)
+        load(tables, Path(folder))
+        self._set_tables(tables)
 
     @method()
     def count_replica_bytes(self) -> int:
@@ -152,7 +152,7 @@ class EmbeddingShard(DistributeWorker):
 
     @method(collect="concat")
     def export(self, version: int, have: int | None = None) -> list[dict[str, Any]]:
-        """Return an update for replicas: the rows changed since version `have` if it is known, else all rows.
+        """Return an update for replicas: the rows that changed since version `have` if its step is known, else all rows.
 
         Args:
             version: Version of the rows.
@@ -179,14 +179,14 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def publish(self, version: int) -> None:
-        """Keep the current rows readable by key as `version` while training goes on."""
+        """Make the current rows readable by key as `version`, also while training changes the tables."""
         if self._publisher is None:
             self._publisher = VersionPublisher(self.sparse)
         self._publisher.publish(version)
 
     @method()
     def unpublish(self) -> None:
-        """Release the published version, whose snapshot takes memory for every row that is trained."""
+        """Release the published version, which holds a copy of every row that has been trained since."""
         self._end_publishing()
 
     @method(collect="first")
@@ -195,7 +195,7 @@ class EmbeddingShard(DistributeWorker):
         return self.sparse.slices
 
     def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
-        """Return the rows of keys [N] at a published version. Readers may call this at any time; it runs on a thread of its own.
+        """Return the rows of keys at a published version. Readers may call this at any time; it runs on a thread of its own.
 
         Args:
             table: Name of the table.
@@ -204,7 +204,7 @@ class EmbeddingShard(DistributeWorker):
             wire: Codec of the rows.
 
         Raises:
-            StaleVersion: Nothing is published, or another version.
+            StaleVersion: No version or another version is published.
         """
         publisher = self._publisher  # Another thread may set it to None.
         if publisher is None:
@@ -231,10 +231,10 @@ class EmbeddingShard(DistributeWorker):
         tiers = TierSettings.from_settings(spec, options, claim(self.device) if wants_device else HOST)
         return TieredTable.from_host(make_table(name, spec, seed), tiers)
 
-    def _set_tables(self, world: ShardedTables) -> None:
+    def _set_tables(self, tables: ShardedTables) -> None:
         """Replace the sharded tables, and reset counters and published versions."""
         self._end_publishing()
-        self._tables, self._counters, self._steps = world, TableCounters(world.tables), {}
+        self._tables, self._counters, self._steps = tables, TableCounters(tables.tables), {}
 
     def _end_publishing(self) -> None:
         if self._publisher is not None:

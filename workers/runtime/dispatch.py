@@ -1,13 +1,13 @@
 """Serialisation of group calls: how the arguments of a call are divided among its ranks, and how a rank assembles them.
 
-Ray resolves references only where they are arguments of their own, so the values of a call are sent flat. Most calls
-have one value for each parameter, in order: then the name of the task is sufficient, and a call without arguments
-sends nothing (an argument of 100 bytes costs 8 to 20 % of a call). Otherwise a header, the same for all ranks and
-pickled once, describes how parameters are assembled.
+Ray resolves a reference only if it is a top-level argument of a task, so the values of a call are sent as a flat list
+of arguments. Most calls have one value per parameter, in the order of the parameters. Then the name of the task says
+enough, and no header is sent, since even an argument of 100 bytes makes a call 8 to 20 % slower. Otherwise a header,
+which is the same for all ranks and pickled once, describes how the parameters are assembled.
 
-Every argument becomes one `Argument`, the same for all ranks, and a list of flat values for each rank: it is sharded,
-replicated, distributed by rank, or passed on by reference. A large replicated value is put once; a chunk is sent to
-its rank alone.
+The value of every parameter becomes one `Argument`, the same for all ranks, and a list of flat values for each rank. It
+is sharded, replicated, distributed by rank, or passed on by reference. A large replicated value is put into the object
+store once; a chunk is sent only to its rank.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Argument:
 
     Attributes:
         name: Name of the parameter.
-        how: "as is" takes the next value. "join" concatenates the next `take` values along rows. "share" reads the
-            row counts of `take` chunks and then their references, and fetches only the chunks that hold rows of this
-            rank.
+        how: "as is" takes the next flat value. "join" concatenates the next `take` values along rows. "share" takes
+            the row counts of `take` chunks and then a list of their references, and fetches only the chunks that
+            contain rows of this rank's share.
         take: Number of values or chunks.
         parts: For a dict, how each of its values is assembled.
     """
@@ -59,9 +59,9 @@ class CallMessage:
         role: Role that is called.
         method: Name of the method.
         epoch: Gang epoch of the call.
-        header: How parameters are assembled; None where the values are the first parameters in order.
+        header: How parameters are assembled; None if the flat values are the first parameters in order.
         flats: The flat values of each rank.
-        beside: Whether the call runs concurrently with other calls of its ranks, in no order.
+        beside: Whether the call may run concurrently with other calls of its ranks, in any order.
     """
 
     role: str
@@ -73,7 +73,7 @@ class CallMessage:
 
 
 def format_task_name(role: str, method: str, epoch: int) -> str:
-    """Return the name of a Ray task, also shown in Ray's timeline: "rollout.generate", with "#3" in gang epoch 3."""
+    """Return the name of a call's Ray task: "rollout.generate", or "rollout.generate#3" in gang epoch 3."""
     return f"{role}.{method}#{epoch}" if epoch else f"{role}.{method}"
 
 
@@ -95,7 +95,7 @@ def is_plain(header: Header, parameters: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def pack_header(header: Header) -> bytes:
-    """Pickle a header, once for equal headers."""
+    """Pickle a header; cached, so equal headers are pickled once."""
     return pickle.dumps(header)
 
 
@@ -117,27 +117,32 @@ def assemble_arguments(
         world: Number of ranks.
         fetch: Returns the values of references, given the name of the parameter and the references.
     """
-    left = iter(flat)
-    return {a.name: _assemble_argument(a, left, rank, world, fetch) for a in header}
+    remaining = iter(flat)
+    return {a.name: _assemble_argument(a, remaining, rank, world, fetch) for a in header}
 
 
 def _assemble_argument(
-    argument: Argument, left: Iterator[Any], rank: int, world: int, fetch: Callable
+    argument: Argument, remaining: Iterator[Any], rank: int, world: int, fetch: Callable
 ) -> Any:
     """Assemble one parameter from the next flat values."""
     if argument.how == AS_IS:
         if argument.parts:
-            return {part.name: _assemble_argument(part, left, rank, world, fetch) for part in argument.parts}
-        return next(left)
+            return {
+                part.name: _assemble_argument(part, remaining, rank, world, fetch) for part in argument.parts
+            }
+        return next(remaining)
     if argument.how == JOIN:
-        return rows.concat_rows([next(left) for _ in range(argument.take)])
-    counts = [next(left) for _ in range(argument.take)]
+        return rows.concat_rows([next(remaining) for _ in range(argument.take)])
+    counts = [next(remaining) for _ in range(argument.take)]
     start, stop = rows.split_evenly(sum(counts), world)[rank]
-    return _overlap(next(left), counts, start, stop, partial(fetch, argument.name))
+    return _fetch_rows(next(remaining), counts, start, stop, partial(fetch, argument.name))
 
 
-def _overlap(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:
-    """Return the rows [start, stop) of concatenated chunks, fetching only chunks that have some; without rows, an empty one."""
+def _fetch_rows(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:
+    """Return the rows [start, stop) of concatenated chunks, fetching only chunks that contain some of them.
+
+    An empty range gives the first chunk without its rows, so that the type is right.
+    """
     pieces, begin = [], 0
     for ref, count in zip(refs, counts, strict=True):
         low, high = max(start - begin, 0), min(stop - begin, count)
@@ -162,7 +167,7 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
         call_name: `role.method`, for messages.
         parameter: Name of the parameter.
         value: Its value, which may be wrapped in a marker or be the future of another group.
-        marker: The marker declared for the parameter, None for none.
+        marker: The marker that the method declares for the parameter, None if it declares none.
         world: Number of ranks.
 
     Raises:
@@ -171,7 +176,7 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
     if isinstance(value, Shard | Replicate | PerRank):
         marker, value = type(value), value.value
     if isinstance(value, GroupFuture):
-        return _pass_on(call_name, parameter, value, marker, world)
+        return _spread_future(call_name, parameter, value, marker, world)
     if isinstance(value, Mapping) and any(isinstance(part, GroupFuture) for part in value.values()):
         return _spread_dict(
             parameter, [spread_argument(call_name, name, part, marker, world) for name, part in value.items()]
@@ -198,28 +203,31 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
 
 
 def put_once(value: Any, world: int) -> Any:
-    """Put a large value that more than one rank reads into the object store, and return the reference; else return the value."""
+    """Put a large value into the object store if there are several ranks, and return its reference; else return the value."""
     return ray.put(value) if world > 1 and _estimate_bytes(value) > INLINE_BYTES else value
 
 
 def _estimate_bytes(value: Any) -> int:
-    """Estimate the bytes of a value."""
+    """Estimate the bytes of a value; a collection of more than 1,000 objects counts as large."""
     if isinstance(value, str | list | tuple | dict) and len(value) > 1000:
         return INLINE_BYTES + 1  # measuring each of thousands of small objects would cost more than one put
     return count_bytes(value)
 
 
 def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
-    """Divide the values of a dict separately."""
+    """Combine the divided values of a dict into one argument."""
     flats = [
-        [value for mine in by_rank for value in mine]
+        [value for rank_values in by_rank for value in rank_values]
         for by_rank in zip(*(flat for _, flat in spreads), strict=True)
     ]
     return Argument(parameter, parts=tuple(argument for argument, _ in spreads)), flats
 
 
-def _pass_on(call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
-    """Pass the results of another group on by reference: rank to rank, whole, or as shares of rows."""
+def _spread_future(call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
+    """Divide the results of another group by reference.
+
+    Each rank gets the result of the same rank, or all results, or the chunks that contain its share of the rows.
+    """
     refs, origin = future.refs, f"{future.role}.{future.method}"
     if marker is Shard and future.collect != "concat":
         raise ConfigError(
@@ -245,5 +253,5 @@ def _pass_on(call_name: str, parameter: str, future: GroupFuture, marker: Any, w
 
 
 def _share_chunks(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
-    """Pass chunks on by reference with their row counts; the references are in a list so that Ray does not fetch them."""
+    """Send all ranks the references of the chunks and their row counts; references in a list are not resolved by Ray."""
     return Argument(parameter, SHARE, len(refs)), [[*counts, list(refs)]] * world

@@ -1,10 +1,11 @@
 """Pending results of group calls.
 
-A `GroupFuture` is collected by `.get(timeout_s)`, which waits at most a day by default, or by `await`. Iteration
-yields (rank, value) in the order of completion, and `.refs` are the Ray references. Passed to another group, a future
-is not fetched. A bare `.get()` is one `ray.get` without `ray.wait`, which alone would cost a factor of 1.17.
+The value of a `GroupFuture` is returned by `.get(timeout_s)`, which waits at most a day by default, or by `await`.
+Iteration yields (rank, value) in the order of completion, and `.refs` are the Ray references. If a future is passed to
+another group, its results are not fetched. `.get()` calls `ray.get` once and not `ray.wait`, which would make a call
+1.17 times slower.
 
-A `GroupStream` has the values of a method declared with `collect="stream"`, as the ranks yield them.
+A `GroupStream` iterates over the values of a method declared with `collect="stream"`, as the ranks yield them.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ from nonet.deadlines import BARE, suggest_longer_deadline
 from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
 from nonet.workers.runtime import payload as rows
 
-_COUNT_S = (
-    30.0  # rows are counted by the hosts that hold them, on a control thread that is never busy for long
-)
+# Time limit for counting rows. The actors that hold them count on a control thread, which is never busy for long.
+_COUNT_S = 30.0
 
 
 class RankActors(Protocol):
-    """The actors that a call was sent to, one per rank (`ActorGroup`)."""
+    """The actors that a call was sent to, one per rank (`ActorGroup`).
+
+    Attributes:
+        actors: The actor of each rank.
+        hurt: By lost rank, the message of the error that reported its loss.
+    """
 
     actors: list[Any]
     hurt: dict[int, str]
 
     def explain_late_ranks(self, ranks: list[int]) -> str:
-        """Return what ranks that have not answered are doing."""
+        """Describe what ranks that have not answered are doing, for an error message."""
         ...
 
     def restart(self, rank: int) -> None:
@@ -41,11 +46,11 @@ class RankActors(Protocol):
         ...
 
     def revive(self, rank: int, cause: str) -> None:
-        """Wait until a lost rank is there again."""
+        """Wait until a lost rank has been restarted."""
         ...
 
     def send(self, message: Any, rank: int) -> Any:
-        """Send one rank a call and return the reference to its result."""
+        """Send a call to one rank, and return the reference to its result."""
         ...
 
 
@@ -57,11 +62,11 @@ class GroupFuture:
         hosts: The group that was called.
         role: Role that was called.
         method: Method that was called.
-        collect: How the results become one value.
+        collect: How the results are combined into one value: "concat", "first", "sum", "mean" or "list".
         timeout_s: Deadline given at the call, None for none.
-        retries: How often a call that may have run is repeated.
+        retries: Maximum number of times that a call is repeated on a restarted rank if it may have run before.
         sent: The call as it was sent, to repeat it on a restarted rank; None if it cannot be repeated.
-        actors: The actors that made the results, if they are not those of every rank in order.
+        actors: The actors that hold the results, if there is not exactly one result per rank, in rank order.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class GroupFuture:
         self._counts: list[Any] | None = None
 
     def set_deadline(self, timeout_s: float) -> GroupFuture:
-        """Set the deadline, counted from now. Returns the future itself."""
+        """Set the deadline to `timeout_s` from now, and return the future itself."""
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         return self
 
@@ -109,16 +114,16 @@ class GroupFuture:
                 self._retry_lost_rank(error)
 
     def settle(self, timeout_s: float | None = None) -> GroupFuture:
-        """Wait until every rank has a result without fetching any. Waits and raises as `get`."""
+        """Wait until every rank has a result, without fetching the results. Waits and raises errors like `get`."""
         while True:
-            until = time.monotonic() + self._get_wait_s(timeout_s)
+            deadline = time.monotonic() + self._get_wait_s(timeout_s)
             _, late = ray.wait(
                 self.refs, num_returns=len(self.refs), timeout=self._get_wait_s(timeout_s), fetch_local=False
             )
             if late:
                 raise self.make_deadline_error(timeout_s)
             try:
-                ray.get(self.request_row_counts(), timeout=max(_COUNT_S, until - time.monotonic()))
+                ray.get(self.request_row_counts(), timeout=max(_COUNT_S, deadline - time.monotonic()))
                 return self
             except GetTimeoutError:
                 raise self.make_deadline_error(timeout_s) from None
@@ -127,7 +132,7 @@ class GroupFuture:
                 self._retry_lost_rank(error)
 
     def request_row_counts(self) -> list[Any]:
-        """Request the row counts of the ranks' results, counted where the results are. Returns references."""
+        """Return references to the row counts of the ranks' results, which are counted in the processes that hold them."""
         if self._counts is None:
             self._counts = [
                 actor.count.remote(ref) for actor, ref in zip(self._actors, self.refs, strict=True)
@@ -135,7 +140,7 @@ class GroupFuture:
         return self._counts
 
     def get_row_counts(self) -> list[int]:
-        """Return the row counts of the ranks' results, for a call that has settled. Raises as `get`."""
+        """Return the row counts of the ranks' results, after `settle`. Raises errors like `get`."""
         try:
             return ray.get(self.request_row_counts(), timeout=_COUNT_S)
         except GetTimeoutError:
@@ -144,10 +149,10 @@ class GroupFuture:
             raise to_nonet_error(error, self.role, -1, self.method) from None
 
     def restart_late_ranks(self) -> list[int]:
-        """Kill the processes of ranks that have not answered, in a group with restarts, so that their calls are repeated.
+        """Restart the processes of ranks that have not answered, so that their calls are repeated; the group must allow restarts.
 
         Returns:
-            These ranks.
+            The restarted ranks.
         """
         late = self._find_pending_ranks()
         for rank in late:
@@ -209,7 +214,7 @@ class GroupFuture:
         return [rank for rank, ref in enumerate(self.refs) if ref not in done]
 
     def make_deadline_error(self, timeout_s: float | None) -> DeadlineExceeded:
-        """Make the error that names the ranks that have not answered, and explains why where a watchdog can."""
+        """Make an error that names the ranks that have not answered, and says what they are doing if this is known."""
         late = self._find_pending_ranks()
         why = self._hosts.explain_late_ranks(late) if late and self._sent is not None else ""
         waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
@@ -219,7 +224,7 @@ class GroupFuture:
         )
 
     def _collect_values(self, values: list[Any]) -> Any:
-        """Combine the values of the ranks as `collect` says."""
+        """Combine the values of the ranks according to `collect`."""
         if self.collect == "concat":
             return rows.concat_rows(values)
         if self.collect == "first":
@@ -232,26 +237,26 @@ class GroupFuture:
     def _retry_lost_rank(self, error: Exception) -> None:
         """Repeat the call of a lost rank, or raise the error.
 
-        A call that a restarted rank rejected did not run and is always repeated; one that may have run is repeated
-        only within `retries`. An error of another group, which this rank called or whose results it was given, is
-        raised: the call may have run, and the same arguments would fail again.
+        A call that a restarted rank rejected did not run and is always repeated. A call that may have run is repeated
+        at most `retries` times. If the lost worker belongs to another group, which this rank called or whose results
+        are arguments of the call, the error is raised, since the same arguments would fail again.
         """
         rank, error = self._find_failure(error)
-        wrong = to_nonet_error(error, self.role, rank, self.method)
-        if isinstance(wrong, DeadlineExceeded) and self._sent is not None:
+        worker_error = to_nonet_error(error, self.role, rank, self.method)
+        if isinstance(worker_error, DeadlineExceeded) and self._sent is not None:
             raise DeadlineExceeded(
-                f"{wrong}{self._hosts.explain_late_ranks(self._find_pending_ranks())}"
+                f"{worker_error}{self._hosts.explain_late_ranks(self._find_pending_ranks())}"
             ) from None
-        refused = isinstance(wrong, NotAdmitted)
-        if rank < 0 or self._sent is None or not isinstance(wrong, WorkerLost):
-            raise wrong from None
-        if (wrong.role, wrong.rank) != (self.role, rank):
-            raise wrong from None
-        self._hosts.hurt[rank] = str(wrong)
-        if not refused and self._retries < 1:
-            raise wrong from None
-        self._retries -= not refused
-        self._hosts.revive(rank, str(wrong))
+        rejected = isinstance(worker_error, NotAdmitted)
+        if rank < 0 or self._sent is None or not isinstance(worker_error, WorkerLost):
+            raise worker_error from None
+        if (worker_error.role, worker_error.rank) != (self.role, rank):
+            raise worker_error from None
+        self._hosts.hurt[rank] = str(worker_error)
+        if not rejected and self._retries < 1:
+            raise worker_error from None
+        self._retries -= not rejected
+        self._hosts.revive(rank, str(worker_error))
         self.refs[rank] = self._hosts.send(self._sent, rank)
 
     def _find_failure(self, error: Exception) -> tuple[int, Exception]:
@@ -277,10 +282,10 @@ def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> Nonet
     if isinstance(cause, NonetError):
         return cause
     who = f"{role}-{rank}" if rank >= 0 else f"a worker of {role!r}"
-    words = " ".join(str(cause or error).split())
+    message = " ".join(str(cause or error).split())
     if isinstance(cause, RayActorError) or isinstance(error, RayActorError):
-        return WorkerLost(f"{who} died during {method}: {words}", role=role, rank=rank)
-    return WorkerFailed(f"{who}: {method}: {words}", role=role, rank=rank, traceback=str(error))
+        return WorkerLost(f"{who} died during {method}: {message}", role=role, rank=rank)
+    return WorkerFailed(f"{who}: {method}: {message}", role=role, rank=rank, traceback=str(error))
 
 
 def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
@@ -292,7 +297,10 @@ def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
 
 
 def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
-    """Wait for several calls at once and return the value of each. Raises as `get` of the first that failed or is late."""
+    """Wait for several calls at once and return the value of each.
+
+    Raises errors like `get`, for the first call that failed or is late.
+    """
     refs = [ref for future in futures for ref in future.refs]
     try:
         if refs:
@@ -302,7 +310,7 @@ def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
             if not future.done():
                 raise future.make_deadline_error(timeout_s) from None
     except (RayActorError, RayTaskError):
-        pass  # the failed call raises below, or is repeated
+        pass  # `get` below repeats the failed call or raises its error
     return [future.get(timeout_s) for future in futures]
 
 
@@ -317,10 +325,10 @@ def wait_for_results(timeout_s: float, *futures: GroupFuture) -> bool:
 
 
 class GroupStream:
-    """The values of `role.method` while the ranks still work.
+    """The values that the ranks yield in a call, available while the ranks still work.
 
     Args:
-        streams: The generator of references of each rank.
+        streams: The generator of references to values, for each rank.
         role: Role that was called.
         method: Method that was called.
         timeout_s: Seconds from submission to the last value; a day by default.

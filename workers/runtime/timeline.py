@@ -1,6 +1,6 @@
-"""Spans of the calls of a worker, kept until the controller collects them, and the same as Ray metrics.
+"""Spans of the calls of a worker, stored until the controller collects them and also counted in Ray metrics.
 
-An event costs a few microseconds (`nonet bench dispatch` prints it). The newest 100,000 are kept.
+Recording a span takes a few microseconds (`nonet bench dispatch` measures it). Only the newest 100,000 spans are stored.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-MOST = 100_000
+MAX_SPANS = 100_000
 
 
 class SpanRecorder:
-    """A recorder of spans (role.method, start, end, bytes out) in unix seconds."""
+    """Records spans (role.method, start, end, bytes of the result), with times in unix seconds."""
 
     def __init__(self, role: str):
-        self._kept: deque[tuple[str, float, float, int]] = deque(maxlen=MOST)
+        self._spans: deque[tuple[str, float, float, int]] = deque(maxlen=MAX_SPANS)
         self._metrics: tuple[Any, Any] | None = None
         self._role = role
 
@@ -29,19 +29,19 @@ class SpanRecorder:
             start: Unix seconds.
             end: Unix seconds.
             result: The result of the call, whose bytes are counted.
-            size: Bytes that were moved, instead of those of a result.
+            size: Number of bytes, if it is known without `result`.
         """
         size = count_bytes(result) if size is None else size
-        self._kept.append((name, start, end, size))
-        busy, out = self._metrics or self._create_metrics()
+        self._spans.append((name, start, end, size))
+        busy_seconds, bytes_out = self._metrics or self._create_metrics()
         tags = {"method": name}
-        busy.inc(max(end - start, 1e-9), tags)
+        busy_seconds.inc(max(end - start, 1e-9), tags)
         if size:
-            out.inc(size, tags)
+            bytes_out.inc(size, tags)
 
     def take(self) -> list[tuple[str, float, float, int]]:
-        """Return the spans since the last call."""
-        spans, self._kept = self._kept, deque(maxlen=MOST)
+        """Return the spans that were recorded since the last call of this method."""
+        spans, self._spans = self._spans, deque(maxlen=MAX_SPANS)
         return list(spans)
 
     def _create_metrics(self) -> tuple[Any, Any]:
@@ -56,7 +56,10 @@ class SpanRecorder:
 
 
 def count_bytes(value: Any, depth: int = 4) -> int:
-    """Count the bytes of the arrays, tensors, tables and byte strings in a value; other objects count as 0."""
+    """Count the bytes of the arrays, tensors, tables and byte strings in a value; other objects count as 0.
+
+    Lists and tuples of more than 64 values, and values nested deeper than `depth`, also count as 0, so that counting is fast.
+    """
     size = getattr(value, "nbytes", None)
     if size is not None:
         return int(size)

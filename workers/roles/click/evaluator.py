@@ -1,6 +1,6 @@
 """ClickEvaluator: measures how well checkpoints of a click model and two baselines predict the labels of held-out events.
 
-The metrics are AUC and log loss of the predicted probabilities, each computed from what the user did before the event.
+The metrics are AUC and log loss of the predicted probabilities. A probability is predicted from the user's earlier events only.
 Probabilities are stored in one file per subject, so that any two subjects can be compared by a paired bootstrap over users.
 """
 
@@ -34,7 +34,7 @@ class ClickEvaluator(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the events.
+        """Load the sequences and the labels of their events.
 
         Args:
             folders: Folders of the artifacts.
@@ -55,9 +55,9 @@ class ClickEvaluator(DistributeWorker):
             {"detail": {split: {"exhaustive": {"all": metrics}}}, "shown": []}.
         """
         index = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
-        chances = predict_baseline(name, self._clicks, np.concatenate(list(index.values())))
-        cut = len(index["valid"])
-        return self._summarise(name, {"valid": chances[:cut], "test": chances[cut:]})
+        probabilities = predict_baseline(name, self._clicks, np.concatenate(list(index.values())))
+        n_valid = len(index["valid"])
+        return self._summarise(name, {"valid": probabilities[:n_valid], "test": probabilities[n_valid:]})
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -71,26 +71,30 @@ class ClickEvaluator(DistributeWorker):
             As `evaluate_baseline`.
         """
         model = ClickModel(Path(folder))
-        chances = {
+        probabilities = {
             split: model.predict_events(self._clicks, self._clicks.find_rows(code))
             for split, code in _SPLITS.items()
         }
-        return self._summarise(name, chances)
+        return self._summarise(name, probabilities)
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
-        """Evaluate a checkpoint of the running stage `name` on the validation events of at most 2,000 users.
+        """Evaluate a checkpoint of the running stage on the validation events of at most 2,000 users.
+
+        Args:
+            name: Name of the stage.
+            folder: Folder of the checkpoint.
 
         Returns:
             {"metrics", "nats": mean log loss, "events": number of events}.
         """
         rows = self._clicks.find_rows(VALID)
         rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
-        chances = ClickModel(Path(folder)).predict_events(self._clicks, rows)
-        np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=chances, rows=rows)
-        every = summarise_clicks(chances, self._clicks.label[rows])
-        metrics = {metric: every[metric] for metric in self.options.metrics}
-        return {"metrics": metrics, "nats": every["log_loss"], "events": len(rows)}
+        probabilities = ClickModel(Path(folder)).predict_events(self._clicks, rows)
+        np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=probabilities, rows=rows)
+        all_metrics = summarise_clicks(probabilities, self._clicks.label[rows])
+        metrics = {metric: all_metrics[metric] for metric in self.options.metrics}
+        return {"metrics": metrics, "nats": all_metrics["log_loss"], "events": len(rows)}
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
@@ -117,8 +121,8 @@ class ClickEvaluator(DistributeWorker):
         differences = {}
         for a, b in pairs:
             ours, theirs = (np.load(self._results / f"{name}.npz")["test"] for name in (a, b))
-            every = compare_clicks(ours, theirs, label, user, self.run.seed)
-            differences[f"{a}-{b}"] = {metric: every[metric] for metric in self.options.metrics}
+            all_metrics = compare_clicks(ours, theirs, label, user, self.run.seed)
+            differences[f"{a}-{b}"] = {metric: all_metrics[metric] for metric in self.options.metrics}
         return differences
 
     @method(collect="first")
@@ -126,16 +130,16 @@ class ClickEvaluator(DistributeWorker):
         """Return an empty list, because a click model recommends no items."""
         return []
 
-    def _summarise(self, name: str, chances: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _summarise(self, name: str, probabilities: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Store the predicted probabilities of a subject and return its metrics."""
-        arrays: dict[str, Any] = dict(chances)
+        arrays: dict[str, Any] = dict(probabilities)
         np.savez(self._results / f"{name}.npz", **arrays)
         detail = {}
-        for split, split_chances in chances.items():
-            if len(split_chances):
-                every = summarise_clicks(
-                    split_chances, self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
+        for split, split_probabilities in probabilities.items():
+            if len(split_probabilities):
+                all_metrics = summarise_clicks(
+                    split_probabilities, self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
                 )
-                metrics = {metric: every[metric] for metric in self.options.metrics}
+                metrics = {metric: all_metrics[metric] for metric in self.options.metrics}
                 detail[split] = {"exhaustive": {"all": metrics}}
         return {"detail": detail, "shown": []}

@@ -1,7 +1,7 @@
 """Probe: the role that records what a model computes on its pool, module by module, so that two pools can be compared.
 
-All results are functions of the checkpoint and the seeds: the same training windows, the same prompts, no dropout. Results are
-NumPy float32; of each module's output only the first 65,536 numbers are returned, which is all of it for small models.
+Results depend only on the checkpoint and the seeds: both sides use the same training windows and prompts, and no dropout. Results
+are NumPy float32 arrays with at most the first 65,536 numbers of each output, which is all of it for small models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items.
 
-_MOST = 1 << 16
+_MAX_NUMBERS = 1 << 16
 _CHUNK = 256
 
 
@@ -41,7 +41,7 @@ class Probe(DistributeWorker):
     def open(self, folders: Mapping[str, str], commit: str) -> dict[str, str]:
         """Load the artifacts and the checkpoint, and return the device, precision and versions of this side."""
         self.corpus = self.run.open_corpus(folders)
-        self.asked = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
+        self.recommender = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
         torch_name = f"torch {torch.__version__}"
         return {
             "device": self.device,
@@ -55,7 +55,8 @@ class Probe(DistributeWorker):
         """Run forward and backward passes on the windows of a training step, without dropout.
 
         Returns:
-            "loss": nats per target; "modules": outputs by "name#call" in order of execution; "gradients": gradients by parameter.
+            "loss": nats per target; "modules": outputs by "module name#number of its call", in order of execution; "gradients":
+            gradients by parameter and by sparse feature.
         """
         seq = self.corpus.seq
         epoch, rows = select_step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
@@ -69,38 +70,42 @@ class Probe(DistributeWorker):
             seed=self.run.seed,
             target=None,
         )
-        model = self.asked.model.eval()
-        pulled = {
-            feature: _read_rows(self.asked.reader, table, get_keys(batch, feature), self.device)
+        model = self.recommender.model.eval()
+        rows_by_feature = {
+            feature: _read_rows(self.recommender.reader, table, get_keys(batch, feature), self.device)
             for feature, table in self.run.features.items()
         }
         model.zero_grad()
-        with _OutputRecorder(model) as seen, get_device(self.device).autocast(self._precision):
+        with _OutputRecorder(model) as recorder, get_device(self.device).autocast(self._precision):
             loss, count = compute_sid_loss(
-                model, move_batch(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead
+                model, move_batch(batch, self.device), rows_by_feature, self.corpus.trie, ahead=stage.ahead
             )
         (loss / max(1, count)).backward()
         gradients = {
             name: _to_array(p.grad) for name, p in model.named_parameters() if p.grad is not None
         } | {
             f"rows of {feature}": _to_array(rows.grad)
-            for feature, rows in pulled.items()
+            for feature, rows in rows_by_feature.items()
             if rows.grad is not None
         }
-        return {"loss": float(loss.detach()) / max(1, count), "modules": seen.outputs, "gradients": gradients}
+        return {
+            "loss": float(loss.detach()) / max(1, count),
+            "modules": recorder.outputs,
+            "gradients": gradients,
+        }
 
     @method(collect="first", users=Replicate, positions=Replicate)
     def score(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the log-probability of every catalogue item for each prompt, [P, I] float32, in nats."""
         scores = []
         with get_device(self.device).autocast(self._precision):
-            for asked in self.asked.iterate_batches(users, positions, _CHUNK):
-                scores.append(self.asked.score_catalogue(*asked).float().numpy())
+            for prompts in self.recommender.iterate_batches(users, positions, _CHUNK):
+                scores.append(self.recommender.score_catalogue(*prompts).float().numpy())
         return np.concatenate(scores)
 
 
 class _OutputRecorder:
-    """Records the outputs of all submodules during a forward pass, by "name#call"."""
+    """Records the outputs of all submodules in a context, by "module name#number of its call"."""
 
     def __init__(self, model: torch.nn.Module):
         self.outputs: dict[str, np.ndarray] = {}
@@ -130,4 +135,4 @@ def _read_rows(reader: SparseReader, table: str, keys: Tensor, device_name: str)
 
 def _to_array(tensor: Tensor | None) -> np.ndarray:
     assert tensor is not None
-    return tensor.detach().reshape(-1)[:_MOST].float().cpu().numpy()
+    return tensor.detach().reshape(-1)[:_MAX_NUMBERS].float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""PolicyMetrics: computes the record of an RL step over the prompts of all ranks."""
+"""PolicyMetrics: computes the metrics of an RL step over the prompts of all ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_p
 
 # Shapes: U prompts, W beams, I items.
 
-_PLACES = 4096  # Bins in which items are counted: exact for catalogues of up to this size.
-_WATCHED, _MOST_ITEMS = 8, 25_000  # Limits of exact metrics: prompts per step, and items.
+_ITEM_BINS = (
+    4096  # Number of bins in which distinct items are counted; the count is exact if there are no more items.
+)
+_MAX_EXACT_PROMPTS, _MAX_EXACT_ITEMS = 8, 25_000  # Limits for `measure_exactly`: prompts per step, and items.
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class PolicyMetrics:
 
     Attributes:
         context: Objects shared with the trainer.
-        stage: The RL stage, with the weights of rewards at this step.
+        stage: The RL stage, with the reward weights of this step.
         algorithm: The algorithm of the stage.
-        reference: The policy that a KL term compares with; None where the algorithm needs none.
-        prompts: Makes batches of the prompts.
+        reference: Reference policy of the KL term; None if the algorithm needs none.
+        prompts: Builds batches of the prompts.
     """
 
     context: LearnerContext
@@ -42,27 +44,34 @@ class PolicyMetrics:
     prompts: PolicyPrompts
 
     def make_record(
-        self, totals: Sequence[float], count: float, facts: Sequence[float], rewards: Sequence[str]
+        self, totals: Sequence[float], count: float, prompt_sums: Sequence[float], rewards: Sequence[str]
     ) -> dict[str, float]:
-        """Compute a step's means over all ranks: of losses per code, of rewards per beam.
+        """Compute the record of a step from sums over all ranks: mean losses per code, and mean rewards per beam.
 
         Args:
             totals: Sums over codes of loss, kl, clipped, ratio and the algorithm's further values.
             count: Number of codes.
-            facts: Sums over prompts: flat groups, groups without a hit, scored prompts, the three values of `measure_exactly`,
-                the mean score of each reward, and all prompts.
+            prompt_sums: Sums over prompts: flat groups, groups without a hit, scored prompts, the three values of
+                `measure_exactly`, the mean score of each reward, and all prompts.
             rewards: Names of the rewards.
         """
         names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
         record = {name: total / count for name, total in zip(names, totals, strict=True)}
-        flat, missed, prompts, watched, entropies, divergences = facts[:6]
-        asked = facts[-1]
-        record |= {"flat_groups": flat, "prompts": asked, "no_hit": missed / max(1.0, asked)}
-        record |= {"unscored": asked - prompts} if asked > prompts else {}
-        if watched:
-            record["entropy"] = entropies / watched
-            record |= {"kl_exact": divergences / watched} if self.reference is not None else {}
-        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:-1], strict=True)}
+        flat_groups, missed_groups, scored_prompts, exact_prompts, entropies, divergences = prompt_sums[:6]
+        all_prompts = prompt_sums[-1]
+        record |= {
+            "flat_groups": flat_groups,
+            "prompts": all_prompts,
+            "no_hit": missed_groups / max(1.0, all_prompts),
+        }
+        record |= {"unscored": all_prompts - scored_prompts} if all_prompts > scored_prompts else {}
+        if exact_prompts:
+            record["entropy"] = entropies / exact_prompts
+            record |= {"kl_exact": divergences / exact_prompts} if self.reference is not None else {}
+        means = {
+            name: total / max(1.0, scored_prompts)
+            for name, total in zip(rewards, prompt_sums[6:-1], strict=True)
+        }
         record |= {f"reward.{name}": mean for name, mean in means.items()}
         record["reward"] = sum(self.stage.weights[name] * mean for name, mean in means.items())
         return record
@@ -72,8 +81,8 @@ class PolicyMetrics:
     ) -> dict[str, float]:
         """Compute the metrics of each scene, and `reward` over all scenes with each scene's weights.
 
-        The metrics of a scene are the number of prompts, the share of groups without their target, the mean rewards, and their
-        sum with the scene's weights.
+        The metrics of a scene are the number of prompts, the share of prompts without their target among the beams, the mean of
+        each reward, and the sum of these means weighted by the scene's weights.
 
         Args:
             beams: Rollouts of this rank's prompts.
@@ -91,69 +100,80 @@ class PolicyMetrics:
             for index in range(len(titles))
             for values in (np.ones(len(scene_U)), missed_U, *means.values())
         ]
-        totals, found, whole = self.context.member.sum_over_trainers(*sums), {}, 0.0
+        totals, metrics, reward_sum = self.context.member.sum_over_trainers(*sums), {}, 0.0
         for index, title in enumerate(titles):
             count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
             if not count:
                 continue
-            own = {
+            scene_weights = {
                 name: setup.get_weights(name, weight, np.array([index]))[0]
                 for name, weight in self.stage.weights.items()
             }
-            reward = sum(own[name] * value for name, value in zip(means, rewards, strict=True))
-            whole += reward
+            reward = sum(scene_weights[name] * value for name, value in zip(means, rewards, strict=True))
+            reward_sum += reward
             values = {"prompts": count, "no_hit": missed / count, "reward": reward / count}
             values |= {f"reward.{name}": value / count for name, value in zip(means, rewards, strict=True)}
-            found |= {f"scene.{title}.{name}": value for name, value in values.items()}
-        return found | {"reward": whole / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
+            metrics |= {f"scene.{title}.{name}": value for name, value in values.items()}
+        return metrics | {"reward": reward_sum / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
 
     @torch.no_grad()
     def measure_exactly(self, beams: Mapping[str, Any]) -> tuple[float, float, float]:
         """Compute the exact entropy of the policy, and its exact KL divergence from the reference, for the first few prompts.
 
         Returns:
-            Number of these prompts, and sums over them of the entropy and of the divergence, in nats over the whole catalogue;
-            zeros for large catalogues.
+            Number of these prompts, and sums over them of the entropy and of the divergence, in nats over the whole catalogue.
+            All are 0 for a catalogue of more than 25,000 items.
         """
-        few = select_rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
-        if self.context.corpus.trie.n_leaves > _MOST_ITEMS:
+        selected = select_rows(beams, slice(0, min(_MAX_EXACT_PROMPTS, self.stage.chunk)))
+        if self.context.corpus.trie.n_leaves > _MAX_EXACT_ITEMS:
             return 0.0, 0.0, 0.0
-        share = self.prompts.make_share(few, [slice(None)])
+        share = self.prompts.make_share(selected, [slice(None)])
         rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
-        if not len(few["user"]):
+        if not len(selected["user"]):
             return 0.0, 0.0, 0.0
-        batch, policy_UI, other = move_batch(chunk.batch, self.context.device), torch.empty(0), []
+        batch, policy_UI, reference_log_probs = (
+            move_batch(chunk.batch, self.context.device),
+            torch.empty(0),
+            [],
+        )
         for frozen in [None] if self.reference is None else [None, self.reference]:
             model = self.context.model if frozen is None else frozen.model
             cache = model.prefill(batch, chunk.spread(restore_policy_rows(frozen, chunk.keys, rows)))
-            found = compute_catalogue_log_prob(
-                model, cache, self.context.corpus.trie, self.prompts.compute_votes(few, frozen)
+            log_probs_UI = compute_catalogue_log_prob(
+                model, cache, self.context.corpus.trie, self.prompts.compute_votes(selected, frozen)
             )
             if frozen is None:
-                policy_UI = found
+                policy_UI = log_probs_UI
             else:
-                other.append(found)
-        apart = float(compute_kl(policy_UI, other[0]).sum()) if other else 0.0
-        return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
+                reference_log_probs.append(log_probs_UI)
+        divergence = (
+            float(compute_kl(policy_UI, reference_log_probs[0]).sum()) if reference_log_probs else 0.0
+        )
+        return float(len(policy_UI)), float(entropy(policy_UI).sum()), divergence
 
     def measure_breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:
-        """Compute diversity and coverage: the distinct items in all ranks' beams as a share of the beams and of the catalogue."""
+        """Compute the number of distinct items in the beams of all ranks, divided by that of beams and that of items.
+
+        The quotients are "diversity" and "coverage".
+        """
         if "item" not in beams:
             return {}
-        items, places = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _PLACES)
-        held = np.bincount(beams["item"][beams["valid"]] % places, minlength=places) > 0
-        *held, beams_there = self.context.member.sum_over_trainers(
-            *held.astype(float).tolist(), float(beams["valid"].sum())
+        items, bins = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _ITEM_BINS)
+        occupied = np.bincount(beams["item"][beams["valid"]] % bins, minlength=bins) > 0
+        *occupied, n_beams = self.context.member.sum_over_trainers(
+            *occupied.astype(float).tolist(), float(beams["valid"].sum())
         )
-        different = float(np.count_nonzero(held))
-        if items > places:  # Linear counting estimates the number of items that share a bin.
-            different = places * math.log(places / max(1.0, places - different))
-        different = min(different, beams_there)
-        return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
+        n_distinct = float(np.count_nonzero(occupied))
+        if (
+            items > bins
+        ):  # Linear counting: estimates the number of distinct items from the number of occupied bins.
+            n_distinct = bins * math.log(bins / max(1.0, bins - n_distinct))
+        n_distinct = min(n_distinct, n_beams)
+        return {"diversity": n_distinct / max(1.0, n_beams), "coverage": n_distinct / max(1, items)}
 
 
 def sum_scores(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:
-    """Return the sum over prompts of each reward's mean score per beam."""
+    """Return for each reward the sum over prompts of the mean score of a prompt's beams."""
     return [
         float(np.mean(np.where(valid_UW, score, 0))) * len(score) if len(score) else 0.0
         for score in scores.values()
