@@ -1,4 +1,4 @@
-"""The cluster view of a running Ray: nodes, labels, free resources, and the placement groups and actors that hold the rest.
+"""The view of a running Ray cluster: nodes, labels, free resources, and the placement groups and actors that use the rest.
 
 It makes two calls to Ray's control store and one for the actors, which take 5 ms on a small cluster. Nothing is scheduled.
 """
@@ -32,18 +32,18 @@ _NOT_DEVICES = ("CPU", "memory", "object_store_memory")
 
 
 def read_live_view() -> ClusterView:
-    """Return the nodes of the connected Ray cluster, with what is free now and who holds the rest."""
+    """Return the nodes of the connected Ray cluster, with their free resources, and the holders of the others."""
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
     holdings = tuple(_list_holdings())
     taken: dict[tuple[str, str], float] = defaultdict(float)
-    for one in holdings:
-        taken[one.node, one.resource] += one.amount
+    for holding in holdings:
+        taken[holding.node, holding.resource] += holding.amount
     nodes = (_make_node(node, free.get(node["NodeID"], {}), taken) for node in ray.nodes() if node["Alive"])
     return ClusterView(tuple(nodes), holdings)
 
 
 def wait_for_settled_view(timeout_s: float) -> ClusterView:
-    """Wait until a live view is consistent, as nodes report some 100 ms late.
+    """Wait until the free and held resources of each node add up to its total; nodes report about 100 ms late.
 
     Args:
         timeout_s: Seconds after which the last view is returned, consistent or not.
@@ -66,7 +66,7 @@ def wait_for_settled_view(timeout_s: float) -> ClusterView:
 
 
 def _make_node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str, str], float]) -> Node:
-    """Build a node from Ray's record; what is free is at most what no holder takes."""
+    """Build a node from Ray's record. Its free resources are at most those that no holder uses."""
     total, labels = dict(node["Resources"]), dict(node.get("Labels") or {})
     kind = labels.get("ray.io/accelerator-type", "")
     memory = _MEMORY_GB.get(kind, 0) * 10**9
@@ -75,12 +75,13 @@ def _make_node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tupl
         for name, amount in total.items()
         if name not in _NOT_DEVICES and ":" not in name and amount >= 1
     }
-    left = {n: min(free.get(n, 0.0), max(0.0, total[n] - taken.get((node["NodeID"], n), 0.0))) for n in total}
-    return Node(node["NodeID"], total, left, labels, devices)
+    node_id = node["NodeID"]
+    unused = {n: min(free.get(n, 0.0), max(0.0, total[n] - taken.get((node_id, n), 0.0))) for n in total}
+    return Node(node_id, total, unused, labels, devices)
 
 
 def _list_holdings() -> Iterator[Holding]:
-    """Yield who holds which resources: placement groups, and actors outside them."""
+    """Yield the resources that each placement group, and each actor outside of placement groups, holds."""
     for group in placement_group_table().values():
         if group["state"] in ("CREATED", "RESCHEDULING"):
             name = group["name"] or f"placement group {group['placement_group_id'][:8]}"
@@ -90,9 +91,9 @@ def _list_holdings() -> Iterator[Holding]:
                     Holding(name, node, resource, amount) for resource, amount in bundle.items() if node
                 )
     for name, node, resources in _list_actors():
-        inside = any("_group_" in resource for resource in resources)  # counted with its placement group
+        is_in_group = any("_group_" in resource for resource in resources)  # counted with its placement group
         yield from (
-            Holding(name, node, resource, amount) for resource, amount in resources.items() if not inside
+            Holding(name, node, resource, amount) for resource, amount in resources.items() if not is_in_group
         )
 
 

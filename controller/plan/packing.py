@@ -1,8 +1,8 @@
 """Choice of the nodes for one group's workers; `Capacity` tracks what is free while a plan is made.
 
-A group takes the smallest domain of the topology that holds it. Which of its nodes, a placement policy decides
-(`nonet.controller.cluster.placement`). The work is O(groups x nodes), whatever the number of workers: 50 groups on 1,000
-nodes of 8 devices take a fraction of a second.
+A group is placed in the smallest topology domain that has room for it. A placement policy
+(`nonet.controller.cluster.placement`) chooses the nodes in that domain. The work is O(groups x nodes), whatever the number of
+workers: 50 groups on 1,000 nodes of 8 devices take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PlacementRequest:
         least: The smallest acceptable number of workers.
         most: The largest number of workers.
         labels: Labels that a node must have.
-        topology: How near to each other the workers must or should be.
+        topology: The topology level within which the workers must or should be.
         gang: Whether the workers communicate all the time, so that few nodes are better than partly used ones.
     """
 
@@ -50,6 +50,7 @@ class PlacementRequest:
 
 
 Choice = list[tuple[Node, int]]
+"""The chosen nodes and the number of workers on each."""
 
 
 class Capacity:
@@ -83,15 +84,15 @@ class Capacity:
         self._free[node][resource] = self.get_free(node, resource) - amount
 
     def find_matching_nodes(self, labels: Mapping[str, str]) -> list[Node]:
-        """Return the nodes that carry all of the given labels, in order of place."""
+        """Return the nodes that have all of the given labels, in the order of `make_place_key`."""
         return [node for node in self.nodes if labels.items() <= node.labels.items()]
 
     def choose(self, request: PlacementRequest) -> tuple[Choice, str] | None:
         """Choose nodes for a request, without reserving anything; `take` reserves.
 
         Returns:
-            The number of workers on each node in order of place, and the topology level that all of them share; None if too
-            few fit.
+            The nodes with their numbers of workers, in the order of `make_place_key`, and the topology level that all of them
+            share; None if too few workers fit.
         """
         rooms = self._find_rooms(request)
         levels = list(list_levels(request.topology))
@@ -106,23 +107,25 @@ class Capacity:
         return None
 
     def _find_rooms(self, request: PlacementRequest) -> list[NodeSlots]:
-        """Return the matching nodes that have room; for CPU groups only nodes without devices, if these suffice."""
+        """Return the matching nodes with room for a worker; for CPU groups only nodes without devices, if these suffice."""
         nodes = self.find_matching_nodes(request.labels)
-        rack_free: dict[Domain | None, float] = defaultdict(float)
+        free_by_domain: dict[Domain | None, float] = defaultdict(float)
         for node in nodes:
             free = self.get_free(node.id, request.resource)
-            rack_free[self._racks[node.id]] += free
-            rack_free[self._zones[node.id]] += free
+            free_by_domain[self._racks[node.id]] += free
+            free_by_domain[self._zones[node.id]] += free
         rooms = []
         for node in nodes:
             free = self.get_free(node.id, request.resource)
             slots = int(free / request.each + _TINY)
             if slots:
-                full = (rack_free[self._racks[node.id]], rack_free[self._zones[node.id]])
+                full = (free_by_domain[self._racks[node.id]], free_by_domain[self._zones[node.id]])
                 broken = free < node.total.get(request.resource, 0.0) - _TINY
                 rooms.append(NodeSlots(node, self._order[node.id], slots, broken, full))
-        plain = [room for room in rooms if not _has_devices(room.node)] if request.resource == "CPU" else []
-        return plain if sum(room.slots for room in plain) >= request.most else rooms
+        cpu_rooms = (
+            [room for room in rooms if not _has_devices(room.node)] if request.resource == "CPU" else []
+        )
+        return cpu_rooms if sum(room.slots for room in cpu_rooms) >= request.most else rooms
 
     def _split_into_domains(
         self, rooms: list[NodeSlots], level: str, request: PlacementRequest
@@ -145,8 +148,8 @@ class Capacity:
         """Limit a node's slots to free devices that lie in one device domain; None if the domain is unknown.
 
         Ray assigns the lowest free device ids first. On a node that was entirely free when planning began, the next ids are
-        therefore those after what this plan has taken. On any other node the free ids are unknown, so the node is no
-        candidate.
+        therefore those that follow the ids which this plan has taken. On any other node the free ids are unknown, so the node
+        is not used.
         """
         facts = room.node.devices.get(request.resource)
         total = room.node.total.get(request.resource, 0.0)
@@ -159,18 +162,18 @@ class Capacity:
     def _choose_domain(
         self, domains: list[list[NodeSlots]], request: PlacementRequest, *, last: bool
     ) -> list[NodeSlots] | None:
-        """Choose the fullest domain that holds all workers.
+        """Choose the domain with the fewest free slots among those with room for `request.most` workers.
 
-        For elastic groups, if there is none, choose the one that holds most, if it holds enough. A domain that holds only a
-        part of an elastic group's workers is chosen only at the `last`, widest level.
+        If there is none at the `last`, widest level, choose the domain with the most slots, if it has room for
+        `request.least` workers.
         """
-        sized = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
-        whole = [(total, rooms) for total, rooms in sized if total >= request.most]
-        if whole:
-            return min(whole, key=lambda choice: (choice[0], choice[1][0].full, choice[1][0].order))[1]
-        some = [(total, rooms) for total, rooms in sized if total >= request.least]
-        if some and last:
-            return max(some, key=lambda choice: (choice[0], -choice[1][0].order))[1]
+        slots_and_rooms = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
+        complete = [(total, rooms) for total, rooms in slots_and_rooms if total >= request.most]
+        if complete:
+            return min(complete, key=lambda choice: (choice[0], choice[1][0].full, choice[1][0].order))[1]
+        sufficient = [(total, rooms) for total, rooms in slots_and_rooms if total >= request.least]
+        if sufficient and last:
+            return max(sufficient, key=lambda choice: (choice[0], -choice[1][0].order))[1]
         return None
 
 

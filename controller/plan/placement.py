@@ -76,10 +76,10 @@ def place_groups(
         PlacementError: A group does not fit.
     """
     placed = {group.name: group for group in kept_groups}
-    todo = sorted((d for d in requests if not d.shares and d.name not in placed), key=_make_hardness_key)
-    for index, request in enumerate(todo):
+    pending = sorted((r for r in requests if not r.shares and r.name not in placed), key=_make_hardness_key)
+    for index, request in enumerate(pending):
         placed[request.name] = _place_group(
-            request, todo[index + 1 :], capacity, view, tuple(placed.values())
+            request, pending[index + 1 :], capacity, view, tuple(placed.values())
         )
     for request in requests:
         if request.shares and request.name not in placed:
@@ -106,23 +106,26 @@ def _place_group(
     view: ClusterView,
     done: tuple[GroupPlan, ...],
 ) -> GroupPlan:
-    """Choose nodes for one group and take its resources; elastic groups leave to `later` groups what those need at least."""
+    """Choose nodes for one group and reserve its resources.
+
+    An elastic group gets no more workers than leave room for the minimum numbers of workers of the `later` groups.
+    """
     most = request.most
-    if request.least < request.most:  # leave to later groups the least that they need
+    if request.least < request.most:
         nodes = capacity.find_matching_nodes(request.labels)
-        others = sum(d.least * d.bundle for d in later if d.resource == request.resource)
-        spare = capacity.sum_free(request.resource, nodes) - others
+        reserved = sum(r.least * r.bundle for r in later if r.resource == request.resource)
+        spare = capacity.sum_free(request.resource, nodes) - reserved
         most = min(most, max(request.least, int(spare / request.bundle + 1e-6)))
-    ask = PlacementRequest(
+    placement_request = PlacementRequest(
         request.resource, request.bundle, request.least, most, request.labels, request.topology, request.gang
     )
-    choice = capacity.choose(ask)
+    choice = capacity.choose(placement_request)
     if choice is None:
         raise PlacementError(describe_shortage(request, capacity, view, done))
-    spots, level = choice
-    for node, count in spots:
+    chosen_nodes, level = choice
+    for node, count in chosen_nodes:
         capacity.take(node.id, request.resource, count * request.bundle)
-    nodes = tuple(node.id for node, count in spots for _ in range(count))
+    nodes = tuple(node.id for node, count in chosen_nodes for _ in range(count))
     return _make_group_plan(request, nodes, level, {request.resource: request.bundle})
 
 
@@ -174,9 +177,9 @@ def _choose_threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
     evaluators: Counter[str] = Counter()
     for group in groups:
         if group.threads:
-            evaluator = "evaluator" in group.roles and "trainer" not in group.roles
+            is_evaluator = "evaluator" in group.roles and "trainer" not in group.roles
             for node, count in group.count_by_node().items():
-                if evaluator:
+                if is_evaluator:
                     evaluators[node] += count
                 else:
                     widest[node] = max(widest[node], count)
@@ -246,31 +249,31 @@ def make_changes(
     Returns:
         The changes in order, and the groups of every stage.
     """
-    changes, by_stage, now, own = [], {}, groups, False
+    changes, by_stage, current, has_own_roles = [], {}, groups, False
     for stage, body in run.scenario.stages.items():
-        if body.roles or own:
-            change, now = _plan_change(run, stage, now, capacity, view, threads)
+        if body.roles or has_own_roles:
+            change, current = _plan_change(run, stage, current, capacity, view, threads)
             if change.stops or change.starts:
                 changes.append(change)
-        by_stage[stage], own = now, bool(body.roles)
+        by_stage[stage], has_own_roles = current, bool(body.roles)
     return tuple(changes), by_stage
 
 
 def _plan_change(
     run: ResolvedRun,
     stage: str | None,
-    now: tuple[GroupPlan, ...],
+    current: tuple[GroupPlan, ...],
     capacity: Capacity,
     view: ClusterView,
     threads: int,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
-    """Plan the change from the groups `now` to those of a stage; return it with the groups afterwards."""
+    """Plan the change from the current groups to those of a stage; return it with the groups afterwards."""
     requests = make_group_requests(run, stage)
     by_name = {request.name: request for request in requests}
     alive = {node.id for node in view.nodes}
-    staying = tuple(g for g in now if _can_stay(g, by_name.get(g.name), alive))
+    staying = tuple(g for g in current if _can_stay(g, by_name.get(g.name), alive))
     staying = tuple(g for g in staying if not g.shares or g.shares in {k.name for k in staying})
-    stops = tuple(g for g in now if g not in staying)
+    stops = tuple(g for g in current if g not in staying)
     for group in stops:
         for node in (n for n in group.nodes if n in alive):
             for resource, amount in group.bundle.items():
@@ -278,8 +281,8 @@ def _plan_change(
     after = assign_threads(place_groups(requests, capacity, view, staying), view, threads)
     names = {group.name for group in staying}
     starts = tuple(group for group in after if group.name not in names)
-    counts = max((group.threads for group in after), default=0)
-    return StageChange(stage or "", tuple(group.name for group in stops), starts, counts), after
+    thread_count = max((group.threads for group in after), default=0)
+    return StageChange(stage or "", tuple(group.name for group in stops), starts, thread_count), after
 
 
 def _can_stay(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -> bool:

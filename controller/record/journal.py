@@ -1,4 +1,4 @@
-"""A journal of what happened since the last checkpoint: one JSON line with a CRC for each record.
+"""A journal of the events since the last checkpoint: one JSON line with a CRC for each record.
 
 The newest complete checkpoint is authoritative. The journal adds what came after it, and the commands that a run
 received. The first damaged line ends the journal.
@@ -71,8 +71,8 @@ def _encode_record(record: dict[str, Any]) -> bytes:
 def _decode_record(line: bytes) -> dict[str, Any] | None:
     """Decode a line, or return None if it is damaged."""
     try:
-        whole = json.loads(line)
-        body = json.dumps(whole["r"], separators=(",", ":"))
-        return whole["r"] if zlib.crc32(body.encode()) == whole["crc"] else None
+        entry = json.loads(line)
+        body = json.dumps(entry["r"], separators=(",", ":"))
+        return entry["r"] if zlib.crc32(body.encode()) == entry["crc"] else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""A scenario: what to train, on which data and in which stages, on one page of YAML.
+"""A scenario: a YAML document that describes what to train, on which data and in which stages.
 
 Scenarios are strict and frozen. An unknown key is an error with a suggestion; every message is one line that starts with
 the path of the key. The module imports neither Ray nor torch.
@@ -78,7 +78,8 @@ class Scenario(StrictModel):
     settings: Annotated[
         Literal["data"] | dict[str, str] | None,
         Field(
-            description="data: missing keys are derived from the data. A run's own scenario has the reason for each of them here"
+            description="data: missing keys are derived from the data. In the stored scenario of a run: the reason for each "
+            "derived key"
         ),
     ] = None
     _files: PluginFiles = PrivateAttr(default=HERE)
@@ -92,7 +93,7 @@ class Scenario(StrictModel):
         return isinstance(other, Scenario) and _to_plain(self) == _to_plain(other)
 
     def __reduce__(self) -> Any:
-        """Pickle the document, which is validated again in the other process, as classes from own files cannot be pickled."""
+        """Pickle the document, which the other process validates again: classes of the user's own files cannot be pickled."""
         return _validate_document, (_to_plain(self), self._files)
 
     @field_validator("stages", mode="before")
@@ -106,7 +107,7 @@ class Scenario(StrictModel):
     @field_validator("stages")
     @classmethod
     def _choose_optimizers(cls, stages: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Give stages that name no optimizer one that the trainers' engine supports."""
+        """Set the optimizer of stages that name none to one that the trainers' engine supports."""
         trainer = info.data.get("roles", {}).get("trainer")
         if trainer is None or trainer.engine is None:
             return stages
@@ -157,9 +158,9 @@ class Scenario(StrictModel):
             for name, role in body.roles.items():
                 if role.pool:
                     yield f"stages.{stage}.roles.{name}.pool", role.pool
-            for own in body.kind.list_own_workers(stage, body):
-                if own.pool:
-                    yield f"{own.where}.pool", own.pool
+            for workers in body.kind.list_own_workers(stage, body):
+                if workers.pool:
+                    yield f"{workers.where}.pool", workers.pool
 
 
 def load_scenario(
@@ -212,7 +213,7 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     """Return the document with the values that `settings: data` derives from the data, or takes from the stored run."""
     settings = document.get("settings")
     if settings is not None and settings != "data" and not yaml.is_map(settings):
-        raise ConfigError(f"{source}: settings: wanted data, or nothing, got {settings!r}")
+        raise ConfigError(f"{source}: settings: wanted data or no value, got {settings!r}")
     data, stages = document.get("data"), document.get("stages")
     if settings != "data" or not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
         return document  # the validation reports what is missing
@@ -308,7 +309,7 @@ def to_document(scenario: BaseModel) -> dict[str, Any]:
 
 
 def _name_uses(value: Any) -> Any:
-    """Replace objects that a script put under `use` by their import path."""
+    """Replace classes and functions, which a script may set as a value of `use`, by their import paths."""
     if yaml.is_map(value):
         return {key: _name_uses(part) for key, part in value.items()}
     if isinstance(value, list):

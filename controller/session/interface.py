@@ -1,4 +1,4 @@
-"""RunningSession: the part of a session that the other files of this folder use."""
+"""RunningSession: the attributes of a session that the other modules of this package use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nonet.workers.runtime import WorkerGroup
 
 
 class RunningSession(Protocol):
-    """A session whose groups are there (`Session`)."""
+    """A session that has been entered, so that its groups exist; `Session` is the implementation."""
 
     run: RunFolder
     scenario: Scenario

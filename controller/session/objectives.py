@@ -1,10 +1,10 @@
 """The weights of a stage's rewards by step: their schedules, and the multipliers of floors.
 
 A floor `at_least` is a constraint with a Lagrange multiplier, which is added to the weight of the reward. The multiplier
-grows by the shortfall to the floor, as a fraction of the floor, and shrinks by the excess. A proportional term counts the
-current shortfall at once, so that the multiplier does not oscillate (a PI controller: Stooke et al., arXiv 2007.03964).
+grows by the shortfall to the floor, as a fraction of the floor, and shrinks by the excess. A proportional term adds the
+current shortfall, so that the multiplier does not oscillate (a PI controller: Stooke et al., arXiv 2007.03964).
 The current shortfall is a mean over about five steps, because users differ from step to step. The multiplier is never
-negative, and its unit is the total weight of the other rewards. A resumed stage restores it from the journal.
+negative, and is scaled by the total weight of the other rewards. A resumed stage restores it from the journal.
 
 A floor applies to the lists that would be served. Rollouts may be sampled from the policy, with another mean reward. The
 served lists are therefore scored at every evaluation. Between evaluations, the mean of a step is multiplied by the last
@@ -38,7 +38,8 @@ class RewardObjectives:
 
     def __init__(self, rewards: Mapping[str, RewardOptions]):
         self.rewards = dict(rewards)
-        self._sums = {name: 0.0 for name, each in self.rewards.items() if each.at_least is not None}
+        # The integral terms of the multipliers; their keys are the rewards that have a floor.
+        self._sums = {name: 0.0 for name, options in self.rewards.items() if options.at_least is not None}
         self._shortfalls: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
         # Mean rewards of served lists that no step has been compared with yet.
         self._served: dict[str, float] = {}
@@ -55,13 +56,13 @@ class RewardObjectives:
 
     def compute_multipliers(self, step: int) -> dict[str, float]:
         """Return the multiplier of each reward that has a floor."""
-        counts = [
+        relative_multipliers = [
             max(0.0, self._sums[name] + _PROPORTIONAL_GAIN * (self._shortfalls[name] or 0.0))
             for name in self._sums
         ]
         return {
-            name: self._compute_unit(name, step) * count
-            for name, count in zip(self._sums, counts, strict=True)
+            name: self._compute_unit(name, step) * multiplier
+            for name, multiplier in zip(self._sums, relative_multipliers, strict=True)
         }
 
     @property
@@ -77,7 +78,10 @@ class RewardObjectives:
         self._served = {name: means[name] for name in self._sums if name in means}
 
     def _convert_to_served(self, name: str, mean: float) -> float:
-        """Convert a mean reward of rollouts to that of the lists that would be served."""
+        """Convert a mean reward of rollouts to that of the lists that would be served.
+
+        If served lists were recorded since the last step, they are consumed, and the ratio is updated.
+        """
         served = self._served.pop(name, None)
         if served is not None:
             self._served_ratios[name] = served / mean if mean * served > 0 else 1.0
@@ -124,14 +128,16 @@ class RewardObjectives:
             mean = record.get(f"reward.{name}")
             if mean is None:
                 continue
-            missing, before = (
+            shortfall, before = (
                 self._compute_shortfall_of(name, self._convert_to_served(name, mean)),
                 self._shortfalls[name],
             )
             self._shortfalls[name] = (
-                missing if before is None else _SHORTFALL_DECAY * before + (1 - _SHORTFALL_DECAY) * missing
+                shortfall
+                if before is None
+                else _SHORTFALL_DECAY * before + (1 - _SHORTFALL_DECAY) * shortfall
             )
-            self._sums[name] = max(0.0, self._sums[name] + _INTEGRAL_GAIN * missing)
+            self._sums[name] = max(0.0, self._sums[name] + _INTEGRAL_GAIN * shortfall)
         shown = {f"weight.{name}": weights[name] for name in weights if self._has_moving_weight(name)}
         return shown | {f"multiplier.{name}": value for name, value in used.items()}
 
@@ -202,17 +208,17 @@ class RewardObjectives:
         """Return the state that a resumed stage needs; empty without floors."""
         if not self._sums:
             return {}
-        known = {name: [self._served.get(name), self._served_ratios.get(name)] for name in self._sums}
+        served = {name: [self._served.get(name), self._served_ratios.get(name)] for name in self._sums}
         return {
             "floors": {name: [self._sums[name], self._shortfalls[name]] for name in self._sums},
-            "served": known,
+            "served": served,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `get_state` returned."""
-        for name, (total, missing) in state.get("floors", {}).items():
+        for name, (total, shortfall) in state.get("floors", {}).items():
             if name in self._sums:
-                self._sums[name], self._shortfalls[name] = total, missing
+                self._sums[name], self._shortfalls[name] = total, shortfall
         for name, (served, ratio) in state.get("served", {}).items():
             if name in self._sums:
                 self._served |= {} if served is None else {name: served}
@@ -220,16 +226,16 @@ class RewardObjectives:
 
 
 def sum_by_scene(
-    mean_P: np.ndarray, there_P: np.ndarray, scene_P: np.ndarray | None, count: int
+    mean_P: np.ndarray, is_measured_P: np.ndarray, scene_P: np.ndarray | None, count: int
 ) -> list[float]:
     """Return the contribution of each scene's lists to the mean of a reward over all lists.
 
     Args:
         mean_P: The mean reward of each list.
-        there_P: Mask of the lists that are included in the mean.
+        is_measured_P: Mask of the lists that are included in the mean.
         scene_P: The scene of each list, or None if the stage has no scenes.
         count: The number of scenes, including the scene of lists that belong to no named scene.
     """
     scene_P = np.zeros(len(mean_P), np.int64) if scene_P is None else scene_P
-    sums = np.bincount(scene_P[there_P], mean_P[there_P], minlength=count)
-    return (sums / max(1, int(there_P.sum()))).tolist()
+    sums = np.bincount(scene_P[is_measured_P], mean_P[is_measured_P], minlength=count)
+    return (sums / max(1, int(is_measured_P.sum()))).tolist()

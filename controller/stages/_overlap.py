@@ -1,6 +1,6 @@
 """A loop in which rollouts generate groups of prompts while trainers learn from earlier groups.
 
-One thread makes all decisions, so no state is shared: it waits for slots and the trainer as futures.
+One thread makes all decisions and waits for the futures of slots and trainers, so no state is shared between threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AppliedUpdate:
         step: The step of the update.
         groups: The (number, version) pairs that it learned from.
         record: The metrics of the update, as `train` returned them.
-        aborted: The number of groups that came too late since the last update.
+        aborted: The number of groups since the last update whose answers were too old to be used.
     """
 
     step: int
@@ -31,15 +31,16 @@ class AppliedUpdate:
 
     @property
     def ages(self) -> list[int]:
-        """Updates between each group's version and this one."""
+        """The number of updates between the version of each group and this update."""
         return [self.step - version for _, version in self.groups]
 
 
 GenerateGroup = Callable[[int, int, int], tuple[Future[Any], Future[Any]]]
-"""(slot, group, version) -> a future that is done when the slot is free again, and a future of the answer"""
+"""Called as `generate(slot, group, version)`; returns a future that is done when the slot is free again, and the answer's."""
 Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
-"""(step, groups, answers) -> a record"""
-RecordGroup = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
+"""Called as `train(step, groups, answers)`; returns a future of the metrics of the update."""
+RecordGroup = Callable[[str, int, int], None]
+"""Called as `record_group(event, group, version)` with the event "begun" or "aborted"."""
 
 
 def _ignore_group(event: str, number: int, version: int) -> None:
@@ -53,31 +54,39 @@ def run_overlapped(
     train: Train,
     record_group: RecordGroup = _ignore_group,
 ) -> Iterator[AppliedUpdate]:
-    """Yield every update as it is applied; nothing new begins until the caller continues, so that it can publish first.
+    """Yield every update when it has been applied.
 
-    Errors of answers and updates are raised. If the caller stops early, `groups.running` holds what was in progress.
+    No group or update begins until the caller requests the next one, so the caller can first publish the new weights. Errors
+    of answers and updates are raised. If the caller stops early, `groups.running` contains the groups in progress.
+
+    Args:
+        groups: Decides which groups are generated and trained.
+        slots: Number of groups that are generated at the same time.
+        generate: Starts to generate a group.
+        train: Starts an update.
+        record_group: Is called when a group begins or is aborted.
     """
-    free, busy, awaited = list(range(slots))[::-1], {}, {}
+    free_slots, busy_slots, pending_answers = list(range(slots))[::-1], {}, {}
     answers: dict[int, Any] = {}
-    learning: Future[Any] | None = None
+    update: Future[Any] | None = None
     batch: Sequence[tuple[int, int]] = ()
     aborted = 0
     while not groups.is_finished:
-        while free and (number := groups.start_group()) is not None:
+        while free_slots and (number := groups.start_group()) is not None:
             record_group("begun", number, groups.step)
-            slot = free.pop()
+            slot = free_slots.pop()
             slot_freed, answer = generate(slot, number, groups.step)
-            busy[slot_freed], awaited[answer] = slot, (number, groups.step)
-        if learning is None and (taken := groups.take_batch()):
-            batch = taken
-            learning = train(groups.step, batch, [answers.pop(number) for number, _ in batch])
-        waiting = {*busy, *awaited, *([learning] if learning else [])}
-        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            if future in busy:
-                free.append(busy.pop(future))
-            if future not in awaited:
+            busy_slots[slot_freed], pending_answers[answer] = slot, (number, groups.step)
+        if update is None and (next_batch := groups.take_batch()):
+            batch = next_batch
+            update = train(groups.step, batch, [answers.pop(number) for number, _ in batch])
+        pending = {*busy_slots, *pending_answers, *([update] if update else [])}
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            if future in busy_slots:
+                free_slots.append(busy_slots.pop(future))
+            if future not in pending_answers:
                 continue
-            number, version = awaited.pop(future)
+            number, version = pending_answers.pop(future)
             answer = future.result()
             verdict = groups.accept_answer(number, version)
             if verdict == "accepted":
@@ -85,8 +94,8 @@ def run_overlapped(
             elif verdict == "stale":
                 aborted += 1
                 record_group("aborted", number, version)
-        if learning is not None and learning.done():
-            record, learning, step = learning.result(), None, groups.step
+        if update is not None and update.done():
+            record, update, step = update.result(), None, groups.step
             groups.advance_step()
             yield AppliedUpdate(step, batch, record, aborted)
             aborted = 0

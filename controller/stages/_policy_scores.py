@@ -11,17 +11,17 @@ from nonet.controller.record import Recorder
 from nonet.controller.session import Session, recompute_rewards, sum_by_scene
 from nonet.workers.roles import SceneSetup
 
-_PROBES_PER_STAGE, _MIN_STEPS_BETWEEN_PROBES = 10, 10  # how often held-out users are scored
-_VALIDATION_PROMPTS = 512  # prompts over which the trained reward is averaged
+_PROBES_PER_STAGE, _MIN_STEPS_BETWEEN_PROBES = 10, 10  # for held-out users
+_VALIDATION_PROMPTS = 512  # number of prompts over which the trained reward is averaged
 
 
 def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
-    """Score the lists that held-out users would be served after `done` steps: ten times a stage, nothing otherwise.
+    """Score the lists that held-out users would be served after `done` steps, about ten times per stage.
 
-    Where the stage has no validation, floors are steered by these lists too.
+    In a stage without validation, these lists also update the ratios by which floors are applied (`RewardObjectives`).
 
     Returns:
-        Recall of what these users took next, and the trained reward, as metrics.
+        The recall of the users' next items and the trained reward, as metrics; empty after all other steps.
     """
     if done % max(_MIN_STEPS_BETWEEN_PROBES, session.stages[stage].steps // _PROBES_PER_STAGE):
         return {}
@@ -75,7 +75,7 @@ def compute_trained_reward(
 
 
 def compute_weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the weighted sum [P] of each prompt's mean rewards; a reward without a mean counts nothing."""
+    """Return the weighted sum [P] of each prompt's mean rewards; a reward without a mean is left out."""
     total = np.zeros(len(next(iter(means.values()))))
     for name, weight in weights.items():
         if name in means:
@@ -86,7 +86,7 @@ def compute_weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str
 def _find_scenes(
     session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None
 ) -> tuple[SceneSetup | None, np.ndarray | None]:
-    """Return the scenes of a stage and the scene of each prompt [P]; None where the stage has no scenes with names."""
+    """Return the scenes of a stage and the scene of each prompt [P]; both are None if the stage has no named scenes."""
     stage_options = session.scenario.stages[stage]
     setup: SceneSetup | None = stage_options.kind.make_scenes(stage_options)
     if setup is None or not setup.names:
@@ -95,12 +95,13 @@ def _find_scenes(
 
 
 def score_validation(session: Session, stage: str, done: int) -> dict[str, float]:
-    """Score the lists that validation prompts would be served after `done` steps, where that is a point or the start.
+    """Score the lists that validation prompts would be served at the start of a stage and at its validation points.
 
-    The scores are stored for the validation of that step. A floor is steered by them until the next evaluation.
+    The scores are stored for the validation of that step. Until the next evaluation, they also determine the ratios by which
+    floors are applied (`RewardObjectives`).
 
     Returns:
-        The trained reward and the mean of each reward, as metrics; nothing where the stage needs neither.
+        The trained reward and the mean of each reward, as metrics; empty after other steps, and if the stage needs neither.
     """
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or (done and done not in validation.points):
@@ -115,14 +116,14 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
     size = session.stages[stage].users
     parts = [slice(start, start + size) for start in range(0, len(users), size)]
     prompts = [PromptRequest(stage, 0, 0, users[part], positions[part], served=True) for part in parts]
-    validation.served[done] = [session.rollout.generate(each) for each in prompts]
+    validation.served[done] = [session.rollout.generate(request) for request in prompts]
     by_scene = score_served(session, stage, done)
     means = {name: float(sum(values)) for name, values in by_scene.items()}
     objectives.note_served(means)
-    at = min(done, session.stages[stage].steps - 1)
+    weight_step = min(done, session.stages[stage].steps - 1)
     stage_options = session.scenario.stages[stage]
-    total = objectives.compute_total(by_scene, at, stage_options.kind.make_scenes(stage_options))
-    assert total is not None, "every reward in force was asked"
+    total = objectives.compute_total(by_scene, weight_step, stage_options.kind.make_scenes(stage_options))
+    assert total is not None, "every current reward was computed"
     validation.record.add_rewards(done, total, objectives.compute_shortfall(means), by_scene)
     return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in means.items()}
 
@@ -164,17 +165,20 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or not validation.record.rewards:
         return
-    gone = []
-    for text, entry in validation.record.rewards.items():
+    lost_steps = []
+    for step_text, entry in validation.record.rewards.items():
         missing = objectives.rewards.keys() - entry["parts"].keys()
         if not missing:
             continue
-        if int(text) in validation.served:
-            entry["parts"] |= score_served(session, stage, int(text), missing)
+        if int(step_text) in validation.served:
+            entry["parts"] |= score_served(session, stage, int(step_text), missing)
         else:
-            gone.append(text)
-    if gone:
-        text = f"{stage}: steps {', '.join(gone)} cannot be scored by the rewards attached since and are no candidates"
+            lost_steps.append(step_text)
+    if lost_steps:
+        text = (
+            f"{stage}: steps {', '.join(lost_steps)} cannot be selected: their lists are lost, so rewards that were attached "
+            "later cannot score them"
+        )
         recorder.add_event("note", text=text)
     recompute_rewards(session)
 

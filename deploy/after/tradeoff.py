@@ -1,9 +1,9 @@
 """`nonet tradeoff RUN KEY=0,0.1,0.3`: repeat an RL stage of a finished run for several values of a key.
 
-Each point starts from the checkpoint that the run's stage started from and runs to its last step, so points
-differ only in that key. Points are measured and chosen on validation: the chosen one has the highest value
-of the swept reward among points that keep a share `least` of the metric before the stage. Test events and
-held-out users are reported but not used for the choice.
+Each value gives a point: a run that starts from the checkpoint from which the stage started, and that ends at the last step of
+the stage. So the points differ only in the key. A point is chosen by validation: it has the highest value of the swept reward
+among the points that keep a share `least` of the metric before the stage. Test events and held-out users are reported, but
+not used for the choice.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def run_tradeoff(
     min_metric_share: float = 0.98,
     changes: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
-    """Run the points of a sweep that the folder does not have yet.
+    """Run the points of a sweep, except those that are finished in the folder, and choose one of them.
 
     Args:
         run: A folder, an id, a prefix, or `last`.
-        sweep: KEY=A,B,C.
+        sweep: The key and its values, as KEY=A,B,C.
         run_dir: The folder of the points, by default a new one.
         min_metric_share: Share of the metric before the stage that the chosen point must keep.
         changes: Changes of keys for all points, each "a.b=c".
 
     Returns:
-        The folder, and the curve, which is also in tradeoff.json, tradeoff.svg and report.html.
+        The folder, and the curve of all points, which is also written to tradeoff.json, tradeoff.svg and report.html.
 
     Raises:
         ConfigError: The key cannot be swept, or the stage is not validated.
@@ -76,14 +76,14 @@ def run_tradeoff(
     make_folder(folder)
     points = []
     for value in values:
-        place = RunFolder((folder / f"{path.rsplit('.', 2)[-2]}-{value:g}").absolute())
-        if place.read_json("report.json") is None:
-            given = _make_point_scenario(source, scenario, stage, start, {path: value}, changes)
-            if list(place.checkpoints.glob("step-*")):
-                api.resume(place.path, scenario_file=given)
+        point_run = RunFolder((folder / f"{path.rsplit('.', 2)[-2]}-{value:g}").absolute())
+        if point_run.read_json("report.json") is None:
+            point_scenario = _make_point_scenario(source, scenario, stage, start, {path: value}, changes)
+            if list(point_run.checkpoints.glob("step-*")):
+                api.resume(point_run.path, scenario_file=point_scenario)
             else:
-                api.run(given, run_dir=place.path, command=f"nonet tradeoff {run} {sweep}")
-        points.append(_measure_point(place, stage, value))
+                api.run(point_scenario, run_dir=point_run.path, command=f"nonet tradeoff {run} {sweep}")
+        points.append(_measure_point(point_run, stage, value))
     curve = _build_curve(points, path, reward, min_metric_share)
     write_whole(folder / "tradeoff.json", f"{json.dumps(curve, indent=1)}\n".encode())
     write_whole(folder / "tradeoff.svg", draw_curve(curve).encode())

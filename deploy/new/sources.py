@@ -1,4 +1,4 @@
-"""Detection of a data set: which table has interactions, which has items, and which column has which role."""
+"""Detection of the tables of interactions and items in a data set, and of the roles of their columns."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names
 
-_SHOWN = ".csv, .tsv, .csv.gz, .tsv.gz, .inter, .item, .jsonl"
-_DATA = (*ENDINGS, ".parquet")
-_PART = re.compile(r"(part|data|chunk)?[-_.]?\d+([-_.]\w+)*$|part[-_.].*", re.IGNORECASE)
+_SUPPORTED_ENDINGS = ".csv, .tsv, .csv.gz, .tsv.gz, .inter, .item, .jsonl"
+_DATA_ENDINGS = (*ENDINGS, ".parquet")
+_PART_NAME = re.compile(r"(part|data|chunk)?[-_.]?\d+([-_.]\w+)*$|part[-_.].*", re.IGNORECASE)
 _MOVIELENS = (("ratings.csv", "movies.csv"), ("ratings.dat", "movies.dat"), ("u.data", "u.item"))
-_NEEDED = ("user", "item", "time")
+_REQUIRED_ROLES = ("user", "item", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class SourceTable:
         path: The table's file or folder.
         form: "parquet" or "csv".
         schema: Its Arrow schema.
-        roles: Columns by role in a table of interactions, as far as names tell.
-        item_roles: Columns by role in a table of items, as far as names tell.
-        text: How a text file is written; None for Parquet.
+        roles: Columns by role if this is a table of interactions, as guessed from the names of columns.
+        item_roles: Columns by role if this is a table of items, guessed likewise.
+        text: The format of a text file; None for Parquet.
     """
 
     path: Path
@@ -66,13 +66,13 @@ class SourceTable:
         return list(self.schema.names)
 
     def add_roles_by_type(self) -> SourceTable:
-        """Return a copy with roles that follow from types where names tell none."""
+        """Return a copy in which columns get roles by their types if their names give no role."""
         return replace(self, roles=guess_by_type(self.roles, self.schema))
 
     @property
     def is_interactions(self) -> bool:
         """Whether the table has columns of users, items and times."""
-        return all(role in self.roles for role in _NEEDED)
+        return all(role in self.roles for role in _REQUIRED_ROLES)
 
     @property
     def is_items(self) -> bool:
@@ -82,11 +82,11 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """Where interactions and items are.
+    """The location of the interactions and items.
 
     Attributes:
         form: "parquet", or the importer that reads the data: "csv", "movielens" or "sequences".
-        place: What the importer reads.
+        place: The path that the importer reads.
         interactions: The table of interactions, for parquet and csv.
         items: The table of items, for parquet and csv, if there is one.
     """
@@ -97,16 +97,16 @@ class DataSource:
     items: SourceTable | None = None
 
     def describe_roles(self) -> str:
-        """Describe which column has which role; "" for data that an importer knows."""
+        """Describe which column has which role; "" for data sets whose columns an importer knows."""
         if self.interactions is None:
             return ""
-        said = [f"{role} = {name}" for role, name in self.interactions.roles.items()]
+        descriptions = [f"{role} = {name}" for role, name in self.interactions.roles.items()]
         if self.items is not None:
-            said += [
+            descriptions += [
                 f"{'item (items)' if role == 'item' else role} = {name}"
                 for role, name in self.items.item_roles.items()
             ]
-        return ", ".join(said)
+        return ", ".join(descriptions)
 
 
 def find_source(
@@ -158,7 +158,7 @@ def find_source(
 def _choose_time_column(
     table: SourceTable, columns: Mapping[str, str], missing: tuple[str, ...]
 ) -> SourceTable:
-    """Choose the best of several columns of times by the table's first rows."""
+    """Choose the best of several time columns from the first rows of the table."""
     candidates = list_time_candidates(table.names)
     if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
         return table
@@ -172,7 +172,7 @@ def _choose_time_column(
 
 
 def _detect_importer(place: Path) -> str:
-    """Return the importer that knows these file names; "" for none."""
+    """Return the importer for the file names of a data set, or "" if there is none."""
     if not place.is_dir():
         return "sequences" if place.name == "sequences.txt" else ""
     if (place / "sequences.txt").is_file():
@@ -191,7 +191,7 @@ def _list_candidates(place: Path) -> list[Path]:
     files = [
         path
         for path in paths
-        if path.is_file() and path.name.lower().endswith(_DATA) and path.stem.lower() != "readme"
+        if path.is_file() and path.name.lower().endswith(_DATA_ENDINGS) and path.stem.lower() != "readme"
     ]
     return files + [path for path in paths if path.is_dir() and _list_data_files(path)]
 
@@ -203,7 +203,7 @@ def _list_data_files(folder: Path) -> list[Path]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
-        and (path.name.lower().endswith(_DATA) or ("." not in path.name and is_parquet_file(path)))
+        and (path.name.lower().endswith(_DATA_ENDINGS) or ("." not in path.name and is_parquet_file(path)))
     ]
 
 
@@ -223,7 +223,7 @@ def _is_partitioned(folder: Path) -> bool:
         return True
     if any((folder / mark).exists() for mark in ("_SUCCESS", "_metadata", "_common_metadata")):
         return True
-    return len(data) > 0 and all(_PART.fullmatch(path.name.partition(".")[0]) for path in data)
+    return len(data) > 0 and all(_PART_NAME.fullmatch(path.name.partition(".")[0]) for path in data)
 
 
 def _detect_form(path: Path) -> str:
@@ -248,40 +248,42 @@ def _read_table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]
 
 def _find_interactions(place: Path, tables: Sequence[SourceTable], columns: Mapping[str, str]) -> SourceTable:
     """Return the table of interactions. Raises ConfigError if there is none or more than one."""
-    headless = [table for table in tables if table.text is not None and not table.text.has_header]
-    for table in headless:
+    tables_without_header = [
+        table for table in tables if table.text is not None and not table.text.has_header
+    ]
+    for table in tables_without_header:
         if not has_column_numbers(columns, table.names):
             raise ConfigError(describe_missing_header(f"--data {table.path}", len(table.names)))
-    unsure = [table for table in tables if table.text is not None and not table.text.sure]
-    there = {name for table in tables if table not in unsure for name in table.names}
-    named = {name for table in tables for name in table.names}
+    doubtful_tables = [table for table in tables if table.text is not None and not table.text.sure]
+    certain_names = {name for table in tables if table not in doubtful_tables for name in table.names}
+    all_names = {name for table in tables for name in table.names}
     for role, name in columns.items():
-        if name not in named:
+        if name not in all_names:
             raise ConfigError(
-                f"--column {role}={name}: no table of {place} has this column; columns: {join_names(sorted(there))}"
+                f"--column {role}={name}: no table of {place} has this column; columns: {join_names(sorted(certain_names))}"
             )
-    whole = [table for table in tables if table.is_interactions]
-    whole = whole or [
-        table for table in (each.add_roles_by_type() for each in tables) if table.is_interactions
+    candidates = [table for table in tables if table.is_interactions]
+    candidates = candidates or [
+        typed for typed in (table.add_roles_by_type() for table in tables) if typed.is_interactions
     ]
-    if chosen := _select_by_name(whole, "interactions"):
+    if chosen := _select_by_name(candidates, "interactions"):
         return chosen
-    if len(whole) > 1:
-        names = join_names(table.path.name for table in whole)
-        found = f"--data {place}: {len(whole)} tables have users, items and times ({names})"
-        if whole[0].names == whole[1].names:
+    if len(candidates) > 1:
+        names = join_names(table.path.name for table in candidates)
+        problem = f"--data {place}: {len(candidates)} tables have users, items and times ({names})"
+        if candidates[0].names == candidates[1].names:
             raise ConfigError(
-                f"{found} and the same columns; if they are parts of one table, move them into a subfolder; otherwise move all "
+                f"{problem} and the same columns; if they are parts of one table, move them into a subfolder; otherwise move all "
                 "but one to another folder"
             )
-        raise ConfigError(f"{found}; name one: --data {whole[0].path}")
+        raise ConfigError(f"{problem}; name one: --data {candidates[0].path}")
     if not tables:
         raise ConfigError(
-            f"--data {place} has no table; supported are .parquet, {_SHOWN}, and MovieLens and sequences folders"
+            f"--data {place} has no table; supported are .parquet, {_SUPPORTED_ENDINGS}, and MovieLens and sequences folders"
         )
-    best = max(tables, key=lambda table: sum(role in table.roles for role in _NEEDED))
-    missing = [role for role in _NEEDED if role not in best.roles]
-    if best in unsure:
+    best = max(tables, key=lambda table: sum(role in table.roles for role in _REQUIRED_ROLES))
+    missing = [role for role in _REQUIRED_ROLES if role not in best.roles]
+    if best in doubtful_tables:
         raise ConfigError(
             f"--data {best.path}: its first line does not look like column names; add a first line with "
             f"names, or name existing columns: --column user=NAME"
@@ -313,21 +315,21 @@ def _find_items(
                 f"Call the column of its ids {named} there, as {interactions.path.name} does, or item_id"
             )
         return table
-    of_items = [table for table in tables if table.path != interactions.path and table.is_items]
-    if len(of_items) > 1 and _select_by_name(of_items, "items") is None:
-        names = join_names(table.path.name for table in of_items)
+    item_tables = [table for table in tables if table.path != interactions.path and table.is_items]
+    if len(item_tables) > 1 and _select_by_name(item_tables, "items") is None:
+        names = join_names(table.path.name for table in item_tables)
         raise ConfigError(
-            f"--data {place}: {len(of_items)} tables look like items ({names}); name one with --items"
+            f"--data {place}: {len(item_tables)} tables look like items ({names}); name one with --items"
         )
-    return _select_by_name(of_items, "items")
+    return _select_by_name(item_tables, "items")
 
 
 def _describe_form(table: SourceTable) -> str:
-    """Describe the form that was detected from the content, for errors."""
+    """Return a text for error messages if the content of the table was detected as JSON lines, else ""."""
     return ", read as JSON lines" if table.text is not None and table.text.kind == "json" else ""
 
 
 def _select_by_name(tables: Sequence[SourceTable], name: str) -> SourceTable | None:
     """Return the only table, or the only one of several with that name."""
-    called = [table for table in tables if table.path.name.partition(".")[0] == name]
-    return tables[0] if len(tables) == 1 else called[0] if len(called) == 1 else None
+    matching = [table for table in tables if table.path.name.partition(".")[0] == name]
+    return tables[0] if len(tables) == 1 else matching[0] if len(matching) == 1 else None

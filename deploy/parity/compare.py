@@ -1,8 +1,8 @@
-"""How closely two sides agree, by module, gradient, distribution and ranking, and the limits of the differences.
+"""Comparison of the same model on two devices or in two precisions, and the limits of the differences.
 
-Pure NumPy. Errors are relative in the Euclidean norm. A pair has the limits of its lower precision: float32
-with another order of summation drifts by about 1e-6 per layer; bfloat16 keeps 8 bits, so each rounding
-changes a value by up to 0.4 %.
+The sides are compared by module outputs, gradients, predicted distributions and rankings, in NumPy. Errors are relative to the
+Euclidean norm. If the precisions differ, the limits of the lower one apply. In float32, another order of summation changes
+results by about 1e-6 per layer; bfloat16 has 8 significant bits, so each rounding changes a value by up to 0.4 %.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS = {
     "fp16": {"module": 1e-2, "gradient": 1e-2, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
 }
 TOP = 10
-_ORDER = ("bf16", "fp16", "fp32")  # the loosest first
+_PRECISION_ORDER = ("bf16", "fp16", "fp32")  # by limits, the loosest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class ModuleError:
 
 @dataclass(frozen=True, slots=True)
 class ParityResult:
-    """What was compared and found.
+    """The result of a comparison.
 
     Attributes:
         sides: Pool, device, precision and torch version of each side.
         weights: Where the weights come from.
         prompts: Number of prompts.
         same_bits: Whether modules, gradients and scores are equal in all bits.
-        first_different: The first module that differs, None for none.
-        first_beyond: The first module beyond its limit, None for none.
+        first_different: The first module whose output differs; None if all are equal.
+        first_beyond: The first module whose error exceeds its limit; None if there is none.
         modules: Errors of module outputs in the order of execution.
         gradients: Errors of gradients by parameter.
         gradient: Relative error of all gradients as one vector.
         loss: The loss of each side in nats.
-        kl: "mean" and "most" KL divergence over the catalogue in nats.
-        overlap: Mean share of the first items that both sides have.
+        kl: The mean ("mean") and maximum ("most") over prompts of the KL divergence over the catalogue, in nats.
+        overlap: The mean share of the first `TOP` items that both sides have in common.
         metrics: Values, difference and interval by metric.
         limits: Limits by name.
         beyond: A sentence for every exceeded limit; empty if the sides agree.
@@ -127,7 +127,7 @@ def get_limits(precisions: Sequence[str], overrides: Mapping[str, float] | None 
     Raises:
         ConfigError: A limit is unknown.
     """
-    limits = dict(LIMITS[min(precisions, key=_ORDER.index)])
+    limits = dict(LIMITS[min(precisions, key=_PRECISION_ORDER.index)])
     for name, value in (overrides or {}).items():
         if name not in limits:
             raise ConfigError(f"--limit {name!r} is not one of {', '.join(limits)}")
@@ -150,7 +150,7 @@ def compare(
     """Compare two sides' answers on the same prompts.
 
     Args:
-        answers: The modules, gradients, loss and scores of each side.
+        answers: The results of each side: modules, gradients, loss and scores.
         seq: The users' events.
         users: The user row of each prompt [P].
         positions: The position of each prompt [P].
@@ -162,14 +162,14 @@ def compare(
     """
     a, b = answers
     modules = compute_errors(a["modules"], b["modules"])
-    gradients, whole = (
+    gradients, total_error = (
         compute_errors(a["gradients"], b["gradients"]),
         compute_total_error(a["gradients"], b["gradients"]),
     )
     kl_P = compute_kl_divergence(a["scores"], b["scores"])
-    shared = compute_overlap(a["scores"], b["scores"], TOP)
+    overlap = compute_overlap(a["scores"], b["scores"], TOP)
     ranks = [_rank_targets(side["scores"], seq, users, positions, tie) for side in answers]
-    moved = {name: _compare_metric(name, ranks, users, seed) for name in metrics}
+    metric_values = {name: _compare_metric(name, ranks, users, seed) for name in metrics}
     kl = {"mean": float(kl_P.mean()), "most": float(kl_P.max())}
     first_beyond = next((m for m in modules if not m.relative <= limits["module"]), None)
     return ParityResult(
@@ -181,20 +181,20 @@ def compare(
         first_beyond=first_beyond and first_beyond.name,
         modules=modules,
         gradients=gradients,
-        gradient=whole,
+        gradient=total_error,
         loss=(a["loss"], b["loss"]),
         kl=kl,
-        overlap=shared,
-        metrics=moved,
+        overlap=overlap,
+        metrics=metric_values,
         limits=dict(limits),
-        beyond=_find_exceeded_limits(first_beyond, whole, kl, shared, moved, limits),
+        beyond=_find_exceeded_limits(first_beyond, total_error, kl, overlap, metric_values, limits),
     )
 
 
 def compute_errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
     """Compute the error of each output by name, in the order of `a`.
 
-    An output that only one side has is infinitely wrong.
+    An output that only one side has, or that has another shape, gets an infinite error.
     """
     modules = []
     for name in [*a, *(name for name in b if name not in a)]:
@@ -213,8 +213,9 @@ def compute_errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> 
 def compute_total_error(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
     """Compute the relative error of all arrays as one vector; infinite if one side lacks a part.
 
-    It measures gradients, because the gradient of a single bias may be a sum over positions that nearly
-    cancels: one (quickstart, depth.norm.0.bias) was 31 % off in bf16 although the whole step was accurate.
+    Gradients are compared by this error, because the gradient of a single bias may be a sum over positions that nearly
+    cancels. For example, that of depth.norm.0.bias in the quickstart had an error of 31 % in bf16 although the update as a
+    whole was accurate.
     """
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         return float("inf")
@@ -225,17 +226,17 @@ def compute_total_error(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
 
 
 def compute_kl_divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
-    """Compute KL(a || b) [P] in nats over the catalogue; items that neither side knows are ignored."""
+    """Compute KL(a || b) [P] in nats over the catalogue; items without probability on side `a` are ignored."""
     a, b = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
-    known = np.isfinite(a)
-    change = np.where(known, np.where(known, a, 0.0) - np.where(known, b, 0.0), 0.0)
-    probability = np.where(known, np.exp(np.where(known, a, 0.0)), 0.0)
-    # E[d + exp(-d) - 1] equals the KL divergence of normalised sides, and is not negative if rounding errors occur
+    is_known = np.isfinite(a)
+    change = np.where(is_known, np.where(is_known, a, 0.0) - np.where(is_known, b, 0.0), 0.0)
+    probability = np.where(is_known, np.exp(np.where(is_known, a, 0.0)), 0.0)
+    # E[d + exp(-d) - 1] equals the KL divergence of normalised distributions, and rounding cannot make it negative.
     return (probability * (change + np.expm1(-change))).sum(1)
 
 
 def compute_overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
-    """Compute the mean share of one side's k best items that are among the other's; ties break by index."""
+    """Compute the mean share of the k best items that both sides have in common; of equal scores, the lower index is better."""
     best = [np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI)]
     return float(np.mean([len(np.intersect1d(x, y)) / max(1, len(x)) for x, y in zip(*best, strict=True)]))
 
@@ -243,13 +244,13 @@ def compute_overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
 def _rank_targets(
     scores_PI: np.ndarray, seq: Sequences, users: np.ndarray, positions: np.ndarray, tie: np.ndarray
 ) -> np.ndarray:
-    """Rank the target of each prompt [P]."""
+    """Return the rank of the target of each prompt [P]."""
     target = seq.item[locate_events(seq, users, positions)].astype(np.int64)
     return rank_of_target_np(scores_PI, target, gather_masked_items(seq, users, positions), tie)
 
 
 def _compare_metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:
-    """Compute a metric on both sides and the interval of its difference."""
+    """Return a metric of both sides, its difference, and the interval of the difference."""
     a, b = (compute_per_event(name, side) for side in ranks)
     return {"a": float(a.mean()), "b": float(b.mean()), **compare_paired(a, b, users, seed)}
 
@@ -258,34 +259,37 @@ def _find_exceeded_limits(
     first: ModuleError | None,
     gradient: float,
     kl: Mapping[str, float],
-    shared: float,
-    moved: Mapping[str, Mapping[str, float]],
+    overlap: float,
+    metric_values: Mapping[str, Mapping[str, float]],
     limits: Mapping[str, float],
 ) -> list[str]:
     """Describe every limit that was exceeded; NaN exceeds all limits."""
-    said = []
+    sentences = []
     if first:
-        said.append(f"module {first.name} differs by {first.relative:.2e}, the limit is {limits['module']:g}")
+        sentences.append(
+            f"module {first.name} differs by {first.relative:.2e}, the limit is {limits['module']:g}"
+        )
     if not gradient <= limits["gradient"]:
-        said.append(f"the gradient differs by {gradient:.2e}, the limit is {limits['gradient']:g}")
+        sentences.append(f"the gradient differs by {gradient:.2e}, the limit is {limits['gradient']:g}")
     if not kl["mean"] <= limits["kl"]:
-        said.append(f"the mean KL is {kl['mean']:.2e} nats, the limit is {limits['kl']:g}")
-    if not shared >= limits["overlap"]:
-        said.append(f"{shared:.4f} of the first {TOP} are shared, the limit is {limits['overlap']:g}")
-    for name, values in moved.items():
+        sentences.append(f"the mean KL is {kl['mean']:.2e} nats, the limit is {limits['kl']:g}")
+    if not overlap >= limits["overlap"]:
+        sentences.append(f"{overlap:.4f} of the first {TOP} are shared, the limit is {limits['overlap']:g}")
+    for name, values in metric_values.items():
         if not abs(values["diff"]) <= limits["metric"]:
-            said.append(f"{name} differs by {values['diff']:+.4f}, the limit is {limits['metric']:g}")
-    return said
+            sentences.append(f"{name} differs by {values['diff']:+.4f}, the limit is {limits['metric']:g}")
+    return sentences
 
 
-def _describe_worst(what: str, modules: Sequence[ModuleError]) -> list[str]:
+def _describe_worst(title: str, modules: Sequence[ModuleError]) -> list[str]:
     """Describe how many outputs are equal in all bits, and the one with the largest error."""
     if not modules:
         return []
     worst = max(modules, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
-    same = sum(m.same for m in modules)
-    if same == len(modules):
-        return [f"{what:<27} all {same} equal in all bits"]
+    same_count = sum(m.same for m in modules)
+    if same_count == len(modules):
+        return [f"{title:<27} all {same_count} equal in all bits"]
     return [
-        f"{what:<27} {same} of {len(modules)} equal in all bits; largest error {worst.relative:.2e} of its norm ({worst.name})"
+        f"{title:<27} {same_count} of {len(modules)} equal in all bits; largest error {worst.relative:.2e} of its norm "
+        f"({worst.name})"
     ]

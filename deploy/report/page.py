@@ -1,6 +1,6 @@
-"""The report's page: the verdict first, then the numbers behind it, then how the run was made.
+"""The HTML page of a report: the verdict, the numbers on which it is based, and how the run was made.
 
-`render_page` is pure: the same report gives the same bytes. The templates escape every text that comes from the
+`render_page` has no side effects, and the same report gives the same bytes. The templates escape every text that comes from the
 run. A section is left out when its part of the report is missing.
 """
 
@@ -21,7 +21,7 @@ from nonet.deploy.report.curves import Curve
 from nonet.deploy.report.scores import format_name, iterate_differences, select_headline_metrics
 from nonet.deploy.report.verdicts import collect_findings
 
-_HISTORY = 8
+_SHOWN_HISTORY = 8  # number of newest events of a user that are shown
 _VALIDATION_NATS = "validation nats"
 
 
@@ -41,7 +41,7 @@ def render_page(
     """
     paired = list(iterate_differences(report))
     shown = [difference for difference in paired if difference.metric in select_headline_metrics(report)]
-    # A single point, such as a score at the end of a stage, is shown in the tables instead.
+    # Curves of a single point, such as a score at the end of a stage, are left out: the tables show these values.
     drawn = [curve for curve in curves if len(curve.points) > 1]
     nats = {curve.stage: curve.points for curve in drawn if curve.name == _VALIDATION_NATS}
     drawn = [curve for curve in drawn if curve.name != _VALIDATION_NATS]
@@ -90,7 +90,7 @@ def render_page(
 
 @cache
 def load_template(name: str) -> Template:
-    """Load a page's template, which escapes every text."""
+    """Load a template that escapes every text that is inserted."""
     folder = Path(__file__).parent / "templates"
     return Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -129,8 +129,8 @@ def _collect_users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         users.append(
             {
                 "id": user.get("user_id", "?"),
-                "earlier": len(history) - _HISTORY,
-                "history": history[-_HISTORY:],
+                "earlier": len(history) - _SHOWN_HISTORY,
+                "history": history[-_SHOWN_HISTORY:],
                 "target": target,
                 "lists": lists,
             }
@@ -143,10 +143,12 @@ def _to_texts(titles: Sequence[Any] | None) -> list[str]:
 
 
 def _render_chart(curve: Curve, nats: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
-    """Render the chart of a curve; a training loss is drawn with its stage's validation loss beside it."""
+    """Render the chart of a curve; the chart of a training loss also has the validation loss of the stage."""
     title = f"{format_name(curve.stage)} · {curve.name}" if curve.stage else curve.name
-    beside = nats.get(curve.stage, ()) if curve.name == "loss" else ()
-    title += "; dashed: validation, next events only" if beside else ""
-    told_already = curve.unit in ("1", "1/s") or curve.unit in curve.name
+    validation_points = nats.get(curve.stage, ()) if curve.name == "loss" else ()
+    title += "; dashed: validation, next events only" if validation_points else ""
+    is_unit_clear = curve.unit in ("1", "1/s") or curve.unit in curve.name
     steps, values = zip(*curve.points, strict=True)
-    return Markup(draw_line_chart(title, steps, values, "" if told_already else curve.unit, beside))
+    return Markup(
+        draw_line_chart(title, steps, values, "" if is_unit_clear else curve.unit, validation_points)
+    )

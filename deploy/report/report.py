@@ -33,9 +33,9 @@ def write_report(run_dir: Path) -> Path:
     curves, unread = read_curves(run_dir / "metrics.jsonl")
     scenario = run_dir / "scenario.yaml"
     text = scenario.read_text(encoding="utf-8") if scenario.exists() else ""
-    written = run_dir / "report.html"
-    write_whole(written, render_page(report, curves=curves, scenario=text, unread=unread).encode())
-    return written
+    page_path = run_dir / "report.html"
+    write_whole(page_path, render_page(report, curves=curves, scenario=text, unread=unread).encode())
+    return page_path
 
 
 def _read_report(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The numbers of a report as rows: one row for each baseline or stage, one column for each metric.
 
-Pure functions of report.json's dictionary (docs/explanation/design.md, section 4). Any part of it may be
-missing; its rows are then left out.
+All functions are pure functions of the contents of report.json (docs/explanation/design.md, section 4). Any part of it may
+be missing; its rows are then left out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def format_number(value: Any, digits: int = 4, sign: bool = False) -> str:
 def select_scores(
     report: Mapping[str, Any], *, split: str = "test", search: str = "exhaustive", events: str = "all"
 ) -> list[ScoreRow]:
-    """Select the scores of baselines and stages of one kind, in the report's order.
+    """Select one kind of scores of the baselines and stages, in the report's order.
 
     Args:
         report: The contents of report.json.
@@ -112,7 +112,7 @@ def iterate_differences(report: Mapping[str, Any]) -> Iterator[Difference]:
 
 
 def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
-    """Return the metrics that sentences use: recall@10 and ndcg@10 if available, else the first two."""
+    """Return the metrics that the report's sentences mention: recall@10 and ndcg@10 if available, else the first two."""
     metrics = list(dict.fromkeys(difference.metric for difference in iterate_differences(report)))
     metrics = metrics or list_metrics(select_scores(report))
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
@@ -120,10 +120,10 @@ def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
 
 def _split_pair(pair: str, known: set[str]) -> tuple[str, str]:
     """Split a key "left-right" into names that the report knows; names may contain hyphens."""
-    cuts = [at for at, character in enumerate(pair) if character == "-"]
-    for at in cuts:
-        if pair[:at] in known and pair[at + 1 :] in known:
-            return pair[:at], pair[at + 1 :]
+    hyphens = [index for index, character in enumerate(pair) if character == "-"]
+    for index in hyphens:
+        if pair[:index] in known and pair[index + 1 :] in known:
+            return pair[:index], pair[index + 1 :]
     left, _, right = pair.partition("-")
     return left, right
 

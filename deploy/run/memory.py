@@ -1,4 +1,4 @@
-"""Memory of a run: the sampled proportional set size (PSS) of this process and all its descendants.
+"""The memory that a run uses: the proportional set size (PSS) of this process and all its descendants.
 
 PSS divides shared pages among the processes that share them, so its sum over processes is the memory that
 they use together. A sum of resident set sizes would count Ray's shared pages once per process.
@@ -13,11 +13,11 @@ import psutil
 
 
 class PeakMemory:
-    """Samples the PSS in a thread while the context is open; `peak_bytes` is the highest sum."""
+    """Samples the sum of PSS in a thread while the context is open; `peak_bytes` is the largest sum so far."""
 
     def __init__(self, interval_s: float = 1.0):
         self.peak_bytes = 0
-        self._interval_s, self._over = interval_s, threading.Event()
+        self._interval_s, self._stopped = interval_s, threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> PeakMemory:
@@ -25,11 +25,11 @@ class PeakMemory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join(timeout=5)
 
     def _sample(self) -> None:
-        while not self._over.wait(self._interval_s):
+        while not self._stopped.wait(self._interval_s):
             self.peak_bytes = max(self.peak_bytes, sum_pss_bytes(os.getpid()))
 
 

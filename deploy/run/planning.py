@@ -1,4 +1,4 @@
-"""What `nonet plan` shows: the cluster view to plan on, the checks of the scenario, and the plan's text."""
+"""The parts of `nonet plan`: choosing the cluster view, checking the scenario, and formatting the plan."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nonet.controller.plan import Plan, get_feature_dims
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
 
-_MOST_BYTES = 1 << 28  # largest table that a plan reads
+_MAX_TABLE_BYTES = 1 << 28  # size of the largest table that a plan reads
 
 
 def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
-    """Choose the cluster view to plan on: a file, a live Ray, or this machine.
+    """Read the cluster view to plan for: from a file, from a live Ray cluster, or of this machine.
 
     Args:
         cluster: A cluster view's file.
-        address: The address of a live Ray, or `auto`.
+        address: The address of a live Ray cluster, or `auto`.
 
     Raises:
         ConfigError: Both are given.
@@ -42,13 +42,13 @@ def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
     return json.dumps(make_search_records(search), indent=1) if as_json else format_search(search)
 
 
-def describe_plan(source: Any, made: Plan, as_json: bool) -> str:
-    """Return a scenario file's plan with warnings about its data, as text or JSON."""
+def describe_plan(source: Any, plan: Plan, as_json: bool) -> str:
+    """Format the plan of a scenario file, with warnings about its data, as text or JSON."""
     warnings = check_scenario(source)
     if as_json:
-        return json.dumps(made.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
+        return json.dumps(plan.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
     return "\n\n".join(
-        filter(None, [made.format_text(), "\n".join(f"warning: {warning}" for warning in warnings)])
+        filter(None, [plan.format_text(), "\n".join(f"warning: {warning}" for warning in warnings)])
     )
 
 
@@ -71,7 +71,7 @@ def check_scenario(source: Any) -> list[str]:
     scenario, folder = source.scenario, source.folder
     try:
         check_runnable(scenario)
-    except ConfigError:  # the plan's notes name the keys
+    except ConfigError:  # the notes of the plan report it
         return find_data_warnings(source)
     warnings = preflight.check_definition(scenario, folder)
     return warnings + (preflight.check_data(scenario, folder) if _has_tables_here(source) else [])
@@ -104,26 +104,26 @@ def _has_tables_here(source: Any) -> bool:
     for path in (data.interactions, data.items or data.interactions):
         if "://" in path:
             return False
-        place = path if ":" in path else str(source.folder / path)
-        system, files = find_parquet(place, "interactions")
-        if sum(info.size for info in system.get_file_info(files)) > _MOST_BYTES:
+        location = path if ":" in path else str(source.folder / path)
+        system, files = find_parquet(location, "interactions")
+        if sum(info.size for info in system.get_file_info(files)) > _MAX_TABLE_BYTES:
             return False
     return True
 
 
 def _read_live_view(address: str) -> ClusterView:
-    """Read the view of a live Ray. Raises PlacementError if none answers."""
+    """Read the view of a live Ray cluster. Raises PlacementError if none answers."""
     import ray
 
     from nonet.controller.cluster import read_live_view
 
-    way_out = "start one with `ray start --head`, or plan on a file with --cluster"
-    check_address(address, "--address", way_out)
+    suggestion = "start one with `ray start --head`, or plan on a file with --cluster"
+    check_address(address, "--address", suggestion)
     try:
         ray.init(address=address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise PlacementError(
-            f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}; {way_out}"
+            f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}; {suggestion}"
         ) from None
     try:
         return read_live_view()

@@ -1,4 +1,4 @@
-"""Change a run in progress: attach and detach rewards, set their weights and floors, stop the run.
+"""Changes to a run in progress: attach and detach rewards, set their weights and floors, and stop the run.
 
 A command is put into the run's queue (`nonet.controller.record.CommandQueue`). The run applies or refuses it
 between two RL steps.
@@ -20,10 +20,10 @@ from nonet.errors import ConfigError
 from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
-_NOTICE_S = 30.0  # a driver looks for requests at least every 10 s
-_STOP_S = 120.0
+_ACCEPT_TIMEOUT_S = 30.0  # a driver checks for requests at least every 10 s
+_STOP_TIMEOUT_S = 120.0
 
 
 def attach(
@@ -54,19 +54,19 @@ def attach(
     folder = _find_active_run(run)
     from nonet.controller.scenario import RewardOptions
 
-    made = RewardOptions(use=use, weight=weight, **(options or {}))
+    reward_options = RewardOptions(use=use, weight=weight, **(options or {}))
     target = find_reward(use, Path.cwd(), name=name)
-    check_options(target, made.get_options(), name=name)
-    title = name or _choose_name(use, target)
-    if not _WORD.fullmatch(title):
+    check_options(target, reward_options.get_options(), name=name)
+    reward_name = name or _choose_name(use, target)
+    if not _WORD.fullmatch(reward_name):
         raise ConfigError(
-            f"the reward's name is {title!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
+            f"the reward's name is {reward_name!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
             "--name my_reward"
         )
-    kept, digest = _copy_source(folder, use)
-    body = made.model_dump(exclude_unset=True) | {"use": kept}
+    copied_use, digest = _copy_source(folder, use)
+    command_options = reward_options.model_dump(exclude_unset=True) | {"use": copied_use}
     return folder, CommandQueue(folder).ask(
-        verb="attach", name=title, stage=stage, options=body, original=use, sha256=digest
+        verb="attach", name=reward_name, stage=stage, options=command_options, original=use, sha256=digest
     )
 
 
@@ -116,7 +116,7 @@ def wait_for_answer(folder: RunFolder, command: str, timeout_s: float) -> dict[s
     return CommandQueue(folder).read_answer(command)
 
 
-def stop(run: str | Path, notice_s: float = _NOTICE_S, timeout_s: float = _STOP_S) -> str:
+def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float = _STOP_TIMEOUT_S) -> str:
     """Stop a run on a local Ray: request a checkpoint at the next step, and wait until the run has ended.
 
     Args:
@@ -148,24 +148,24 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until a condition holds; return whether it does within the time."""
     deadline = time.monotonic() + timeout_s
     while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return holds
 
 
 def _find_active_run(
-    run: str | Path, when_over: str = "start a run with the reward in its scenario"
+    run: str | Path, suggestion: str = "start a run with the reward in its scenario"
 ) -> RunFolder:
     """Return the folder of a run in progress. Raises ConfigError if it has finished or no process runs it."""
     folder = find_run(run)
     if folder.report.exists():
-        raise ConfigError(f"{folder.id} has finished; {when_over}")
+        raise ConfigError(f"{folder.id} has finished; {suggestion}")
     if not _is_running(folder):
         raise ConfigError(f"{folder.id} is not in progress; continue it with: nonet resume {folder.id}")
     return folder
 
 
 def _is_running(folder: RunFolder) -> bool:
-    """Return whether a process runs it."""
+    """Return whether a process holds the lock of the run's folder."""
     try:
         lock_run(folder).close()
     except ConfigError:
@@ -176,15 +176,15 @@ def _is_running(folder: RunFolder) -> bool:
 def _copy_source(folder: RunFolder, use: str) -> tuple[str, str]:
     """Copy the file of a reward into the run, and return `use` with that copy and the file's sha256.
 
-    A `use` that names no file is returned unchanged, with "".
+    A `use` that names no file is returned unchanged, and the hash is then "".
     """
     file = parse_file(use)
     if file is None:
         return use, ""
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    place = folder.sources / f"attached-{digest[:12]}" / Path(file).name
-    copy_with_siblings(Path(file).resolve(), place)
-    return f"{place.relative_to(folder.sources)}{use.removeprefix(file)}", digest
+    copy_path = folder.sources / f"attached-{digest[:12]}" / Path(file).name
+    copy_with_siblings(Path(file).resolve(), copy_path)
+    return f"{copy_path.relative_to(folder.sources)}{use.removeprefix(file)}", digest
 
 
 def _choose_name(use: str, target: Any) -> str:

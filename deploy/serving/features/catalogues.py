@@ -18,15 +18,15 @@ class CatalogueVersions:
 
     Args:
         folder: The run's folder.
-        folders: Folders of the first version's artifacts by kind.
-        first: The corpus that the run was trained with.
+        folders: Folders of the artifacts of the first version, by kind.
+        first: The corpus of the first version, with which the run was trained.
     """
 
     def __init__(self, folder: RunFolder, folders: Mapping[str, str], first: Corpus):
         self._folder, self._first = folder, first
         self._opened = {first.trie.version: first}
         self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
-        self._seen: int | None = None
+        self._listed_mtime_ns: int | None = None
 
     def get_corpus(self, version: str) -> Corpus | None:
         """Return the corpus of a version of the catalogue; None if the run has no such version."""
@@ -46,16 +46,16 @@ class CatalogueVersions:
         """Return (version, artifact folders) of all catalogues, oldest first; the file is reread if it has changed."""
         path = Path(self._folder.path) / CATALOGUES
         try:
-            seen = path.stat().st_mtime_ns
+            mtime_ns = path.stat().st_mtime_ns
         except OSError:
             return self._listed[:1]
-        if seen != self._seen:
+        if mtime_ns != self._listed_mtime_ns:
             later = [
                 (version["version"], _get_paths(version["artifacts"]))
                 for version in self._folder.read_catalogues()
             ]
             self._listed = [*self._listed[:1], *later]
-            self._seen = seen
+            self._listed_mtime_ns = mtime_ns
         return self._listed
 
 

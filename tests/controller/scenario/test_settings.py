@@ -253,7 +253,7 @@ def test_an_empty_table_a_missing_column_and_times_that_are_words_are_one_line(t
 def test_another_model_or_word_is_refused(tmp_path):
     write(tmp_path, 30, 5, 9)
     assert "settings: data supports only model.use: sid_decoder" in refused(tmp_path, model={"use": "deepfm"})
-    assert "wanted data, or nothing, got 'auto'" in refused(tmp_path, settings="auto")
+    assert "wanted data or no value, got 'auto'" in refused(tmp_path, settings="auto")
     assert "unknown key" in refused(tmp_path, modle={})
     with pytest.raises(DataError, match="no such file"):
         made(tmp_path, data={"interactions": "nowhere.parquet"})
