@@ -1,8 +1,9 @@
 """Muon for the hidden matrices and AdamW for all other weights, as one optimizer.
 
 Muon (Jordan et al. 2024) updates a matrix by its orthogonalised momentum, so all singular directions are learned at the same
-rate: on MovieLens small, recall@10 after twelve epochs is 0.161, with AdamW 0.148. The five Newton-Schulz steps run in float32
-on stacks of matrices of the same shape: 1 ms for three of [64, 256] on one core, where torch.optim.Muon's bfloat16 takes 3 ms.
+rate: on MovieLens small, recall@10 after twelve epochs is 0.161, and 0.148 with AdamW. The five Newton-Schulz steps run in
+float32 on stacks of matrices of the same shape: 1 ms for three of [64, 256] on one core, where torch.optim.Muon's bfloat16 takes
+3 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer with three groups: matrices by Muon at lr * speed, other weights by AdamW with weight decay, vectors without."""
+    """Updates hidden matrices by Muon and all other weights by AdamW; vectors and scalars have no weight decay.
+
+    Args:
+        matrices: Weights that Muon updates.
+        others: Weights that AdamW updates.
+        lr: Learning rate of AdamW.
+        speed: Muon's learning rate is `lr * speed`.
+        momentum: Momentum of Muon.
+        betas: Decay rates of AdamW's moments.
+        eps: Term that AdamW adds to the denominator.
+        weight_decay: Weight decay, relative to the learning rate.
+    """
 
     def __init__(
         self,
@@ -53,32 +65,32 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        answer = None
+        loss = None
         if closure is not None:
             with torch.enable_grad():
-                answer = closure()
+                loss = closure()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
                 (self._step_muon if group["muon"] else self._step_adamw)(parameters, group)
-        return answer
+        return loss
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update matrices by orthogonalised Nesterov momentum; those of the same shape are processed as one stack."""
+        """Update matrices by orthogonalised Nesterov momentum; matrices of the same shape are processed as one stack."""
         by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
             by_shape[tuple(p.shape)].append(p)
         rate = group["lr"] * group["speed"]
-        for (rows, columns), like in by_shape.items():
-            grads: list[Any] = [p.grad for p in like]  # step() leaves out those without
-            moments = [self.state[p]["momentum"] for p in like]
+        for (rows, columns), matrices in by_shape.items():
+            grads: list[Any] = [p.grad for p in matrices]  # `step` leaves out parameters without a gradient
+            moments = [self.state[p]["momentum"] for p in matrices]
             torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
-            ahead = torch._foreach_lerp(grads, moments, group["momentum"])  # Nesterov
-            moves = list(orthogonalise(torch.stack(ahead)).unbind(0))
-            torch._foreach_mul_(like, 1 - rate * group["weight_decay"])
-            torch._foreach_add_(like, moves, alpha=-rate * max(1.0, rows / columns) ** 0.5)
+            nesterov = torch._foreach_lerp(grads, moments, group["momentum"])
+            updates = list(orthogonalise(torch.stack(nesterov)).unbind(0))
+            torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
+            torch._foreach_add_(matrices, updates, alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
     def _step_adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Update weights by AdamW with fused foreach kernels."""

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     from nonet.types import SampleBatch
 
-# Shapes: B sequences, T positions, M targets, A states that predict each, U prompts, W beams, L levels, K codes, D width.
+# Shapes: B sequences, T positions, M targets, A states from which each target is predicted, U prompts, W beams, L levels,
+# K codes, D width.
 
 
 class PromptCache(Protocol):
-    """Read-only result of a prefill that steps use; `state` [U, D] has one row per prompt, on the cache's device."""
+    """The read-only result of a prefill, from which steps decode."""
 
     @property
     def state(self) -> Tensor:
@@ -35,7 +36,7 @@ class SidModel(Protocol):
     """An nn.Module that recommends by semantic ids.
 
     `rows` maps each sparse feature to its rows: [N, dim] aligned with the events of the batch, or [B, dim] aligned with the
-    sequences. If a feature is missing that the model was built with, an error is raised.
+    sequences. A model raises an error if `rows` lacks one of its `features`.
     """
 
     levels: int
@@ -73,7 +74,7 @@ class SidModel(Protocol):
 
         Args:
             batch: The batch that contains the targets.
-            state_TD: What `states` returned.
+            state_TD: Result of `states` for the batch.
             position_MA: Positions of the A states that each target is predicted from; the logits of negative ones are undefined.
             sid_ML: Semantic ids of the targets.
             choices: For each level, the indices [m] of the targets to compute.
@@ -84,27 +85,29 @@ class SidModel(Protocol):
         """Return the weights between hidden states, which Muon updates; AdamW updates all others."""
         ...
 
-    # --- answering ----------------------------------------------------------------------------------------------
+    # --- generating ---------------------------------------------------------------------------------------------
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> PromptCache:
-        """Read each sequence's history and return the cache that steps need; an empty sequence has its start position only."""
+        """Compute the cache that steps need from each sequence's history; an empty history has only its start position."""
         ...
 
     def step(self, cache: PromptCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         """Compute the logits [U, W, K] of a level after the codes [U, W, level] chosen so far.
 
-        Codes that are one expanded row (stride 0 over U), as exhaustive scoring passes them, are looked up once.
+        Exhaustive scoring passes codes that are equal for all prompts as an expanded tensor (stride 0 over U), so that their
+        embeddings can be looked up once.
         """
         ...
 
-    # A model may also have `compute_legal_logits`, which exhaustive scoring calls instead of `step`, with the same result:
+    # Optional: `compute_legal_logits`, which exhaustive scoring calls instead of `step` if the model has it:
     #
     #     def compute_legal_logits(self, cache, level, prefix_ml, row_c, code_c) -> Tensor | None
     #
-    # It returns the logits [U, c] of code_c[i] after prefix_ml[row_c[i]], with ascending rows; prefixes [m, level] are the same
-    # for all prompts. It returns None if it is not faster than `step`.
+    # It returns the logits [U, c] of code_c[i] after the prefix prefix_ml[row_c[i]], where row_c is ascending. All prompts have
+    # the same prefixes [m, level]. It returns None if it would not be faster than `step`.
     #
-    # And `extend`, with `extends` True, which servers call instead of `prefill` for returning users. From cached prefixes and
-    # the events after them it returns the cache that steps need, and the longer prefixes, each with `nbytes`:
+    # Optional: `extend`, which servers call instead of `prefill` for returning users if `extends` is True. `kept` are their
+    # cached prefixes, and `batch` has the events after them. It returns the cache that steps need, and the longer prefixes,
+    # which have an attribute `nbytes`:
     #
     #     def extend(self, batch, rows, kept) -> tuple[PromptCache, list[Prefix]]

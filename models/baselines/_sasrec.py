@@ -1,7 +1,7 @@
-"""SASRec's network: causal attention over a user's items, with the same vectors as inputs and outputs.
+"""SASRec's network: causal attention over a user's items, with the same vectors as input and output embeddings.
 
-After Kang and McAuley (2018), with blocks of `sid_decoder` and rotary positions. A start position precedes every sequence, so an
-empty history has a state too. Sequences are packed without padding.
+It follows Kang and McAuley (2018), but uses the blocks of `sid_decoder` with rotary positions. A start position precedes every
+sequence, so an empty history has a state too. Sequences are packed without padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SasRecNet(nn.Module):
         super().__init__()
         self.item, self.start = nn.Embedding(items, width), nn.Parameter(torch.zeros(width))
         self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(layers))
-        self.norm, self.dropout, self._each = nn.LayerNorm(width), dropout, width // heads
+        self.norm, self.dropout, self._head_width = nn.LayerNorm(width), dropout, width // heads
         nn.init.normal_(self.item.weight, std=_STD)
 
     def forward(self, item: Jagged) -> Tensor:
@@ -37,10 +37,10 @@ class SasRecNet(nn.Module):
         after_N = torch.arange(len(item.values)) + sequence_N + 1
         x_TD = self.start.expand(len(after_N) + len(item), -1)
         x_TD = x_TD.index_copy(0, after_N, self.item(item.values) * self.item.embedding_dim**0.5)
-        place_T = torch.zeros(len(x_TD), dtype=torch.int64)
-        place_T[after_N] = after_N - cuts_B1[sequence_N]
+        position_T = torch.zeros(len(x_TD), dtype=torch.int64)
+        position_T[after_N] = after_N - cuts_B1[sequence_N]
         x_TD = functional.dropout(x_TD, self.dropout, self.training)
-        turn = compute_rotary(place_T, self._each)
+        turn = compute_rotary(position_T, self._head_width)
         for block in self.blocks:
             x_TD = block(x_TD, cuts_B1, turn)
         return self.norm(x_TD)
@@ -67,14 +67,14 @@ class SasRecNet(nn.Module):
         state_MD, target_M = self(item)[before_M], item.values[target_N]
         if negative_n is None:
             return functional.cross_entropy(state_MD @ self.item.weight.T, target_M)
-        place_I = torch.full((len(self.item.weight),), -1).index_copy(
+        column_I = torch.full((len(self.item.weight),), -1).index_copy(
             0, negative_n, torch.arange(len(negative_n))
         )
-        place_M = place_I[target_M]
-        drawn = (place_M >= 0).nonzero().squeeze(1)
+        column_M = column_I[target_M]
+        sampled_rows = (column_M >= 0).nonzero().squeeze(1)
         logits_Mn = (state_MD @ self.item(negative_n).T).index_put(
-            (drawn, place_M[drawn]), torch.tensor(-torch.inf)
+            (sampled_rows, column_M[sampled_rows]), torch.tensor(-torch.inf)
         )
-        others_M = logits_Mn.logsumexp(1) + math.log(len(self.item.weight) / len(negative_n))
-        own_M = (state_MD * self.item(target_M)).sum(1)
-        return (torch.logaddexp(own_M, others_M) - own_M).mean()
+        negative_logit_M = logits_Mn.logsumexp(1) + math.log(len(self.item.weight) / len(negative_n))
+        target_logit_M = (state_MD * self.item(target_M)).sum(1)
+        return (torch.logaddexp(target_logit_M, negative_logit_M) - target_logit_M).mean()

@@ -1,10 +1,10 @@
 """Baselines of click models: the item's like rate, and a logistic regression on the same features.
 
-The regression is solved to convergence (L-BFGS, float64), and validation rows select its L2 penalty among five. So a model that
-is better than it gains this from interactions between features.
+The regression is solved to convergence (L-BFGS, float64), and its L2 penalty is the best of five on validation rows. So if a
+click model is better than the regression, the reason is interactions between features.
 """
 
-# Shapes: P rows, C columns (a column a key), Z non-zeros.
+# Shapes: P rows, C columns (one per key), Z non-zeros.
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray) -> np.ndar
 
 
 def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
-    """Return the share of each item's TRAIN rows that were liked, smoothed by 5 rows of the mean rate, [I]."""
+    """Return the share [I] of each item's TRAIN rows that were liked, smoothed with 5 additional rows of the mean rate."""
     rows, items = clicks.find_rows(TRAIN), len(clicks.items.year)
     item, label = clicks.seq.item[rows], clicks.label[rows]
     total, liked = (np.bincount(item, weights, minlength=items) for weights in (None, label))
@@ -43,7 +43,7 @@ def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """Logistic regression with a weight per key; bags of several ids are averaged, as in the model."""
+    """Logistic regression with one weight per key; a bag of several ids counts as their mean, as in the click model."""
 
     keys: Mapping[str, np.ndarray]
     weight: Tensor
@@ -52,24 +52,24 @@ class LogisticRegression:
 
     @classmethod
     def fit(cls, clicks: ClickRows) -> LogisticRegression:
-        """Fit on TRAIN rows, with the penalty that has the least log loss on VALID rows (the middle one if there are none)."""
+        """Fit on TRAIN rows with the penalty that has the least log loss on VALID rows; without VALID rows, the middle one."""
         train, valid = clicks.find_rows(TRAIN), clicks.find_rows(VALID)
         bags = clicks.batch(train)
         keys = {name: np.unique(bag.values.numpy()) for name, bag in bags.items()}
         matrix, label = _build_matrix(bags, keys), torch.from_numpy(clicks.label[train]).double()
         valid_matrix = _build_matrix(clicks.batch(valid), keys) if len(valid) else None
-        want = torch.from_numpy(clicks.label[valid]).double()
-        best, least, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
+        valid_label = torch.from_numpy(clicks.label[valid]).double()
+        best, best_loss, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
         for penalty in sorted(PENALTIES, reverse=True) if valid_matrix is not None else PENALTIES[2:3]:
             start = _solve(matrix, label, penalty, start)
             fitted = cls(keys, start[:-1].clone(), float(start[-1]), penalty)
             loss = (
                 0.0
                 if valid_matrix is None
-                else float(_compute_loss(valid_matrix @ fitted.weight + fitted.bias, want))
+                else float(_compute_loss(valid_matrix @ fitted.weight + fitted.bias, valid_label))
             )
-            if loss < least:
-                best, least = fitted, loss
+            if loss < best_loss:
+                best, best_loss = fitted, loss
         assert best is not None
         return best
 
@@ -101,7 +101,7 @@ def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tens
 
 
 def _to_csr(matrix: Tensor) -> Tensor:
-    """Convert to CSR, whose beta warning of torch is suppressed; only products with vectors are used."""
+    """Convert to CSR without torch's warning that CSR is in beta; only products with vectors are computed."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta", category=UserWarning
@@ -110,21 +110,21 @@ def _to_csr(matrix: Tensor) -> Tensor:
 
 
 def _build_matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
-    """Build the CSR matrix [P, C] with 1 / (ids of the bag) at each known key."""
+    """Build the CSR matrix [P, C] of features: 1 / (number of ids in the bag) at each id that is among the keys, else 0."""
     rows, columns, values, width, count = [], [], [], 0, 0
-    for name, known in keys.items():
+    for name, table_keys in keys.items():
         ids, offsets = bags[name].values.numpy(), bags[name].offsets.numpy()
         lengths, count = np.diff(offsets), len(offsets) - 1
         row = np.repeat(np.arange(count), lengths)
-        at = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
-        there = known[at] == ids if len(known) else np.zeros(len(ids), bool)
-        rows.append(row[there])
-        columns.append(at[there] + width)
-        values.append((1.0 / lengths[row])[there])
-        width += len(known)
-    where: Any = np.stack([np.concatenate(rows), np.concatenate(columns)])
+        column = np.minimum(np.searchsorted(table_keys, ids), max(len(table_keys) - 1, 0))
+        is_known = table_keys[column] == ids if len(table_keys) else np.zeros(len(ids), bool)
+        rows.append(row[is_known])
+        columns.append(column[is_known] + width)
+        values.append((1.0 / lengths[row])[is_known])
+        width += len(table_keys)
+    indices: Any = np.stack([np.concatenate(rows), np.concatenate(columns)])
     matrix = torch.sparse_coo_tensor(
-        torch.from_numpy(where),
+        torch.from_numpy(indices),
         torch.from_numpy(np.concatenate(values)),
         (count, width),
         check_invariants=False,

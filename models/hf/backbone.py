@@ -1,8 +1,9 @@
 """Backbone: a transformers causal language model without its output layer, loaded from a folder or initialised from a config.
 
 The model's own forward is called with the output layer replaced by the identity. So whatever an architecture does to the last
-states (the scales of Cohere, Granite and MiniCPM) applies to semantic ids too, and no logits of words are computed. A soft cap of
-logits (Gemma 2) is not a scale: it is removed from the config and applied here.
+states (the scales of Cohere, Granite and MiniCPM) applies to semantic ids too, and no logits of text tokens ("words") are
+computed. A soft cap of logits (Gemma 2) cannot be applied to states, so it is removed from the config, and `cap_logits` applies
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nonet.attention import NAME, attention_forward, register
 from nonet.errors import ConfigError
 from nonet.models.hf.config import get_text_config, read_config
 
-# Shapes: B sequences, S positions, Q queries, D width, V words.
+# Shapes: B sequences, S positions, Q queries, D width, V words, N = S + Q keys, G key heads, E width per head.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Names of the soft cap in configs.
 _NO_CAP = 1e30  # Some configs do not accept None; tanh(x / 1e30) * 1e30 is x.
@@ -46,27 +47,27 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     config, attention = read_config(options), options.get("attention")
     if attention == "uni":
         register()
-    chosen: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
+    load_options: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
     if attention is not None:
-        chosen["attn_implementation"] = ATTENTIONS[attention]
+        load_options["attn_implementation"] = ATTENTIONS[attention]
     try:
         if options.get("path"):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                found: Any = AutoModelForCausalLM.from_pretrained(
+                loaded_pair: Any = AutoModelForCausalLM.from_pretrained(
                     options["path"],
                     config=config,
                     local_files_only=True,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # _check_loaded lists all of them.
-                    **chosen,
+                    **load_options,
                 )
-            model, loaded = found
+            model, loaded = loaded_pair
             _check_loaded(model, loaded, options["path"])
             return model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config, **chosen)
+            return AutoModelForCausalLM.from_config(config, **load_options)
     except ConfigError:
         raise
     except KeyError as error:
@@ -76,10 +77,10 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
             f"model.attention: uni: {config.model_type} has its own table of attention functions; remove the key attention"
         ) from error
     except Exception as error:  # Each model class raises its own exceptions.
-        where = "path" if options.get("path") else "config"
+        option = "path" if options.get("path") else "config"
         line = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"model.{where}: transformers cannot build it: {type(error).__name__}: {line}"
+            f"model.{option}: transformers cannot build it: {type(error).__name__}: {line}"
         ) from error
 
 
@@ -89,30 +90,30 @@ def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
     The output layer may be missing, because semantic ids have their own. Tied weights do not count as missing.
     """
     out = model.get_output_embeddings()
-    own = {name for name, module in model.named_modules() if module is out}
-    missing = [name for name in sorted(loaded["missing_keys"]) if name.rpartition(".")[0] not in own]
-    wrong = [
-        (what, [str(name[0] if isinstance(name, tuple) else name) for name in names])
-        for what, names in (
+    output_names = {name for name, module in model.named_modules() if module is out}
+    missing = [name for name in sorted(loaded["missing_keys"]) if name.rpartition(".")[0] not in output_names]
+    mismatches = [
+        (verb, [str(name[0] if isinstance(name, tuple) else name) for name in names])
+        for verb, names in (
             ("lacks", missing),
             ("has, although the config does not,", sorted(loaded["unexpected_keys"])),
             ("has another shape than the config of", sorted(loaded["mismatched_keys"])),
         )
         if names
     ]
-    if wrong:
-        told = "; ".join(
-            f"it {what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-            for what, names in wrong
+    if mismatches:
+        problems = "; ".join(
+            f"it {verb} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+            for verb, names in mismatches
         )
         raise ConfigError(
-            f"model.path: the weights of {path} do not match its config: {told}; use a folder that save_pretrained wrote"
+            f"model.path: the weights of {path} do not match its config: {problems}; use a folder that save_pretrained wrote"
         )
 
 
 def hash_folder(path: str) -> str:
-    """Return the SHA-256 of a folder's config and weights, file by file in the order of their names."""
-    whole = hashlib.sha256()
+    """Return the SHA-256 of the names and hashes of a folder's config and weight files."""
+    digest = hashlib.sha256()
     files = [
         Path(path) / "config.json",
         *sorted(Path(path).glob("*.safetensors")),
@@ -120,8 +121,8 @@ def hash_folder(path: str) -> str:
     ]
     for file in files:
         with file.open("rb") as source:
-            whole.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
+            digest.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 class Backbone(nn.Module):
@@ -129,9 +130,9 @@ class Backbone(nn.Module):
 
     Attributes:
         width: Width D of the states.
-        words: Number of words V.
+        words: Number V of word embeddings.
         tied: Whether input and output embeddings are the same.
-        scale: Factor of embedded words.
+        scale: Factor that the model applies to its word embeddings.
     """
 
     def __init__(self, model: Any):
@@ -140,7 +141,7 @@ class Backbone(nn.Module):
         out, table = model.get_output_embeddings(), model.get_input_embeddings()
         if out is None or table is None:
             raise ConfigError(
-                f"model: {model.config.model_type} has no separate embeddings to add semantic ids to"
+                f"model: {model.config.model_type} has no input and output embeddings that semantic ids can be added to"
             )
         self.tied = bool(getattr(config, "tie_word_embeddings", False)) or out.weight is table.weight
         self.bias = getattr(out, "bias", None) is not None
@@ -164,9 +165,9 @@ class Backbone(nn.Module):
         if self.writes is not None:
             freeze(self.writes)
         self.model = model
-        takes = inspect.signature(model.forward).parameters
-        self._takes_places = "position_ids" in takes
-        self._cache = "cache" if "cache" in takes else "past_key_values"
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_position_ids = "position_ids" in parameters
+        self._cache = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,30 +180,33 @@ class Backbone(nn.Module):
 
     def read(self, x_BSD: Tensor) -> Tensor:
         """Compute the states [B, S, D] of sequences that are padded at the end, where causal attention ignores the padding."""
-        out = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
-        return out.logits.float()
+        outputs = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
+        return outputs.logits.float()
 
     def prefill(self, x_BSD: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Compute the states, and the keys and values [B, G, S, E] of every layer.
 
-        Raises AttributeError if a layer caches anything else.
+        Raises:
+            AttributeError: A layer caches something other than keys and values.
         """
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        kept = {self._cache: cache}
-        out = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **kept)
+        cache_argument = {self._cache: cache}
+        out = self.model(
+            inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **cache_argument
+        )
         return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
-    def go_on(
-        self, x_BQD: Tensor, place_BQ: Tensor, seen_BQN: Tensor, kept: list[tuple[Tensor, Tensor]]
+    def compute_next_states(
+        self, x_BQD: Tensor, position_BQ: Tensor, visible_BQN: Tensor, kept: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Compute the states of more positions after cached ones.
+        """Compute the states of positions that follow cached ones.
 
         Args:
             x_BQD: Inputs of the positions.
-            place_BQ: Their positions in the sequence.
-            seen_BQN: Which of the N = S + Q keys each of them attends to.
+            position_BQ: Their positions in the sequence.
+            visible_BQN: Mask of the keys, of S cached and Q new positions, that each position attends to.
             kept: Cached keys and values by layer.
 
         Returns:
@@ -214,16 +218,16 @@ class Backbone(nn.Module):
         for number, (keys, values) in enumerate(kept):
             cache.update(keys, values, number)
         lowest = torch.finfo(self.dtype).min
-        mask = torch.zeros(seen_BQN.shape, dtype=self.dtype, device=x_BQD.device).masked_fill_(
-            ~seen_BQN, lowest
+        mask = torch.zeros(visible_BQN.shape, dtype=self.dtype, device=x_BQD.device).masked_fill_(
+            ~visible_BQN, lowest
         )
-        places = {"position_ids": place_BQ} if self._takes_places else {}
+        position_ids = {"position_ids": position_BQ} if self._takes_position_ids else {}
         out = self.model(
             inputs_embeds=x_BQD.to(self.dtype),
             attention_mask=mask[:, None],
             use_cache=True,
             return_dict=True,
-            **places,
+            **position_ids,
             **{self._cache: cache},
         )
         return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
@@ -255,7 +259,7 @@ def check_uni(backbone: Backbone) -> None:
     """Run the backbone on a few positions to check that it calls uni_attention and accepts its masks.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It does not call uni_attention, or it fails with its masks.
     """
     from transformers import AttentionInterface
 
@@ -283,7 +287,7 @@ def check_uni(backbone: Backbone) -> None:
 
 
 class _OutputPlaceholder(nn.Identity):
-    """Stands in for the output layer; some models read the dtype of its weight."""
+    """The identity in place of the output layer, with an empty weight, since some models read its dtype."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -291,7 +295,7 @@ class _OutputPlaceholder(nn.Identity):
 
 
 def freeze(module: nn.Module) -> None:
-    """Turn all parameters into non-persistent buffers, which no checkpoint stores: every process loads or draws them itself.
+    """Turn all parameters into non-persistent buffers, which no checkpoint contains; every process loads or draws them itself.
 
     Optimizers apply weight decay to a parameter even if it has no gradient, but not to a buffer.
     """

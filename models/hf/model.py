@@ -197,7 +197,7 @@ class HfRecommender(nn.Module):
         place_UQ = cache.lengths[:, None] + depth
         assert cache.kept is not None
         with self._declare_sizes(torch.full_like(cache.lengths, level), cache.lengths, width):
-            state_UQD, kept = self.backbone.go_on(
+            state_UQD, kept = self.backbone.compute_next_states(
                 self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
             )
         history = cache.x.shape[1]
@@ -227,7 +227,7 @@ class HfRecommender(nn.Module):
         place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
         x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
         with self._declare_sizes(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
-            state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
+            state_UWD, kept = self.backbone.compute_next_states(x_UWD, place_UW, seen_UWN, nodes.kept)
         cache.nodes = StepNodes(prefix_UWl, places_UWl, kept)
         return state_UWD
 

@@ -1,7 +1,8 @@
 """List quality beyond accuracy: catalogue coverage, Gini, novelty, diversity and calibration.
 
-Report these with accuracy: a recommender of popular items alone ranks well and shows the same hundred items to everybody. Only
-the first k items of each list count. Categories come from the item table; without them diversity and calibration are left out.
+These belong beside accuracy in a report: a recommender of popular items only can be accurate although it shows the same hundred
+items to everybody. Only the first k items of each list count. Categories come from the item table; without them diversity and
+calibration are left out.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from nonet.types import Jagged
 
 # Shapes: P prompts, k places of a list, I items, C categories.
 
-_MIXED = (
-    0.01  # Weight of the history in the list's distribution, so that the divergence is finite (Steck 2018).
-)
+# Weight of the history's distribution that is mixed into the list's, so that the divergence is finite (Steck 2018).
+_HISTORY_WEIGHT = 0.01
 
 
 class ListQuality:
-    """Accumulates statistics of lists of item indices, best first; -1 is no item."""
+    """Accumulates statistics of lists of item indices, best first; -1 stands for no item."""
 
     def __init__(self, occurs_I: np.ndarray, k: int = 10, categories: ItemCategories | None = None):
         occurs = np.asarray(occurs_I, np.float64)
@@ -30,15 +30,15 @@ class ListQuality:
         self._counts = dict.fromkeys(self._sums, 0)
 
     def add(self, lists_PW: np.ndarray, history: Jagged) -> None:
-        """Add lists, and the history (dense item indices) of the user of each."""
+        """Add lists, and for each list the history of its user (dense item indices)."""
         lists_Pk = np.asarray(lists_PW)[:, : self._k]
-        there = lists_Pk >= 0
-        shown = lists_Pk[there]
+        is_item = lists_Pk >= 0
+        shown = lists_Pk[is_item]
         self._shown_I += np.bincount(shown, minlength=len(self._shown_I))
         self._add("novelty", self._bits_I[shown])
         if self._categories is not None:
-            share_PkC = self._categories.compute_shares(np.maximum(lists_Pk, 0)) * there[:, :, None]
-            self._add("diversity", _diversity(share_PkC > 0, there))
+            share_PkC = self._categories.compute_shares(np.maximum(lists_Pk, 0)) * is_item[:, :, None]
+            self._add("diversity", _diversity(share_PkC > 0, is_item))
             self._add("calibration", _compute_divergence(self._sum_history_shares(history), share_PkC.sum(1)))
 
     def absorb(self, other: ListQuality) -> None:
@@ -49,12 +49,12 @@ class ListQuality:
             self._counts[name] += other._counts[name]
 
     def summarise(self) -> dict[str, float]:
-        """Return statistics of the lists by name@k.
+        """Return the statistics of the lists under the keys "name@k".
 
         Returns:
             coverage: Share of the catalogue in any list.
-            gini: 0 if all items are shown equally often, 1 if one item is shown to all.
-            novelty: Mean self-information in bits of a shown item, from its frequency (Zhou et al. 2010).
+            gini: Gini coefficient of how often items are shown: 0 if all are shown equally often, 1 if all lists show one item.
+            novelty: Mean self-information of shown items in bits, -log2 of their frequency (Zhou et al. 2010).
             diversity: 1 - Jaccard similarity of the categories of two items in a list (Ziegler et al. 2005).
             calibration: KL divergence in nats between the categories of a list and those of its user (Steck 2018); lower is
                 better.
@@ -65,43 +65,42 @@ class ListQuality:
 
     def _add(self, name: str, values: np.ndarray) -> None:
         """Add the finite values of a statistic."""
-        known = values[np.isfinite(values)]
-        self._sums[name] += float(known.sum())
-        self._counts[name] += len(known)
+        finite = values[np.isfinite(values)]
+        self._sums[name] += float(finite.sum())
+        self._counts[name] += len(finite)
 
     def _sum_history_shares(self, history: Jagged) -> np.ndarray:
-        """Sum the category shares [P, C] of each history."""
+        """Sum the category shares of the items of each history, [P, C]."""
         assert self._categories is not None
         offsets, items = np.asarray(history.offsets), np.asarray(history.values)
         out = np.zeros((len(offsets) - 1, self._categories.count))
-        for row in range(
-            len(out)
-        ):  # One history at a time: np.add.at over all of them takes ten times as long.
+        # One history at a time, since np.add.at over all of them takes ten times as long.
+        for row in range(len(out)):
             own = items[offsets[row] : offsets[row + 1]]
             out[row] = self._categories.compute_shares(own).sum(0, dtype=np.float64)
         return out
 
 
-def _diversity(has_PkC: np.ndarray, there_Pk: np.ndarray) -> np.ndarray:
+def _diversity(has_PkC: np.ndarray, is_item_Pk: np.ndarray) -> np.ndarray:
     """Compute the mean of 1 - Jaccard over the pairs of each list [P]; NaN for a list without a pair that has categories."""
     has = has_PkC.astype(np.float32)
-    both = has @ has.transpose(0, 2, 1)
+    intersection = has @ has.transpose(0, 2, 1)
     size = has.sum(2)
-    either = size[:, :, None] + size[:, None, :] - both
-    k = there_Pk.shape[1]
+    union = size[:, :, None] + size[:, None, :] - intersection
+    k = is_item_Pk.shape[1]
     pair = np.triu(np.ones((k, k), bool), 1) & (size > 0)[:, :, None] & (size > 0)[:, None, :]
-    apart = np.where(pair, 1 - both / np.maximum(either, 1), 0).sum((1, 2))
-    return np.where(pair.any((1, 2)), apart / np.maximum(pair.sum((1, 2)), 1), np.nan)
+    distance = np.where(pair, 1 - intersection / np.maximum(union, 1), 0).sum((1, 2))
+    return np.where(pair.any((1, 2)), distance / np.maximum(pair.sum((1, 2)), 1), np.nan)
 
 
 def _compute_divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
-    """Compute the KL divergence of the history's categories from the list's [P] in nats; NaN if one of them has none."""
-    some = (history_PC.sum(1) > 0) & (list_PC.sum(1) > 0)
+    """Compute the KL divergence KL(history, list) of the categories, [P] in nats; NaN if history or list has no categories."""
+    has_categories = (history_PC.sum(1) > 0) & (list_PC.sum(1) > 0)
     p = history_PC / np.maximum(history_PC.sum(1, keepdims=True), 1e-12)
     q = list_PC / np.maximum(list_PC.sum(1, keepdims=True), 1e-12)
-    q = (1 - _MIXED) * q + _MIXED * p
+    q = (1 - _HISTORY_WEIGHT) * q + _HISTORY_WEIGHT * p
     terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1) / np.where(p > 0, q, 1)), 0)
-    return np.where(some, terms.sum(1), np.nan)
+    return np.where(has_categories, terms.sum(1), np.nan)
 
 
 def _gini(shown_I: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""The SID decoder's facts: its keys, its parameters (a test counts the real module's)."""
+"""Spec of the SID decoder: its options, and its size without building it (a test compares it with the built module)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pydantic import Field, model_validator
 from nonet.models import ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
 
-# Of the depth decoder: rank and rows of its hashed code pairs; of the history decoder: buckets of gaps between events, of
-# ratings, and kinds of events; of HSTU: buckets of its time bias.
+# Depth decoder: rank and rows of the table of hashed code pairs.
 DEPTH_RANK, DEPTH_ROWS = 16, 1 << 14
+# History decoder: embeddings for gaps between events, for ratings, and for kinds of events.
 GAPS, RATINGS, TYPES = 28, 21, 32
+# HSTU: buckets of the time bias.
 TIME_BUCKETS = 64
-_DEPTH_VECTORS = (
-    16  # a level and position, at ahead: 3 (quickstart: 219 vectors a position are kept, with depth: mlp 154)
-)
+# Additional activation vectors per level and position with `depth: attention` and `ahead: 3` (in the quickstart, 219 vectors
+# per position are stored for the backward pass, and 154 with `depth: mlp`).
+_DEPTH_VECTORS = 16
 
 
 class SidDecoderOptions(StrictModel):
@@ -30,7 +31,7 @@ class SidDecoderOptions(StrictModel):
     block: Annotated[
         Literal["attention", "hstu"],
         Field(
-            description="of the history decoder: transformer blocks, or HSTU's gated pointwise attention with time bias"
+            description="blocks of the history decoder: transformer blocks, or HSTU's gated pointwise attention with time bias"
         ),
     ] = "attention"
     depth: Annotated[
@@ -55,7 +56,7 @@ class SidDecoderSpec(ModelSpec):
     features: ClassVar[tuple[str, ...]] = ("item", "user")
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
-        """Count the parameters of the model."""
+        """Return the size of the model: its parameters and the numbers from which the plan estimates memory."""
         width, layers = int(options.get("width", 64)), int(options.get("layers", 3))
         parameters = count_parameters(
             [around.codes] * around.levels,
@@ -100,10 +101,10 @@ def count_parameters(
     """Count the parameters of nonet.models.sid_decoder.decoder.SidDecoder."""
     events = sum(codes) * width + sum(features.values()) * width + (GAPS + RATINGS + TYPES) * width
     blocks = layers * (_count_hstu_block(width, length) if block == "hstu" else _count_attention_block(width))
-    own = _count_depth(codes, width) + (
+    depth_decoder = _count_depth(codes, width) + (
         _count_depth_attention(codes, width, heads) if depth == "attention" else 0
     )
-    return blocks + events + width + 2 * width + own
+    return blocks + events + width + 2 * width + depth_decoder
 
 
 def _count_attention_block(width: int) -> int:
@@ -131,12 +132,12 @@ def _count_depth(codes: Sequence[int], width: int) -> int:
 
 def _count_depth_attention(codes: Sequence[int], width: int, heads: int) -> int:
     """Count the additional parameters for attention to the history: queries, keys, values and output projections."""
-    each = width // heads
-    unturned = heads * (each - each // 4 * 2)
+    head_width = width // heads
+    key_width = heads * (head_width - head_width // 4 * 2)
     history = 2 * width * width + 2 * width
     levels = len(codes) * (2 * width * width + width)
-    sought = sum(sum(codes[:level]) for level in range(len(codes))) * width
-    return history + levels + sought + sum(codes[:-1]) * (unturned + width)
+    query_codes = sum(sum(codes[:level]) for level in range(len(codes))) * width
+    return history + levels + query_codes + sum(codes[:-1]) * (key_width + width)
 
 
 SPEC = SidDecoderSpec()

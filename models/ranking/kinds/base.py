@@ -1,4 +1,4 @@
-"""The interface of metrics of recommendations: those of single events, and those of whole lists.
+"""The interface of recommendation metrics: event metrics have a value per event, list metrics one value for all lists.
 
 A scenario names a metric with the number of items that count, such as `recall@10` or `mine.py:HITS@10`.
 """
@@ -22,7 +22,7 @@ MISSED = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ListCatalogue:
-    """The input of a list metric: numbers of events and categories of the items.
+    """Facts about the items of the catalogue that list metrics need.
 
     Attributes:
         occurs_I: Number of events of each item.
@@ -37,30 +37,30 @@ class ListAccumulator(Protocol):
     """Sums over lists, created by a `ListMetric` for each group of events."""
 
     def add(self, lists_PW: np.ndarray) -> None:
-        """Add lists of item indices, best first; -1 is none."""
+        """Add lists of item indices, best first; -1 stands for no item."""
         ...
 
     def absorb(self, other: Any) -> None:
-        """Add the sums of another worker, which ranked other events."""
+        """Add the sums of another accumulator, which another worker made from other events."""
         ...
 
     def compute(self, k: int | None) -> float:
-        """Return the metric of the first k items of the lists; None counts whole lists."""
+        """Return the metric over the first k items of each list, or over whole lists if k is None."""
         ...
 
 
 @dataclass(frozen=True)
 class RankingMetric:
-    """One kind of metric; see the two subclasses."""
+    """Base class of `EventMetric` and `ListMetric`."""
 
 
 @dataclass(frozen=True)
 class EventMetric(RankingMetric):
-    """A metric with a value for each held-out event.
+    """A metric with one value per held-out event.
 
     Attributes:
         compute: (ranks [P], k) -> the value of each event [P] float64. The best rank is 0, and `MISSED` is the rank of
-            an item that a list does not have.
+            an item that is not in the list.
     """
 
     compute: Callable[[np.ndarray, int], np.ndarray]
@@ -72,7 +72,7 @@ class ListMetric(RankingMetric):
 
     Attributes:
         make: The class of accumulators, constructed with a `ListCatalogue`.
-        needs_k: Whether its name must say how many items of a list count.
+        needs_k: Whether scenarios must name it with the number of items that count.
     """
 
     make: Callable[[ListCatalogue], ListAccumulator]
@@ -80,7 +80,7 @@ class ListMetric(RankingMetric):
 
 
 def _compute_values(ranks: np.ndarray, k: int) -> np.ndarray:
-    """Declare the arguments of `EventMetric.compute`."""
+    """Signature of `EventMetric.compute`, which plug-ins are checked against."""
     raise NotImplementedError
 
 
