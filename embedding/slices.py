@@ -1,8 +1,8 @@
 """The assignment of keys to shards.
 
 A key's slice is `splitmix64(key) >> 48`, one of 65,536. A `SliceMap` assigns a shard to every slice and has a
-version, so that moving rows to another number of shards changes this map and never the hash of a key. The slices
-are an idea of RecIS; the mixer is by Steele, Lea and Flood, OOPSLA 2014.
+version. A change of the number of shards changes only this map, never the hash of a key. The slices
+follow RecIS; SplitMix64 is by Steele, Lea and Flood, OOPSLA 2014.
 """
 
 # Shapes: N keys.
@@ -50,18 +50,21 @@ class SliceMove:
 class SliceMap:
     """An immutable assignment of 65,536 slices to shards.
 
-    The slices are divided evenly into contiguous blocks, or assigned by `owners` [65536].
+    Args:
+        shards: The number of shards.
+        owners: The shard of each slice [65536]; by default each shard gets one contiguous block, of equal size up to one slice.
+        version: The version of the map.
     """
 
-    __slots__ = ("_dealt_evenly", "owners", "shards", "version")
+    __slots__ = ("_is_even", "owners", "shards", "version")
 
     def __init__(self, shards: int, owners: np.ndarray | None = None, version: int = 0):
         if not 1 <= shards <= SLICES:
             raise ConfigError(
-                f"a table can have 1 to {SLICES} shards, got {shards}; lower the embedding workers"
+                f"a table can have 1 to {SLICES} shards, got {shards}; reduce the number of embedding workers"
             )
         self.owners = _assign_evenly(shards) if owners is None else np.array(owners).astype(np.uint16)
-        self.shards, self.version, self._dealt_evenly = shards, version, owners is None
+        self.shards, self.version, self._is_even = shards, version, owners is None
         if self.owners.shape != (SLICES,) or int(self.owners.max()) >= shards:
             raise ConfigError(
                 f"a slice map of {shards} shards needs {SLICES} owners below {shards}, "
@@ -79,16 +82,16 @@ class SliceMap:
     __hash__ = None  # type: ignore[assignment]
 
     def get_slices(self, shard: int) -> range:
-        """Return the slices that a shard owns, if they are one block.
+        """Return the slices of a shard that owns at most one contiguous block of slices.
 
         Raises:
             ConfigError: If the shard owns several blocks.
         """
-        if self._dealt_evenly:
+        if self._is_even:
             return range(SLICES * shard // self.shards, SLICES * (shard + 1) // self.shards)
         ranges = self.get_ranges(shard)
         if len(ranges) > 1:
-            raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices: call ranges() for them")
+            raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices; call get_ranges() instead")
         return ranges[0] if ranges else range(0)
 
     def get_ranges(self, shard: int) -> list[range]:
@@ -107,9 +110,9 @@ class SliceMap:
             SliceMove(
                 start, min(start + max_slices, stop), int(self.owners[start]), int(target.owners[start])
             )
-            for left, stop in itertools.pairwise(edges)
-            if self.owners[left] != target.owners[left]
-            for start in range(left, stop, max_slices)
+            for run_start, stop in itertools.pairwise(edges)
+            if self.owners[run_start] != target.owners[run_start]
+            for start in range(run_start, stop, max_slices)
         ]
 
     def apply_moves(self, moves: Iterable[SliceMove]) -> SliceMap:
@@ -122,7 +125,7 @@ class SliceMap:
 
 @cache
 def _assign_evenly(shards: int) -> np.ndarray:
-    """Compute the owner of each slice if blocks differ in size by at most one."""
+    """Compute the owner of each slice for contiguous blocks whose sizes differ by at most one."""
     starts = SLICES * np.arange(1, shards, dtype=np.int64) // shards
     return np.searchsorted(starts, np.arange(SLICES), side="right").astype(np.uint16)
 

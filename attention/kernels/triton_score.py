@@ -6,7 +6,7 @@ extensions for one vendor.
 
 Related arguments are passed as one tuple, which adds no instructions to the compiled kernel:
     mask    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD: the tensors of the `IntervalTable`
-    bias    POSITION, TIME: the tables [H, 2 * reach - 1] and [H, buckets]; TIME_Q, TIME_K: unix times of the tokens;
+    bias    POSITION, TIME: the tables [H or 1, 2 * reach - 1] and [H or 1, buckets]; TIME_Q, TIME_K: times of the tokens;
             position_stride, time_stride: head strides of the tables; reach: number of distances per direction (larger ones are
             clipped); steps: buckets per doubling of the time difference; buckets
     scales  inner_scale, outer_scale, silu_scale, soft_cap: see `_compute_scales` in launch.py

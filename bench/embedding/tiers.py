@@ -114,7 +114,7 @@ def _measure_disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str
             "put": put,
             "read": read,
             "drop": dropped,
-            "bytes a row": cold._kind.itemsize,
+            "bytes a row": cold._record_dtype.itemsize,
         }
     ]
     try:

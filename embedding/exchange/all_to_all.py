@@ -1,12 +1,16 @@
-"""The exchanges of a sparse world: keys with a header to their owners, then rows or gradients.
+"""The exchanges between trainers and embedding shards: keys are sent to the shards that own them, then rows or gradients follow.
 
-An exchange takes two all-to-alls instead of four for header, counts, keys and rows: a block of fixed length carries
-the header, the count and the keys (`key_blocks.py`). Keys that do not fit follow in one more all-to-all. Buffers are
-reused between exchanges. Ranks that are all on one machine can exchange through shared memory (`shared_memory.py`).
-The process group's timeout limits every wait; WorkerLost names the ranks that are missing.
+An exchange takes two all-to-alls instead of four (header, counts, keys, rows), because one block of agreed length has the header,
+the count and the keys (`key_blocks.py`). Keys that do not fit follow in one more all-to-all. Buffers are reused between
+exchanges. Ranks that are all on one machine can exchange through shared memory (`shared_memory.py`). The timeout of the process
+group limits every wait; WorkerLost names the ranks that do not respond.
+
+A pull (PULL or READ) reads rows of a table, a push sends gradients. A push to the keys of the last pull sends a flag instead of
+keys.
 """
 
-# Shapes: W ranks, U keys of this rank, M keys requested from this rank, D width, B bytes per row in transit.
+# Shapes: W ranks (trainers and shards), U keys that this rank sends, M keys that this rank receives, D width, B bytes of an
+# encoded row.
 
 from __future__ import annotations
 
@@ -41,16 +45,16 @@ from nonet.errors import WorkerLost
 
 NOTHING = np.empty(0, dtype=np.uint8)
 _NO_KEYS = np.empty(0, dtype=np.int64)
-Fill = Callable[[Tensor, Callable[[int], None]], None]
+RowWriter = Callable[[Tensor, Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """The request that this rank receives.
+    """The keys that a rank receives in an exchange.
 
     Attributes:
         header: The header that all trainers sent.
-        keys: Requested keys in the order of the ranks, int64 [M].
+        keys: The received keys in the order of the sending ranks, int64 [M].
         counts: The number of keys from each rank [W].
     """
 
@@ -61,7 +65,7 @@ class KeyRequest:
 
 @dataclass(slots=True)
 class ExchangeTraffic:
-    """The bytes that this rank sent, including headers and padding, and the number of its collectives."""
+    """The bytes that a rank sent, including headers and padding, and the number of collectives that it took part in."""
 
     key_bytes: int = 0
     row_bytes: int = 0
@@ -83,16 +87,23 @@ class _GrowingBuffer:
 
 
 class Wire:
-    """One rank's end of the exchanges; all ranks call `exchange_keys` and then `exchange_rows` in the same order."""
+    """A rank's interface to the exchanges; all ranks must call its methods in the same order, keys first, then rows.
+
+    Args:
+        layout: This rank and the ranks of trainers and shards.
+        group: The process group of all ranks.
+        names: The names of the ranks for error messages.
+        local: Whether to use shared memory if all ranks are on one machine.
+    """
 
     def __init__(self, layout: RankLayout, group: Any, names: Sequence[str], local: bool = False):
         self._layout, self._group, self._names = layout, group, names
         self._local: LocalWire | None = None
-        self._may_be_local = local  # Used once, before the first exchange, in which all ranks take part.
-        self._rooms: dict[tuple[int, int], BlockCapacity] = {}
-        self._last = (0, 0)
+        self._try_local = local  # Cleared by the first exchange, in which all ranks try to connect.
+        self._capacities: dict[tuple[int, int], BlockCapacity] = {}
+        self._last_exchange = (0, 0)
         self._pulled: dict[int, tuple[KeyRequest, np.ndarray]] = {}
-        self._nobody = [0] * layout.world
+        self._zero_counts = [0] * layout.world
         self._buffers = {name: _GrowingBuffer() for name in ("given", "got", "more", "rows")}
         self.traffic = ExchangeTraffic()
 
@@ -109,39 +120,44 @@ class Wire:
         Args:
             header: The header of this exchange; None on a shard.
             route: The route of the keys; None on a shard.
-            same: Whether the keys are those of this rank's last pull of the table.
-            own: Keys of the route that this rank looks up itself.
-            meanwhile: A function to call while the keys of the other ranks are in transit.
+            same: Whether the keys are those of this rank's last pull of the table; they are then not sent again.
+            own: Keys of the route that this rank owns and looks up itself; they are not sent.
+            meanwhile: A function to call while keys are in transit.
 
         Returns:
-            The request that this rank receives.
+            The keys that the ranks requested from this rank.
 
         Raises:
             NonetError: If the trainers sent different headers.
-            WorkerLost: If a rank is missing or late.
+            WorkerLost: If a rank does not respond within the timeout.
         """
-        keys, counts = (_NO_KEYS, self._nobody) if route is None or same else (route.keys, route.counts)
+        keys, counts = (_NO_KEYS, self._zero_counts) if route is None or same else (route.keys, route.counts)
         if len(own):
             keys, counts = self._remove_own(keys, counts)
-        room = self._rooms.get(self._last) or BlockCapacity(self._nobody, self._nobody)
-        more = any(count > space for count, space in zip(counts, room.given, strict=True))
-        outgoing = self._allocate_blocks(sum(room.given) + WORDS * len(room.given))
-        fill_blocks(outgoing, header, keys, counts, room.given, (int(same), int(more)))
-        blocks = self._exchange_blocks(outgoing, room, meanwhile)
-        heads = [block[:WORDS].tolist() for block in blocks]
-        settled = check_agreement(
-            header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names
+        capacity = self._capacities.get(self._last_exchange) or BlockCapacity(
+            self._zero_counts, self._zero_counts
         )
-        coming = [head[COUNT] for head in heads]
+        more = any(count > space for count, space in zip(counts, capacity.given, strict=True))
+        outgoing = self._allocate_blocks(sum(capacity.given) + WORDS * len(capacity.given))
+        fill_blocks(outgoing, header, keys, counts, capacity.given, (int(same), int(more)))
+        blocks = self._exchange_blocks(outgoing, capacity, meanwhile)
+        block_headers = [block[:WORDS].tolist() for block in blocks]
+        agreed_header = check_agreement(
+            header, [block_headers[rank][:COUNT] for rank in self._layout.trainers], self._names
+        )
+        incoming = [block_header[COUNT] for block_header in block_headers]
         parts = [
-            block[WORDS : WORDS + min(n, len(block) - WORDS)] for block, n in zip(blocks, coming, strict=True)
+            block[WORDS : WORDS + min(n, len(block) - WORDS)]
+            for block, n in zip(blocks, incoming, strict=True)
         ]
-        if any(head[MORE] for head in heads):
+        if any(block_header[MORE] for block_header in block_headers):
             parts = [part.copy() for part in parts]  # The next exchange may overwrite them.
-            parts = self._exchange_overflow(parts, coming, keys, counts, room)
-        self._rooms[self._last] = room.grow(counts, coming)
-        self._last = (settled.op, settled.table)
-        return self._make_request(settled, parts, [bool(head[SAME]) for head in heads], own)
+            parts = self._exchange_overflow(parts, incoming, keys, counts, capacity)
+        self._capacities[self._last_exchange] = capacity.grow(counts, incoming)
+        self._last_exchange = (agreed_header.op, agreed_header.table)
+        return self._make_request(
+            agreed_header, parts, [bool(block_header[SAME]) for block_header in block_headers], own
+        )
 
     def exchange_rows(
         self,
@@ -155,13 +171,13 @@ class Wire:
 
         Args:
             given: Rows to send, in the order of the ranks.
-            codec: The codec of the rows in transit.
+            codec: The codec that encodes the rows for the transfer.
             given_counts: The number of rows to send to each rank [W].
             got_counts: The number of rows to receive from each rank [W].
-            into: The tensor to write to, used only with the fp32 codec.
+            into: A float32 tensor for the received rows; ignored unless the codec is fp32.
 
         Returns:
-            The received rows; without `into`, they are valid until the next call.
+            The received rows, float32. If they are not in `into` and the codec is fp32, the next call overwrites them.
         """
         dim = given.shape[1]
         exact = codec.name == "fp32"
@@ -172,21 +188,21 @@ class Wire:
         return got if exact else codec.decode(got, dim)
 
     def allocate_rows(self, count: int, dim: int) -> Tensor:
-        """Return float32 [count, dim] memory that is valid until the next exchange of rows."""
+        """Return uninitialised float32 memory [count, dim] that is valid until the next exchange of rows."""
         return self._buffers["rows"].take((count, dim), torch.float32)
 
     def can_stream(self, codec: Codec) -> bool:
         """Return whether `stream_rows` and `gather_rows` can be used, which overlap look-ups with the transfer."""
         return codec.name == "fp32" and self._connect_local() is not None
 
-    def stream_rows(self, counts: list[int], dim: int, fill: Fill) -> None:
-        """Send every rank its rows, float32 [counts, dim]; `gather_rows` or `finish_stream` must follow.
+    def stream_rows(self, counts: list[int], dim: int, fill: RowWriter) -> None:
+        """Write rows and send them to the ranks while they are written; `gather_rows` or `finish_stream` must follow.
 
         Args:
             counts: The number of rows for each rank [W].
             dim: The width of a row.
-            fill: A function that writes the rows to the tensor that it gets, and may report at any time how many
-                are complete.
+            fill: A function that writes the rows to its first argument, float32 [sum(counts), dim], and can call its second
+                argument with the number of rows that are complete.
         """
         local, width = self._require_local(), 4 * dim
         out = torch.from_numpy(local.get_outgoing(sum(counts) * width).view(np.float32).reshape(-1, dim))
@@ -196,7 +212,15 @@ class Wire:
         fill(out, lambda rows: local.publish_bytes(rows * width))
 
     def gather_rows(self, route: KeyRoute, own: Tensor) -> Tensor:
-        """Receive the rows [N, D] of the requested keys; `own` [.., D] are the rows of this rank's own keys."""
+        """Receive the rows of requested keys, one per position of the batch.
+
+        Args:
+            route: The route of the requested keys.
+            own: The rows [.., D] of the keys that this rank looked up itself.
+
+        Returns:
+            Rows, float32 [N, D].
+        """
         out = torch.empty(len(route.place), own.shape[1])
         with self._translate_errors():
             self._require_local().gather(route.place, route.counts, own, out)
@@ -208,7 +232,7 @@ class Wire:
             self._require_local().finish()
 
     def exchange_bytes(self, given: Tensor, given_counts: list[int], got_counts: list[int]) -> Tensor:
-        """Send and receive opaque rows, uint8 [M, B]."""
+        """Send rows of bytes, uint8 [sum(given_counts), B], and receive uint8 [sum(got_counts), B]."""
         got = torch.empty(sum(got_counts), given.shape[1], dtype=torch.uint8)
         self._exchange(got, given.contiguous(), got_counts, given_counts)
         return got
@@ -216,40 +240,43 @@ class Wire:
     def exchange_blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
         """Send one uint8 array to each rank [W] and receive one from each."""
         sizes = torch.tensor([len(blob) for blob in given], dtype=torch.int64)
-        coming = torch.empty_like(sizes)
-        every = [1] * self._layout.world
-        self._exchange(coming, sizes, every, every)
-        got = torch.empty(int(coming.sum()), dtype=torch.uint8)
-        self._exchange(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
-        return split_views(got.numpy(), coming.tolist())
+        incoming = torch.empty_like(sizes)
+        one_each = [1] * self._layout.world
+        self._exchange(incoming, sizes, one_each, one_each)
+        got = torch.empty(int(incoming.sum()), dtype=torch.uint8)
+        self._exchange(got, torch.from_numpy(np.concatenate(given)), incoming.tolist(), sizes.tolist())
+        return split_views(got.numpy(), incoming.tolist())
 
     def forget_pulls(self) -> None:
-        """Forget earlier pulls after the owners of keys have changed, so that no push refers to them."""
+        """Forget earlier pulls, so that no push refers to them; call it when the owners of keys have changed."""
         self._pulled.clear()
 
     def _allocate_blocks(self, words: int) -> np.ndarray:
-        """Return int64 [words] memory, which can be sent without a copy if the ranks share memory."""
+        """Return int64 memory [words] for outgoing blocks: shared memory if it is used, else a reused buffer."""
         local = self._connect_local()
         if local is None:
             return self._buffers["given"].take((words,), torch.int64).numpy()
         return local.get_outgoing(8 * words).view(np.int64)
 
     def _exchange_blocks(
-        self, outgoing: np.ndarray, room: BlockCapacity, meanwhile: Callable[[], None] | None
+        self, outgoing: np.ndarray, capacity: BlockCapacity, meanwhile: Callable[[], None] | None
     ) -> list[np.ndarray]:
-        """Exchange the blocks and return those of all ranks, int64; they are valid until the next exchange."""
-        sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
+        """Exchange blocks and return the received ones by rank, int64; they are valid until the next exchange."""
+        sent_words, got_words = (
+            [keys + WORDS for keys in spaces] for spaces in (capacity.given, capacity.got)
+        )
         local = self._connect_local()
         if local is None:
-            got = self._buffers["got"].take((sum(came),), torch.int64)
-            self._exchange(got, torch.from_numpy(outgoing), came, sent, meanwhile)
-            return split_views(got.numpy(), came)
+            got = self._buffers["got"].take((sum(got_words),), torch.int64)
+            self._exchange(got, torch.from_numpy(outgoing), got_words, sent_words, meanwhile)
+            return split_views(got.numpy(), got_words)
         self._count(outgoing.nbytes, keys=True)
         with self._translate_errors():
-            blocks = local.swap([8 * words for words in sent], meanwhile)
+            blocks = local.swap([8 * words for words in sent_words], meanwhile)
         return [block.view(np.int64) for block in blocks]
 
     def _count(self, nbytes: int, keys: bool) -> None:
+        """Count one collective and its bytes, as bytes of keys or of rows."""
         if keys:
             self.traffic.key_bytes += nbytes
         else:
@@ -257,51 +284,54 @@ class Wire:
         self.traffic.collectives += 1
 
     def _connect_local(self) -> LocalWire | None:
-        """Return the shared-memory wire if it is enabled and available; the first call connects it."""
-        if self._may_be_local:
-            self._may_be_local = False
+        """Return the shared-memory connection, or None if it is disabled or unavailable; the first call connects all ranks."""
+        if self._try_local:
+            self._try_local = False
             with self._translate_errors():
                 self._local = connect(self._layout.rank, self._group)
         return self._local
 
     def _require_local(self) -> LocalWire:
-        assert self._local is not None, "ask `can_stream` first"
+        assert self._local is not None, "call this only if `can_stream` returns True"
         return self._local
 
     def _exchange_overflow(
         self,
         parts: list[np.ndarray],
-        coming: list[int],
+        incoming: list[int],
         keys: np.ndarray,
         counts: list[int],
-        room: BlockCapacity,
+        capacity: BlockCapacity,
     ) -> list[np.ndarray]:
         """Exchange the keys that did not fit into the blocks in one more all-to-all."""
-        left = [max(count - space, 0) for count, space in zip(counts, room.given, strict=True)]
-        late = [max(count - space, 0) for count, space in zip(coming, room.got, strict=True)]
-        pieces = zip(split_views(keys, counts), left, strict=True)
-        rest = np.concatenate([piece[len(piece) - count :] for piece, count in pieces])
-        got = self._buffers["more"].take((sum(late),), torch.int64)
-        self._exchange(got, torch.from_numpy(rest), late, left)
-        return [np.concatenate(pair) for pair in zip(parts, split_views(got.numpy(), late), strict=True)]
+        unsent = [max(count - space, 0) for count, space in zip(counts, capacity.given, strict=True)]
+        missing = [max(count - space, 0) for count, space in zip(incoming, capacity.got, strict=True)]
+        pieces = zip(split_views(keys, counts), unsent, strict=True)
+        overflow = np.concatenate([piece[len(piece) - count :] for piece, count in pieces])
+        got = self._buffers["more"].take((sum(missing),), torch.int64)
+        self._exchange(got, torch.from_numpy(overflow), missing, unsent)
+        return [np.concatenate(pair) for pair in zip(parts, split_views(got.numpy(), missing), strict=True)]
 
     def _remove_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
-        """Remove this rank's own keys from keys and counts."""
+        """Return keys and counts without the keys that this rank sends to itself."""
         rank = self._layout.rank
         start = sum(counts[:rank])
-        left = np.concatenate([keys[:start], keys[start + counts[rank] :]])
-        return left, [0 if other == rank else count for other, count in enumerate(counts)]
+        other_keys = np.concatenate([keys[:start], keys[start + counts[rank] :]])
+        return other_keys, [0 if other == rank else count for other, count in enumerate(counts)]
 
     def _make_request(
         self, header: ExchangeHeader, parts: list[np.ndarray], same: list[bool], own: np.ndarray
     ) -> KeyRequest:
-        """Build the request from the received parts, using the keys of the last pull for ranks that refer to it."""
+        """Build the request from the received keys by rank; ranks with `same` get the keys of their last pull of the table."""
         if any(same):
             before, before_own = self._pulled[header.table]
             pulled = split_views(before.keys, before.counts)
             if len(before_own):
                 pulled[self._layout.rank] = before_own
-            parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
+            parts = [
+                earlier if is_same else part
+                for earlier, part, is_same in zip(pulled, parts, same, strict=True)
+            ]
         request = KeyRequest(header, np.concatenate(parts), [len(part) for part in parts])
         if header.op in (PULL, READ):
             self._pulled[header.table] = request, own
@@ -331,18 +361,18 @@ class Wire:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Convert the errors of a collective to WorkerLost."""
+        """Convert the RuntimeError of a collective to WorkerLost."""
         try:
             yield
         except RuntimeError as cause:
             raise self._make_worker_lost(cause) from cause
 
     def _make_worker_lost(self, cause: RuntimeError) -> WorkerLost:
-        """Build a WorkerLost error that names the missing ranks."""
+        """Build a WorkerLost error that names the ranks that do not respond."""
         first_line = str(cause).splitlines()[0]
         missing = find_missing_ranks(self._layout.rank, self._layout.world)
-        who = f"; no sign of life from {missing}" if missing else ""
+        missing_text = f" (no response from {missing})" if missing else ""
         return WorkerLost(
-            f"{self._layout} of the sparse world waited for the other ranks in vain{who}: {first_line}; "
-            "one of them is gone or late: restart the whole gang from the last checkpoint"
+            f"{self._layout} of the sparse world failed to exchange with the other ranks{missing_text}: {first_line}; "
+            "one of them has ended or is late. Restart all ranks from the last checkpoint."
         )

@@ -1,21 +1,21 @@
-"""Files of sparse rows: one segment per range of slices, with complete rows and a checksum for each.
+"""Segment files: the rows of a sparse table on disk, with one segment per range of slices.
 
     magic, then the segments' columns one after the other, then a JSON footer, its length, its checksum, magic
 
-A reader starts at the end of a file, so that a truncated file is rejected before a row is used. A segment whose
-bytes do not match the checksum in the footer is rejected by name. Slices do not depend on shards: any number of
-shards can read the files that any other number wrote.
+The footer has a checksum for each column of each segment. A reader starts at the end of the file, so that a truncated file is
+rejected before a row is used. If a segment does not match its checksums, an error names it. The slice of a key does not depend on
+the number of shards, so any number of shards can read the files that any other number wrote.
 
-The checksum is computed in C++ at memory speed or in NumPy, with the same 64 bits: each 64-bit word is mixed with
-its position by a bijection and the results are added, so that one changed word always changes the sum.
+The checksum is computed in C++ at memory speed or in NumPy, with equal results: a bijection mixes each 64-bit word with its
+position, and the results are added, so that one changed word always changes the sum.
 """
+
+# Shapes: R rows of a segment, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-
-# Shapes: R rows of a segment, D width, S numbers of optimizer state in a row.
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -36,13 +36,22 @@ _MAGIC = b"NONETSEG"
 _TAIL = len(_MAGIC) + 16
 _WRITE_OUT_BYTES = (
     8 << 20
-)  # The disk writes while the next rows are read, instead of everything in the last fsync.
+)  # Write-back starts after this many bytes, so that the final fsync does not have to write the whole file.
 _OP = {"upsert": 0, "delete": 1, "wait": 2}
 
 
 @dataclass(frozen=True)
 class SliceSegment:
-    """A segment of slices [start, stop): the position of its bytes, its rows, and the checksum of each column."""
+    """The location and contents of one segment.
+
+    Attributes:
+        start: The first slice.
+        stop: The slice after the last.
+        offset: The position of the first byte in the file.
+        rows: The number of rows.
+        policy: Whether the segment has the columns `seen` and `uses` of the eviction policy.
+        sums: The checksum of each column.
+    """
 
     start: int
     stop: int
@@ -54,9 +63,17 @@ class SliceSegment:
 
 @dataclass
 class SegmentFooter:
-    """The contents of a file: rows of `table` in `slices` ([start, stop) each) at step `step`.
+    """The footer of a file.
 
-    A file whose `since` is not None does not have a whole table.
+    Attributes:
+        table: The name of the table.
+        dim: The width of a row.
+        state: The elements of optimizer state per row.
+        step: The training step of the rows.
+        since: If not None, the file has only rows that changed after this step.
+        slices: The slices whose rows are in the file, as [start, stop] pairs.
+        segments: The segments of the file.
+        format: The version of the file format.
     """
 
     table: str
@@ -70,7 +87,7 @@ class SegmentFooter:
 
 
 class SegmentWriter:
-    """Writes one file, which cannot be read before `close` makes it durable."""
+    """Writes one segment file; it is invalid until `close` has written the footer and synced it to disk."""
 
     def __init__(
         self,
@@ -87,11 +104,11 @@ class SegmentWriter:
             SegmentFooter(table, spec.dim, get_state_width(spec), step, None, slices),
         )
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._offset, self._handed_on, self._hash = 0, 0, hashlib.sha256()
+        self._offset, self._written_out, self._hash = 0, 0, hashlib.sha256()
         self._write(memoryview(_MAGIC))
 
     def add(self, slices: range, part: RowColumns) -> None:
-        """Write a range of slices; without rows nothing is written."""
+        """Write the rows `part` of a range of slices as one segment; without rows nothing is written."""
         if not len(part.key):
             return
         arrays = [np.ascontiguousarray(array) for array in _to_arrays(part)]
@@ -103,12 +120,12 @@ class SegmentWriter:
         )
         for array in arrays:
             self._write(_view_bytes(array))
-        if self._offset - self._handed_on >= _WRITE_OUT_BYTES:
-            write_out(self._file.fileno(), self._handed_on, self._offset - self._handed_on)
-            self._handed_on = self._offset
+        if self._offset - self._written_out >= _WRITE_OUT_BYTES:
+            write_out(self._file.fileno(), self._written_out, self._offset - self._written_out)
+            self._written_out = self._offset
 
     def close(self) -> tuple[str, int]:
-        """Write the footer, wait until the file is durable, and return its SHA-256 and size."""
+        """Write the footer, sync the file to disk, and return its SHA-256 and its size in bytes."""
         text = np.frombuffer(_to_json(self.footer), dtype=np.uint8)
         tail = np.array([len(text), compute_checksum(text)], dtype=np.uint64)
         for piece in (_view_bytes(text), _view_bytes(tail), memoryview(_MAGIC)):
@@ -118,7 +135,7 @@ class SegmentWriter:
         return self._hash.hexdigest(), self._offset
 
     def abandon(self) -> None:
-        """Close without a footer, which leaves an invalid file."""
+        """Close the file without a footer, so that readers reject it."""
         self._file.close()
 
     def _write(self, view: memoryview) -> None:
@@ -142,21 +159,23 @@ def read_footer(path: Path) -> SegmentFooter:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             if size < len(_MAGIC) + _TAIL:
-                raise _make_torn_error(path, f"it has {size} bytes")
+                raise _make_corruption_error(path, f"it has {size} bytes")
             file.seek(size - _TAIL)
             tail = file.read(_TAIL)
             length, expected = (int(word) for word in np.frombuffer(tail[:16], dtype=np.uint64))
             if tail[16:] != _MAGIC or length > size - _TAIL:
-                raise _make_torn_error(path, "its end is not that of a segment file")
+                raise _make_corruption_error(path, "its last bytes are not those of a segment file")
             file.seek(size - _TAIL - length)
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if compute_checksum(np.frombuffer(text, dtype=np.uint8)) != expected:
-        raise _make_torn_error(path, "its footer does not have its checksum")
+        raise _make_corruption_error(path, "its footer does not match its checksum")
     body: dict[str, Any] = json.loads(text)
     if body.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has segment format {body.get('format')}, this version reads {FORMAT}")
+        raise CheckpointError(
+            f"{path} has segment format {body.get('format')}; this version reads only format {FORMAT}"
+        )
     body["segments"] = [SliceSegment(**segment) for segment in body["segments"]]
     return SegmentFooter(**body)
 
@@ -164,7 +183,12 @@ def read_footer(path: Path) -> SegmentFooter:
 def read_segments(
     path: Path, ranges: Iterable[range], footer: SegmentFooter | None = None
 ) -> Iterator[RowColumns]:
-    """Yield the segments that overlap one of these ranges of slices, after checking them.
+    """Read the segments that overlap one of the ranges of slices.
+
+    A segment is read completely, so rows outside the ranges can be included.
+
+    Yields:
+        The rows of one segment, after its checksums were checked.
 
     Raises:
         CheckpointError: If a segment is corrupted.
@@ -182,16 +206,16 @@ def check_spec(path: Path, footer: SegmentFooter, spec: TableSpec) -> None:
     Raises:
         CheckpointError: If they do not.
     """
-    mine = (spec.dim, get_state_width(spec))
-    if (footer.dim, footer.state) != mine:
+    expected = (spec.dim, get_state_width(spec))
+    if (footer.dim, footer.state) != expected:
         raise CheckpointError(
-            f"{path} holds rows of width {footer.dim} with {footer.state} numbers of state, table {footer.table!r} "
-            f"wants {mine[0]} and {mine[1]}; was it saved with another dim or optimizer?"
+            f"{path} has rows of width {footer.dim} with {footer.state} elements of optimizer state, but table "
+            f"{footer.table!r} needs {expected[0]} and {expected[1]}; was it saved with another dim or optimizer?"
         )
 
 
 def _to_json(footer: SegmentFooter) -> bytes:
-    """Convert a footer to JSON; dataclasses.asdict takes six times as long, 5 ms that a step would wait."""
+    """Convert a footer to JSON; `dataclasses.asdict` takes six times as long and would delay a step by 5 ms."""
     return json.dumps(vars(footer), default=vars).encode()
 
 
@@ -230,11 +254,11 @@ def _read_segment(path: Path, footer: SegmentFooter, segment: SliceSegment) -> R
     return RowColumns(key, row, state, step, op == _OP["delete"], seen, uses, op == _OP["wait"])
 
 
-def _make_torn_error(path: Path, why: str) -> CheckpointError:
+def _make_corruption_error(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} is truncated or corrupted: {why}; load an older commit")
 
 
-_ODD = np.uint64(0xD1342543DE82EF95)
+_POSITION_FACTOR = np.uint64(0xD1342543DE82EF95)
 
 
 def compute_checksum(data: np.ndarray) -> int:
@@ -246,12 +270,12 @@ def compute_checksum(data: np.ndarray) -> int:
 
 
 def compute_checksum_numpy(data: np.ndarray) -> int:
-    """Compute the same checksum in NumPy."""
+    """Compute the same checksum as the native function, in NumPy."""
     raw = data.reshape(-1).view(np.uint8)
     padded = np.zeros(8 * (len(raw) // 8 + 1), dtype=np.uint8)
     padded[: len(raw)] = raw
     words = padded.view(np.uint64)
-    mixed = splitmix64(words ^ (np.arange(len(words), dtype=np.uint64) * _ODD))
+    mixed = splitmix64(words ^ (np.arange(len(words), dtype=np.uint64) * _POSITION_FACTOR))
     return (int(mixed.sum(dtype=np.uint64)) + len(raw)) % (1 << 64)
 
 

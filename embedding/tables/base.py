@@ -1,10 +1,10 @@
-"""The part that the native table and the NumPy table share: names, initial values, export, load and the state hash.
+"""The base class of the native table and the NumPy table: configuration, initial values, export, load and the state hash.
 
-The two tables differ in how rows are found, updated and removed. All data that leaves or enters a table passes
-through this class, so that both produce the same bytes.
+The subclasses implement how rows are found, updated and removed. Rows are exported, loaded and hashed only by this class, so
+that both tables produce the same bytes.
 """
 
-# Shapes: N keys, R rows held, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, R rows of the table, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class BaseTable(ABC):
     """The public interface of a sparse table; subclasses implement how rows are found, updated and removed.
 
     Attributes:
-        evicted: The number of rows that the table's own policy has removed.
-        step: The last step applied. Steps count over the whole run and never decrease, because `export(since=...)`
+        evicted: The number of rows that the table's eviction policy has removed.
+        step: The last step that was applied. Steps count over the whole run and never decrease, because `export(since=...)`
             relies on them.
     """
 
@@ -71,7 +71,7 @@ class BaseTable(ABC):
     @property
     @abstractmethod
     def absent(self) -> int:
-        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
+        """The number of positions in read-only lookups that read the default row because their key had no row."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -79,12 +79,14 @@ class BaseTable(ABC):
 
     @abstractmethod
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+        """Read the rows of keys. With `train`, rows are created for absent keys that the admission policy admits.
+
+        Other absent keys read the default row.
 
         Args:
             keys: Keys as int64 [N]; duplicates are allowed.
-            train: Whether absent keys get a row.
-            step: The step in which these rows are trained; the next one by default.
+            train: Whether to create rows.
+            step: The step that trains these rows; by default the table's step plus 1.
 
         Returns:
             A copy of the rows, float32 [N, D].
@@ -97,8 +99,8 @@ class BaseTable(ABC):
         Args:
             keys: Keys as int64 [N].
             grads: Gradients [N, D].
-            step: The step, not below that of an earlier call.
-            lr: A learning rate that overrides the spec's.
+            step: The step; it must not be lower than in an earlier call.
+            lr: The learning rate; None for that of the spec.
         """
 
     @property
@@ -113,12 +115,11 @@ class BaseTable(ABC):
 
         Args:
             slices: The slices to export.
-            since: Only rows that were created or changed after this step, preceded by the keys that were deleted
-                after it (op
-                delete). None: all rows.
+            since: If not None, export only rows that were created or changed after this step, preceded by the keys that
+                were deleted after it (op "delete").
 
         Yields:
-            Tables of rows; last, if admission counts, tables of the keys that still wait for a row (op wait).
+            Tables of rows. If the table has an admission policy, tables of the keys that wait for a row (op "wait") follow.
         """
         if since is not None:
             yield from self._export_deletes(slices, since)
@@ -131,26 +132,27 @@ class BaseTable(ABC):
         """Upsert or delete the exported rows whose key lies in `slices`; later tables override earlier ones."""
         for table in tables:
             part = from_arrow_table(table, self.name, self.dim, self._state_width, waiting=True)
-            place = compute_slices(part.key)
-            mine = (place >= slices.start) & (place < slices.stop)
-            waits = part.waiting if part.waiting is not None else np.zeros(len(mine), dtype=bool)
-            gone, live = part.select(mine & part.deleted), part.select(mine & ~part.deleted & ~waits)
-            if len(gone.key):
-                self._delete(gone.key)
-                self.deleted.add(gone.key, gone.step)
-            self._upsert(live)
-            self.step = max(self.step, int(live.step.max(initial=0)))
-            queue = part.select(mine & waits)
-            if len(queue.key) and not self.spec.admits_all:
-                self._set_waiting(queue.key, queue.step)
+            key_slices = compute_slices(part.key)
+            selected = (key_slices >= slices.start) & (key_slices < slices.stop)
+            waits = part.waiting if part.waiting is not None else np.zeros(len(selected), dtype=bool)
+            deleted_rows = part.select(selected & part.deleted)
+            live_rows = part.select(selected & ~part.deleted & ~waits)
+            if len(deleted_rows.key):
+                self._delete(deleted_rows.key)
+                self.deleted.add(deleted_rows.key, deleted_rows.step)
+            self._upsert(live_rows)
+            self.step = max(self.step, int(live_rows.step.max(initial=0)))
+            waiting_rows = part.select(selected & waits)
+            if len(waiting_rows.key) and not self.spec.admits_all:
+                self._set_waiting(waiting_rows.key, waiting_rows.step)
 
     def list_touched_since(self, step: int) -> np.ndarray:
-        """Return the keys of the rows created or changed after `step`, sorted."""
+        """Return the sorted keys of the rows that were created or changed after `step`."""
         parts = [part.key for part in self._iterate_rows(ALL_SLICES, step)]
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
 
     def hash_state(self) -> str:
-        """Compute a SHA-256 over keys, rows, optimizer state and steps, independent of the order of arrival."""
+        """Compute a SHA-256 over keys, rows, optimizer state and steps, independent of the order of creation."""
         parts = list(self._iterate_rows(ALL_SLICES, None))
         empty = RowColumns(
             np.empty(0, np.int64), np.empty((0, self.dim), np.float32), np.empty((0, self._state_width), np.float32),
@@ -167,7 +169,7 @@ class BaseTable(ABC):
         return digest.hexdigest()
 
     def compute_initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        """Compute the initial rows [N, D] of keys [N], uniform in [-init_scale, init_scale) and rounded."""
+        """Compute the initial rows [N, D] of keys [N], uniform in [-init_scale, init_scale) and rounded to the table's dtype."""
         stream = splitmix64(keys.astype(np.uint64) ^ self._base)
         columns = np.arange(1, self.dim + 1, dtype=np.uint64) * _GOLDEN
         bits = splitmix64(stream[:, None] + columns[None, :]) >> np.uint64(40)
@@ -194,14 +196,14 @@ class BaseTable(ABC):
         if step < self.step:
             raise ConfigError(
                 f"table {self.name!r} was applied at step {self.step} and then at step {step}; "
-                "count steps over the whole run, or clear() the table first"
+                "steps must not decrease during a run; call clear() before starting again from an earlier step"
             )
 
-    def _make_missing_row_error(self, lost: np.ndarray) -> DataError:
-        """Build the error for gradients of keys that have no row."""
+    def _make_missing_row_error(self, missing_keys: np.ndarray) -> DataError:
+        """Build the error for gradients whose keys have no row."""
         return DataError(
-            f"table {self.name!r} got gradients for {len(lost)} keys that have no row, first "
-            f"{lost[:5].tolist()}; look keys up with train=True before applying gradients to them"
+            f"table {self.name!r} got gradients for {len(missing_keys)} keys that have no row, for example "
+            f"{missing_keys[:5].tolist()}; look keys up with train=True before applying gradients to them"
         )
 
     def _check_grads(self, keys: np.ndarray | Tensor, grads: Tensor) -> None:
@@ -218,22 +220,22 @@ class BaseTable(ABC):
     def _export_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
         """Yield tables of the keys that were deleted after step `since` and have no row now."""
         keys, steps = self.deleted.list_since(since)
-        place = compute_slices(keys)
-        gone = (place >= slices.start) & (place < slices.stop) & ~self._contains(keys)
-        yield from self._export_keys_without_rows(keys[gone], steps[gone], DELETE)
+        key_slices = compute_slices(keys)
+        selected = (key_slices >= slices.start) & (key_slices < slices.stop) & ~self._contains(keys)
+        yield from self._export_keys_without_rows(keys[selected], steps[selected], DELETE)
 
     def _export_waiting(self, slices: range, since: int | None) -> Iterator[pa.Table]:
         """Yield tables of the keys that wait for a row and were requested after step `since`."""
         keys, packed = self._list_waiting()
-        place = compute_slices(keys)
-        mine = (place >= slices.start) & (place < slices.stop)
+        key_slices = compute_slices(keys)
+        selected = (key_slices >= slices.start) & (key_slices < slices.stop)
         if since is not None:
-            mine &= packed >> 32 > since
-        order = np.argsort(keys[mine])
-        yield from self._export_keys_without_rows(keys[mine][order], packed[mine][order], WAIT)
+            selected &= packed >> 32 > since
+        order = np.argsort(keys[selected])
+        yield from self._export_keys_without_rows(keys[selected][order], packed[selected][order], WAIT)
 
     def _export_keys_without_rows(self, keys: np.ndarray, steps: np.ndarray, op: str) -> Iterator[pa.Table]:
-        """Yield tables of keys with zeros for rows and the given `op`."""
+        """Yield tables of keys with the given `op`, whose rows and optimizer states are zeros."""
         for start in range(0, len(keys), EXPORT_ROWS):
             part = slice(start, start + EXPORT_ROWS)
             count = len(keys[part])
@@ -245,14 +247,18 @@ class BaseTable(ABC):
 
     @abstractmethod
     def _iterate_rows(self, slices: range, since: int | None) -> Iterator[RowColumns]:
-        """Yield the rows of these slices changed after `since`, by slice and key, at most 65,536 at a time."""
+        """Yield the rows of these slices in the order of slice and key, at most 65,536 at a time.
+
+        If `since` is not None, only rows that were created or changed after that step.
+        """
 
     @abstractmethod
     def _contains(self, keys: np.ndarray) -> np.ndarray:
         """Return which keys [N] have a row, as bool [N]."""
 
     @abstractmethod
-    def _upsert(self, rows: RowColumns) -> None: ...
+    def _upsert(self, rows: RowColumns) -> None:
+        """Insert or overwrite rows with their optimizer state."""
 
     @abstractmethod
     def _delete(self, keys: np.ndarray) -> None:
@@ -260,10 +266,14 @@ class BaseTable(ABC):
 
     @abstractmethod
     def _list_waiting(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys that wait for a row, and for each `last step << 32 | steps counted`."""
+        """Return the keys that the admission policy has counted but not admitted, and their counts.
+
+        A count is packed as `last step << 32 | number of steps that requested the key`.
+        """
 
     @abstractmethod
-    def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None: ...
+    def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
+        """Set the admission counts of keys, packed as in `_list_waiting`."""
 
 
 def to_int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:

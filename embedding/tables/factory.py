@@ -1,6 +1,6 @@
-"""Choose a run's table implementation: the C++ core, or the NumPy tables with a warning if the core is unavailable.
+"""Create sparse tables: native tables of the C++ core, or NumPy tables, with a warning, if the core is unavailable.
 
-`make_table` decides once per process. `get_core_status` returns the decision and its reason for plans and metrics.
+The choice is made once per process. `get_core_status` returns it with its reason, for plans and metrics.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class CoreStatus:
 
     Attributes:
         native: Whether the C++ core is used.
-        isa: The instruction set of the C++ core.
-        reason: Why the NumPy tables are used instead.
+        isa: The instruction set for which the C++ core was compiled; empty if it is not used.
+        reason: Why the core is not used; empty if it is.
     """
 
     native: bool
@@ -33,11 +33,11 @@ class CoreStatus:
     def __str__(self) -> str:
         if self.native:
             return f"C++ core ({platform.machine()}, {self.isa})"
-        return f"NumPy twin: {self.reason}"
+        return f"NumPy tables: {self.reason}"
 
 
 class SlowTablesWarning(UserWarning):
-    """A warning that sparse tables run on NumPy."""
+    """The warning that a process uses the slow NumPy tables because the C++ core is unavailable."""
 
 
 @cache
@@ -50,9 +50,10 @@ def get_core_status() -> CoreStatus:
 
 
 def make_table(name: str, spec: TableSpec, seed: int) -> BaseTable:
-    """Create the table that `spec` describes on the C++ core, or, with one warning, on NumPy if there is no core.
+    """Create the table that `spec` describes, as a native table if possible.
 
-    A table whose optimizer has no native rule is on NumPy too.
+    It is a NumPy table if the C++ core is unavailable, with a warning once per process, or if the core does not implement the
+    optimizer.
     """
     if get_row_optimizer(spec.optimizer).number is None:
         from nonet.embedding.tables.numpy_table import NumPyTable
@@ -71,7 +72,7 @@ def make_table(name: str, spec: TableSpec, seed: int) -> BaseTable:
 @cache
 def _warn_once() -> None:
     warnings.warn(
-        f"sparse tables run on the NumPy twin, about ten times slower than the C++ core: {get_core_status().reason}",
+        f"Sparse tables run on NumPy, about ten times slower than on the C++ core: {get_core_status().reason}",
         SlowTablesWarning,
         stacklevel=3,
     )

@@ -6,7 +6,7 @@ quarter of FBGEMM's (bench/embedding/suite.py). The GIL is released while the co
 most 256 keys. One lock per table separates readers and a writer.
 """
 
-# Shapes: N keys, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class NativeTable(BaseTable):
 
     @property
     def absent(self) -> int:
-        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
+        """The number of positions in read-only lookups that read the default row because their key had no row."""
         return self._counters["absent"]
 
     @property
@@ -106,12 +106,14 @@ class NativeTable(BaseTable):
     def lookup(
         self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+        """Read the rows of keys. With `train`, rows are created for absent keys that the admission policy admits.
+
+        Other absent keys read the default row.
 
         Args:
             keys: Keys as int64 [N]; duplicates are allowed.
-            train: Whether absent keys get a row.
-            step: The step in which these rows are trained; the next one by default.
+            train: Whether to create rows.
+            step: The step that trains these rows; by default the table's step plus 1.
             out: A contiguous float32 tensor [N, D] in host memory to write to, which saves the allocation.
 
         Returns:
@@ -134,8 +136,8 @@ class NativeTable(BaseTable):
         Args:
             keys: Keys as int64 [N].
             grads: Gradients [N, D].
-            step: The step, not below that of an earlier call.
-            lr: A learning rate that overrides the spec's.
+            step: The step; it must not be lower than in an earlier call.
+            lr: The learning rate; None for that of the spec.
         """
         before, step = self.step, index(step)
         if step < before:

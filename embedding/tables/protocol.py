@@ -4,7 +4,7 @@ A table maps arbitrary int64 keys to rows with their optimizer state. Only `look
 rows, only `apply` and `load` change them, and only the table's own eviction and `load` delete them.
 """
 
-# Shapes: N keys, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SparseTable(Protocol):
 
     @property
     def absent(self) -> int:
-        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
+        """The number of positions in read-only lookups that read the default row because their key had no row."""
         ...
 
     def __len__(self) -> int:
@@ -43,12 +43,14 @@ class SparseTable(Protocol):
         ...
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+        """Read the rows of keys. With `train`, rows are created for absent keys that the admission policy admits.
+
+        Other absent keys read the default row.
 
         Args:
             keys: Keys as int64 [N]; duplicates are allowed.
-            train: Whether absent keys get a row.
-            step: The step in which these rows are trained; the next one by default.
+            train: Whether to create rows.
+            step: The step that trains these rows; by default the table's step plus 1.
 
         Returns:
             A copy of the rows, float32 [N, D].
@@ -61,8 +63,8 @@ class SparseTable(Protocol):
         Args:
             keys: Keys as int64 [N].
             grads: Gradients [N, D].
-            step: The step, not below that of an earlier call.
-            lr: A learning rate that overrides the spec's.
+            step: The step; it must not be lower than in an earlier call.
+            lr: The learning rate; None for that of the spec.
         """
         ...
 

@@ -5,7 +5,7 @@ is the step that last changed the row, stored so that a loaded table exports the
 Tables that evict add `seen` and `uses`. If admission counts, rows of op "wait" carry the keys that have no row yet.
 """
 
-# Shapes: N rows, D width, S numbers of optimizer state in a row.
+# Shapes: N rows, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 

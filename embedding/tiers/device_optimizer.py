@@ -1,12 +1,12 @@
-"""Optimizer steps on rows of a device.
+"""Optimizer steps on rows that are stored on a device.
 
-A shipped optimizer performs the same float32 operations as on the host, in the same order and not fused. Where float32 is
-IEEE (every CPU; add, multiply, divide and sqrt of CUDA), a row that is updated on a device has the same bits as on the host.
-Adam's bias corrections are float64 powers of a per-row count, computed on the host; only this waits for the device. An
-optimizer without a rule for devices is applied on the host.
+A shipped optimizer performs the same float32 operations as on the host, in the same order and without fused operations. If these
+follow IEEE 754 (on every CPU; on CUDA for add, multiply, divide and sqrt), a device computes the same bits as the host. Adam's
+bias corrections are float64 powers of a per-row count and are computed on the host, which is the only synchronisation with the
+device. An optimizer without `device_rule` is applied on the host.
 """
 
-# Shapes: U distinct rows, D width, S numbers of optimizer state in a row.
+# Shapes: U distinct rows, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def apply_step(
 
     Args:
         optimizer: The optimizer.
-        rows: Rows [U, D].
-        state: Optimizer state [U, S].
+        rows: Rows [U, D], overwritten.
+        state: Optimizer state [U, S], overwritten.
         grads: Summed gradients [U, D].
         step: The hyperparameters of this step.
     """
@@ -50,9 +50,18 @@ def apply_step(
 
 
 def sum_gradients(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
-    """Add gradients [N, D] of equal rows in position order, starting from zero, and return [U, D]."""
+    """Sum the gradients of each row in position order.
+
+    Args:
+        grads: Gradients [N, D].
+        inverse: The index of the row of each gradient [N], in 0..count - 1.
+        count: The number of rows U.
+
+    Returns:
+        The summed gradients [U, D], float32.
+    """
     sums = torch.zeros(count, grads.shape[1], device=grads.device)
     if grads.device.type == "cpu":
         return sums.index_add_(0, inverse, grads)
-    # On other devices the order of index_add_ depends on threads; this sorts by row, stably, and adds sequentially.
+    # On other devices index_add_ adds in an order that depends on threads; index_put_ sorts stably by row and adds in order.
     return sums.index_put_((inverse,), grads, accumulate=True)

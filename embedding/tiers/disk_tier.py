@@ -1,12 +1,12 @@
-"""The cold tier: rows that do not fit into memory, in files of one size on a local disk.
+"""The cold tier: rows that do not fit into memory, in files of equal size on a local disk.
 
-A row is appended to the newest file and read through a memory map. If more than half of the bytes on disk are dead,
-the file with the fewest live rows is rewritten, so that the tier never takes more than twice the live rows and two
-files. The tier is scratch space: after a crash, rows come from the checkpoint, which has all of them. The next
-process that starts deletes the files of processes that have ended.
+Rows are appended to the newest file and read through memory maps. A replaced or removed row stays in its file as a dead record.
+While more than about half of the records are dead, the file with the fewest live rows is rewritten, so that the tier never takes
+more disk than twice the live rows plus two files. The files are temporary: after a crash, all rows are restored from the
+checkpoint, and the next process that starts deletes the files of processes that have ended.
 """
 
-# Shapes: N keys, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 
@@ -27,38 +27,40 @@ from nonet.errors import NonetError
 
 SEGMENT_BYTES = 64 << 20
 _PREFIX = "cold-"
-_AGAIN = "the run's commits have all rows, start again from the newest"
+_RESTART_HINT = "the run's commits have all rows; restart from the newest one"
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _RecordFile:
     """One file with space for `records` records, filled from its start."""
 
-    def __init__(self, path: Path, kind: np.dtype, records: int):
-        self.path, self._kind = path, kind
+    def __init__(self, path: Path, record_dtype: np.dtype, records: int):
+        self.path, self._record_dtype = path, record_dtype
         self.used, self.live = 0, 0
         try:
             self._file = path.open("xb", buffering=0)
-            os.truncate(path, records * kind.itemsize)
+            os.truncate(path, records * record_dtype.itemsize)
         except OSError as error:
             raise NonetError(
-                f"the cold tier cannot make {path}: {error.strerror}; free some disk, or name another folder"
+                f"the cold tier cannot create {path}: {error.strerror}; free disk space, or select another folder"
             ) from error
-        self._map = np.memmap(path, dtype=kind, mode="r", shape=(records,))
+        self._map = np.memmap(path, dtype=record_dtype, mode="r", shape=(records,))
 
     def append(self, records: np.ndarray) -> None:
-        """Append records with write calls, so that a full disk raises an error instead of a signal."""
-        left, at = records.view(np.uint8).data, self.used * self._kind.itemsize
-        while len(left):
-            done = os.pwrite(self._file.fileno(), left, at)
-            left, at = left[done:], at + done
+        """Append records with write calls: on a full disk they raise OSError, where a memory map would raise SIGBUS."""
+        remaining, offset = records.view(np.uint8).data, self.used * self._record_dtype.itemsize
+        while len(remaining):
+            written = os.pwrite(self._file.fileno(), remaining, offset)
+            remaining, offset = remaining[written:], offset + written
         self.used += len(records)
 
     @property
     def records(self) -> np.ndarray:
-        """The records, to be read at once: reading a map beyond the end of its file would kill the process."""
+        """The records; read them immediately, because reading a map of a truncated file kills the process."""
         if os.fstat(self._file.fileno()).st_size < self._map.nbytes:
-            raise NonetError(f"the cold tier's file {self.path} was cut short by somebody else; {_AGAIN}")
+            raise NonetError(
+                f"the cold tier's file {self.path} was truncated by another process; {_RESTART_HINT}"
+            )
         return self._map
 
     def remove(self) -> None:
@@ -69,17 +71,18 @@ class _RecordFile:
 
 
 class DiskTier:
-    """Rows by key in a new folder below `folder`, which is deleted together with this object."""
+    """Rows by key, stored in a new directory below `folder` that is deleted together with this object."""
 
     def __init__(self, folder: str | Path, spec: TableSpec, *, segment_bytes: int = SEGMENT_BYTES):
         self.spec = spec
-        number = np.float32 if spec.dtype == "fp32" else np.int16
-        self._kind = np.dtype(
-            [("key", np.int64), ("step", np.int64), ("row", number, (spec.dim,)), ("state", np.float32, (get_state_width(spec),))]
+        element_dtype = np.float32 if spec.dtype == "fp32" else np.int16
+        self._record_dtype = np.dtype(
+            [("key", np.int64), ("step", np.int64), ("row", element_dtype, (spec.dim,)), ("state", np.float32,
+            (get_state_width(spec),))]
         )  # fmt: skip
-        self._records = max(1, segment_bytes // self._kind.itemsize)
+        self._records_per_file = max(1, segment_bytes // self._record_dtype.itemsize)
         self.folder, lock = _create_own_folder(Path(folder))
-        weakref.finalize(self, _sweep, self.folder, lock)
+        weakref.finalize(self, _delete_folder, self.folder, lock)
         self._index = SlotIndex("cold")
         self._segments: dict[int, _RecordFile] = {}
         self._head = -1
@@ -91,24 +94,24 @@ class DiskTier:
     @property
     def nbytes(self) -> int:
         """The bytes written to existing files, including dead rows."""
-        return sum(segment.used for segment in self._segments.values()) * self._kind.itemsize
+        return sum(segment.used for segment in self._segments.values()) * self._record_dtype.itemsize
 
     @property
     def live_bytes(self) -> int:
         """The bytes of live rows."""
-        return len(self) * self._kind.itemsize
+        return len(self) * self._record_dtype.itemsize
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
         """Return which keys [N] are in the tier, as bool [N]."""
         return self._index.find(keys) >= 0
 
     def iterate_keys(self, slices: range = ALL_SLICES) -> Iterator[np.ndarray]:
-        """Yield the keys of these slices in parts, by slice and key."""
+        """Yield the keys of these slices in arrays, in the order of slice and key."""
         for keys, _ in self._index.items(slices):
             yield keys
 
     def put(self, rows: RowColumns) -> None:
-        """Add or replace distinct rows; on a full disk none is added."""
+        """Add or replace rows with distinct keys; if the disk is full, none of them is added."""
         if len(rows.key):
             places = self._append(self._pack(rows))
             self._count_live(self._index.find(rows.key), -1)
@@ -117,14 +120,14 @@ class DiskTier:
             self._compact()
 
     def read(self, keys: np.ndarray) -> RowColumns:
-        """Read the rows of keys [N], in that order; a key that is not in the tier is marked as deleted."""
+        """Read the rows of keys [N] in their order; keys that are not in the tier get zeros and are marked as deleted."""
         places = self._index.find(keys)
-        records = np.zeros(len(keys), dtype=self._kind)
+        records = np.zeros(len(keys), dtype=self._record_dtype)
         for number, at in self._group_by_segment(places):
-            records[at] = self._segments[number].records[places[at] % self._records]
-        wrong = np.flatnonzero((places >= 0) & (records["key"] != keys))
-        if len(wrong):
-            raise _make_changed_error(self.folder, len(wrong))
+            records[at] = self._segments[number].records[places[at] % self._records_per_file]
+        mismatched = np.flatnonzero((places >= 0) & (records["key"] != keys))
+        if len(mismatched):
+            raise _make_changed_files_error(self.folder, len(mismatched))
         return self._unpack(keys, records, places < 0)
 
     def drop(self, keys: np.ndarray) -> None:
@@ -142,63 +145,70 @@ class DiskTier:
         self._segments, self._head = {}, -1
 
     def _count_live(self, places: np.ndarray, sign: int) -> None:
+        """Add `sign` to the number of live rows of each place's file; places below 0 are skipped."""
         for number, at in self._group_by_segment(places):
             self._segments[number].live += sign * len(at)
 
     def _group_by_segment(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (segment, positions in `places`) in the order of the file; places below 0 are skipped."""
-        order = np.argsort(places, kind="stable")
+        """Yield (file number, indices into `places`) in the order of the files; places below 0 are skipped.
+
+        A place is file number * records per file + position in the file.
+        """
+        order = np.argsort(places, record_dtype="stable")
         order = order[np.searchsorted(places[order], 0) :]
-        numbers = places[order] // self._records
+        numbers = places[order] // self._records_per_file
         for part in np.split(order, np.flatnonzero(np.diff(numbers)) + 1):
             if len(part):
-                yield int(places[part[0]] // self._records), part
+                yield int(places[part[0]] // self._records_per_file), part
 
     def _append(self, records: np.ndarray) -> np.ndarray:
-        """Write records to the newest files and return their places [N]."""
+        """Append records to the newest file, and to new ones when it is full, and return their places [N]."""
         places, done = np.empty(len(records), np.int64), 0
         while done < len(records):
             head = self._get_writable()
-            count = min(len(records) - done, self._records - head.used)
-            places[done : done + count] = self._head * self._records + head.used + np.arange(count)
+            count = min(len(records) - done, self._records_per_file - head.used)
+            places[done : done + count] = self._head * self._records_per_file + head.used + np.arange(count)
             try:
                 head.append(records[done : done + count])
             except OSError as error:
                 raise NonetError(
-                    f"the cold tier in {self.folder} cannot write {count} rows ({error.strerror}); it holds "
-                    f"{self.nbytes} bytes: free some disk, or give the table more memory (host_rows)"
+                    f"the cold tier in {self.folder} cannot write {count} rows ({error.strerror}); it has "
+                    f"{self.nbytes} bytes. Free disk space, or give the table more memory (host_rows)"
                 ) from error
             done += count
         return places
 
     def _get_writable(self) -> _RecordFile:
-        """Return the newest file, or a new one if it is full."""
+        """Return the newest file, or a new file if there is none or the newest is full."""
         head = self._segments.get(self._head)
-        if head is None or head.used == self._records:
+        if head is None or head.used == self._records_per_file:
             self._head += 1
-            head = _RecordFile(self.folder / f"{self._head:08d}.rows", self._kind, self._records)
+            head = _RecordFile(
+                self.folder / f"{self._head:08d}.rows", self._record_dtype, self._records_per_file
+            )
             self._segments[self._head] = head
         return head
 
     def _compact(self) -> None:
-        """Delete files without live rows, and rewrite files while more than half of all rows are dead."""
+        """Delete full files without live rows, and rewrite full files while more than about half of their records are dead."""
         for number in [number for number, segment in self._list_full() if not segment.live]:
             self._segments.pop(number).remove()
-        while sum(segment.used for _, segment in self._list_full()) > 2 * len(self) + self._records:
+        while sum(segment.used for _, segment in self._list_full()) > 2 * len(self) + self._records_per_file:
             number = min(self._list_full(), key=lambda item: item[1].live)[0]
             self._rewrite(number)
 
     def _list_full(self) -> list[tuple[int, _RecordFile]]:
+        """Return the numbers and files of all files except the newest, which alone can have free space."""
         return [(number, segment) for number, segment in self._segments.items() if number != self._head]
 
     def _rewrite(self, number: int) -> None:
         """Append the live rows of a file to the newest file and delete it."""
         segment = self._segments[number]
         keys = np.array(segment.records["key"])
-        live = self._index.find(keys) == number * self._records + np.arange(len(keys))
+        live = self._index.find(keys) == number * self._records_per_file + np.arange(len(keys))
         records = segment.records[live]
         if len(records) != segment.live:
-            raise _make_changed_error(self.folder, segment.live - len(records))
+            raise _make_changed_files_error(self.folder, segment.live - len(records))
         places = self._append(records)
         self._index.put(keys[live], places)
         self._count_live(places, 1)
@@ -207,7 +217,7 @@ class DiskTier:
 
     def _pack(self, rows: RowColumns) -> np.ndarray:
         """Convert rows to records."""
-        records = np.empty(len(rows.key), dtype=self._kind)
+        records = np.empty(len(rows.key), dtype=self._record_dtype)
         half = _HALVES.get(self.spec.dtype)
         row = rows.row if half is None else torch.from_numpy(rows.row).to(half).view(torch.int16).numpy()
         records["key"], records["step"], records["row"], records["state"] = (
@@ -228,43 +238,44 @@ class DiskTier:
         )
 
 
-def _make_changed_error(folder: Path, rows: int) -> NonetError:
+def _make_changed_files_error(folder: Path, rows: int) -> NonetError:
     return NonetError(
-        f"{rows} rows of the cold tier in {folder} are not where they were written: its files were changed by somebody else; "
-        f"{_AGAIN}"
+        f"{rows} rows of the cold tier in {folder} are not where they were written: another process changed its files; "
+        f"{_RESTART_HINT}"
     )
 
 
 def _create_own_folder(parent: Path) -> tuple[Path, int]:
-    """Create a folder and lock it while this process runs.
+    """Create a directory for this process, lock it while the process runs, and return it with the lock's file descriptor.
 
-    Folders without a lock were left by processes that were killed; they are deleted.
+    Directories without a lock were left by processes that were killed; they are deleted.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    gate = os.open(parent, os.O_RDONLY)
+    parent_lock = os.open(parent, os.O_RDONLY)
     try:
         fcntl.flock(
-            gate, fcntl.LOCK_EX
+            parent_lock, fcntl.LOCK_EX
         )  # Two processes that start at once could delete each other's folder before it is locked.
-        for left in parent.glob(f"{_PREFIX}*"):
-            lock = _try_lock(left)
+        for other in parent.glob(f"{_PREFIX}*"):
+            lock = _try_lock(other)
             if lock is not None:
-                _sweep(left, lock)
+                _delete_folder(other, lock)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = os.open(folder, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
     finally:
-        os.close(gate)
+        os.close(parent_lock)
     return folder, lock
 
 
-def _sweep(folder: Path, lock: int) -> None:
+def _delete_folder(folder: Path, lock: int) -> None:
+    """Delete a directory and release its lock."""
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Lock this folder and return the lock, or None if another process has it."""
+    """Lock a directory and return the lock's file descriptor; None if it is locked by another process or missing."""
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError:

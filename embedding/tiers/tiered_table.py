@@ -103,12 +103,14 @@ class TieredTable(BaseTable):
         self.step = 0
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+        """Read the rows of keys. With `train`, rows are created for absent keys that the admission policy admits.
+
+        Other absent keys read the default row.
 
         Args:
             keys: Keys as int64 [N]; duplicates are allowed.
-            train: Whether absent keys get a row.
-            step: The step in which these rows are trained; the next one by default.
+            train: Whether to create rows.
+            step: The step that trains these rows; by default the table's step plus 1.
 
         Returns:
             A copy of the rows, float32 [N, D], on the device if there is one.
@@ -131,8 +133,8 @@ class TieredTable(BaseTable):
         Args:
             keys: Keys as int64 [N].
             grads: Gradients [N, D].
-            step: The step, not below that of an earlier call.
-            lr: A learning rate that overrides the spec's.
+            step: The step; it must not be lower than in an earlier call.
+            lr: The learning rate; None for that of the spec.
         """
         key_array = to_int64_keys(keys)
         self._check_grads(key_array, grads)

@@ -1,6 +1,6 @@
-"""Counters of a shard's tables: rows created, refused and removed, and default rows read since the last report.
+"""Counters of the tables of a shard: rows created, refused and evicted, and positions that read the default row.
 
-Counts are differences, so that the counts of a resumed run add up to the sums of an uninterrupted one.
+A report has the counts since the last report, so that the reports of a resumed run add up to those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ COUNTED = ("admitted", "refused", "evicted", "dropped", "absent")
 
 
 class TableCounters:
-    """Counts what the tables of one shard do after this object was created.
+    """The counters of the tables of one shard since this object was created.
 
-    The fields are: rows in the table now; admitted and evicted ids; refused positions of training look-ups and
-    absent positions of read-only look-ups, which read the default row; dropped positions of gradients whose id had
-    no row. Tables in tiers add the fields of `report`.
+    The fields per table are:
+        rows: Rows in the table now.
+        admitted: Rows created.
+        refused: Positions of training lookups that read the default row because their key was not admitted.
+        evicted: Rows removed by the eviction policy.
+        dropped: Positions of gradients whose key had no row.
+        absent: Positions of read-only lookups that read the default row because their key had no row.
+
+    Tiered tables add the fields of `nonet.embedding.tiers.report`.
     """
 
     def __init__(self, tables: Mapping[str, Any]):
@@ -26,17 +32,17 @@ class TableCounters:
         self._before = self._read_totals()
 
     def take(self) -> dict[str, dict[str, int]]:
-        """Return per table the number of rows and the counts since the last call."""
+        """Return the number of rows and the counts since the last call, by table."""
         now = self._read_totals()
         before, self._before = self._before, now
         return {
             name: {"rows": len(self._tables[name]), **_report_tiers(self._tables[name])}
-            | {what: count - before[name][what] for what, count in counts.items()}
+            | {field: count - before[name][field] for field, count in counts.items()}
             for name, counts in now.items()
         }
 
     def _read_totals(self) -> dict[str, dict[str, int]]:
-        """Return the counters of all tables since their creation."""
+        """Return the counts since the creation of each table, by table."""
         return {
             name: {
                 "admitted": len(table) + table.evicted,
@@ -61,7 +67,7 @@ def merge_counts(
 ) -> dict[str, dict[str, int]]:
     """Merge consecutive counts: the fields in COUNTED are added, the others are taken from `now`."""
     return {
-        table: counts | {what: counts[what] + before.get(table, {}).get(what, 0) for what in COUNTED}
+        table: counts | {field: counts[field] + before.get(table, {}).get(field, 0) for field in COUNTED}
         for table, counts in now.items()
     }
 

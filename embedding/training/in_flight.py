@@ -103,7 +103,7 @@ class InFlightRows:
             route: The route of the batch.
             grads: Summed gradients [U, D].
             step: The training step.
-            lr: A learning rate that overrides the spec's.
+            lr: The learning rate; None for that of the spec.
         """
         sent = self.round_trip(grads)
         with self._lock:

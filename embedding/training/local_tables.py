@@ -53,7 +53,7 @@ class LocalTables:
             table: The name of the table.
             keys: Keys [M].
             out: The tensor [M, D].
-            train: Whether absent keys get a row.
+            train: Whether to create rows.
             report_progress: Called with the number of complete rows; several times if rows are only read.
         """
         history, shard_table = self.histories[table], self.tables[table]

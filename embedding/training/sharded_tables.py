@@ -118,7 +118,7 @@ class ShardedTables:
         Args:
             table: The name of the table.
             keys: Keys as int64 [N].
-            train: Whether absent keys get a row.
+            train: Whether to create rows.
 
         Returns:
             Rows [N, D].
@@ -174,7 +174,7 @@ class ShardedTables:
             keys: Keys as int64 [N].
             grads: Gradients [N, D].
             step: The step.
-            lr: A learning rate that overrides the spec's.
+            lr: The learning rate; None for that of the spec.
         """
         number = self._get_table_number(table, "push")
         expected = (len(keys), self.specs[table].dim)
@@ -214,7 +214,7 @@ class ShardedTables:
             plan: The route of the batch.
             grads: Summed gradients [U, D].
             step: The step.
-            lr: A learning rate that overrides the spec's.
+            lr: The learning rate; None for that of the spec.
         """
         header = self._make_header(PUSH, self._get_table_number(table, "push"), step, lr)
         if self.layout.world == 1:

@@ -4,7 +4,7 @@ One core chooses, orders and copies a million rows of width 64 in 0.4 s, 0.3 MB 
 call allocates memory or faults pages in. NumPy does the same without the core (`snapshot`).
 """
 
-# Shapes: N keys, R rows of a piece, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, R rows of a piece, D width, S elements of optimizer state per row.
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
-    """Update rows [N, D] and state [N, S] in place, on the host."""
+    """Update rows [N, D] and state [N, 1] in place, on the host."""
     state += (sum_squares(grads) / np.float32(grads.shape[1]))[:, None]
     rows -= np.float32(step.lr) / (np.sqrt(state) + np.float32(step.eps)) * grads
 
@@ -39,4 +39,4 @@ def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOpti
     rows.sub_(rate * grads)
 
 
-SPEC = RowOptimizer(update_rows, 0, 1, 1e-8, number=2, device_rule=update_on_device)
+SPEC = RowOptimizer(update_rows, width_factor=0, extra=1, eps=1e-8, number=2, device_rule=update_on_device)

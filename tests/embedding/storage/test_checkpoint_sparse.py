@@ -212,7 +212,7 @@ def test_truncated_and_corrupted_files_are_refused_by_name(tmp_path):
     torn = bytearray(whole)
     torn[-60] ^= 1
     path.write_bytes(torn)
-    with pytest.raises(CheckpointError, match="its footer does not have its checksum"):
+    with pytest.raises(CheckpointError, match="its footer does not match its checksum"):
         load(world, tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_a_file_that_is_no_whole_table_of_the_commit_is_refused(tmp_path, monkey
 def test_rows_of_another_width_or_optimizer_are_refused(tmp_path):
     save(trained(), tmp_path).wait()
     other = ShardedTables({"item": TableSpec(8, "sgd")}, seed=7)
-    with pytest.raises(CheckpointError, match="wants 8 and 0; was it saved with another dim or optimizer"):
+    with pytest.raises(CheckpointError, match="needs 8 and 0; was it saved with another dim or optimizer"):
         load(other, tmp_path)
 
 

@@ -108,14 +108,16 @@ print(seen[0].message)
 
 
 def test_the_twin_can_be_asked_for(tmp_path):
-    assert run(STATUS, tmp_path, NONET_CORE="numpy").stdout.startswith("NumPy twin: NONET_CORE=numpy selects")
+    assert run(STATUS, tmp_path, NONET_CORE="numpy").stdout.startswith(
+        "NumPy tables: NONET_CORE=numpy selects"
+    )
 
 
 @needs_compiler
 def test_a_compiler_that_fails_is_named_with_its_first_line(tmp_path):
     code = "import nonet.embedding.tables.native_library as n; n.list_packaged = lambda: []; " + STATUS
     answer = run(code, tmp_path, CXX="/bin/false").stdout
-    assert answer.startswith("NumPy twin: /bin/false could not compile the core")
+    assert answer.startswith("NumPy tables: /bin/false could not compile the core")
 
 
 def test_the_package_lists_every_source_of_the_core():

@@ -223,7 +223,7 @@ def test_empty_batches_pass_and_misuse_is_named():
         core.apply(np.arange(2), torch.ones(2, 5), 1)
     with pytest.raises(DataError, match="needs `out` as contiguous float32"):
         core.lookup(np.arange(2), train=False, out=torch.ones(2, 4, dtype=torch.float64))
-    with pytest.raises(DataError, match=r"2 keys that have no row, first \[5, 6\]"):
+    with pytest.raises(DataError, match=r"2 keys that have no row, for example \[5, 6\]"):
         core.apply(np.array([6, 5, 6]), torch.ones(3, 4), 1)
     with pytest.raises(ConfigError, match="applied at step 1 and then at step 0"):
         core.apply(np.arange(2), torch.ones(2, 4), 0)

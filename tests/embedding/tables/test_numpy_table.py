@@ -209,7 +209,7 @@ def test_rows_saved_with_another_width_or_optimizer_are_refused():
 
 
 def test_a_gradient_for_a_key_without_a_row_is_refused():
-    with pytest.raises(DataError, match="2 keys that have no row, first \\[5, 6\\]"):
+    with pytest.raises(DataError, match="2 keys that have no row, for example \\[5, 6\\]"):
         table().apply(np.array([6, 5]), torch.ones(2, 4), step=1)
 
 

@@ -55,7 +55,7 @@ def test_a_shard_killed_mid_step_is_an_error_on_every_rank_that_names_it(ranks):
     for rank in range(RANKS - 1):
         lost = ranks[rank]["killed"]
         assert lost["error"].startswith(f"WorkerLost: rank {rank} of 5"), lost
-        assert "no sign of life from rank 4:" in lost["error"]
+        assert "(no response from rank 4):" in lost["error"]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
