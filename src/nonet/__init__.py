@@ -5,6 +5,6 @@ Every public name is importable from here and is loaded on first use: `import no
 
 import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
