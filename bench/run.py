@@ -21,116 +21,125 @@ from typing import Any
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
-# Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
+# The function and the description of each bench. `nonet bench all` does not run those of `APART`.
 BENCHES = {
     "agreement": (
         "models.agreement:bench_agreement",
-        "beams of a run's newest commit: illegal ones, and their log-probabilities beside the trainer's",
+        "beams of a run's newest checkpoint: the number of illegal ones, and their log-probabilities compared with the trainer's",
     ),
     "async": (
         "rl.asynchronous:bench_asynchronous",
-        "RL stages whose rollouts overlap with training beside stages that take turns, with a reward that sleeps",
+        "RL stages whose rollouts overlap with training, compared with sequential stages, for a slow reward",
     ),
     "attention": (
         "attention.suite:bench_attention",
-        "masks under uni_attention, torch's SDPA and FlexAttention",
+        "attention with various masks: uni_attention, torch's SDPA and FlexAttention",
     ),
     "beams": (
         "attention.beams:bench_attention_beams",
-        "beams over one shared prompt and over repeated prompts",
+        "beam search over one shared prompt, compared with a copy of the prompt per beam",
     ),
-    "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),
-    "codec": ("embedding.codec:measure", "what fp16, bf16 and int8 rows on the wire cost in AUC"),
+    "checkpoint": (
+        "embedding.checkpoint:measure",
+        "saving and loading sparse rows, compared with plain writes",
+    ),
+    "codec": ("embedding.codec:measure", "the loss of AUC if rows are sent as fp16, bf16 or int8"),
     "dense": (
         "runs.dense:bench_dense",
-        "a training step beside a plain PyTorch loop of the same model and data, and beside DeepSpeed alone",
+        "a training step, compared with plain PyTorch and DeepSpeed loops for the same model and data",
     ),
     "compression": (
         "runs.compression:bench_compression",
-        "compressed events beside the log as it is: fewer events, the same rows back, what ranking loses",
+        "compressed events: their number, whether they restore the same rows, and the loss in ranking",
     ),
     "dispatch": (
         "cluster.dispatch:bench_dispatch",
-        "group calls beside the same calls written by hand in Ray",
+        "group calls, compared with the same calls in plain Ray",
     ),
     "embedding": (
         "embedding.suite:bench_embedding",
-        "sparse tables beside torch and FBGEMM; sections: speed, growth, eviction, 100 M rows",
+        "sparse tables, compared with torch and FBGEMM: speed, growth, eviction, 100 million rows",
     ),
     "exhaustive": (
         "runs.exhaustive:bench_exhaustive",
-        "scoring a whole catalogue: the decoder's own way beside its plain steps",
+        "scoring a whole catalogue: the decoder's optimised method, compared with plain decoding steps",
     ),
-    "feed": ("runs.feed:bench_feed", "ranking and masks on data where people come back to items"),
-    "gpu": ("attention.gpu:bench_gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
+    "feed": ("runs.feed:bench_feed", "ranking and masks on data in which users return to items"),
+    "gpu": (
+        "attention.gpu:bench_gpu",
+        "attention kernels on a GPU: checks, and times compared with FlexAttention",
+    ),
     "gradient": (
         "rl.gradient:bench_gradient",
-        "policy gradients of every estimator beside the exact one, and exact ascent as a ceiling",
+        "policy gradients of all estimators compared with the exact gradient, and RL compared with exact ascent",
     ),
     "fairness": (
         "rl.fairness:bench_fairness",
-        "what RL has to beat: finetuning continued at several rates, and re-ranking by the same rewards",
+        "baselines for RL: finetuning continued at several rates, and re-ranking by the same rewards",
     ),
     "memory": ("runs.memory:bench_memory", "steps of the quickstart with its memory on and off"),
     "offline": (
         "attention.offline:bench_offline",
-        "attention kernels compiled without a GPU: registers and spills",
+        "registers and spills of attention kernels, compiled without a GPU",
     ),
     "pictures": ("attention.pictures:bench_pictures", "pictures of masks and the tiles that kernels compute"),
-    "pipeline": ("embedding.pipeline:measure", "how much of the sparse time the pipeline hides"),
+    "pipeline": (
+        "embedding.pipeline:measure",
+        "the share of the time for sparse rows that the pipeline hides",
+    ),
     "placement": (
         "cluster.placement:bench_placement",
-        "what fits on a cluster, and how soon what cannot is refused",
+        "the time to plan what fits on a cluster, and to refuse what does not fit",
     ),
     "quickstart": (
         "runs.quickstart:bench_quickstart",
-        "the quickstart: seconds, memory and what it learned, by seed",
+        "the quickstart: seconds, memory and metrics, by seed",
     ),
     "repeat": (
         "runs.quickstart:bench_repeat",
-        "the same seed again, apart and collocated: are the bits the same?",
+        "whether runs with the same seed, separate or collocated, have identical bits",
     ),
     "rewards": (
         "rl.rewards:bench_rewards",
-        "a reward that sleeps 50 ms a user, over four workers, beside what it sleeps",
+        "a reward that sleeps 50 ms per user, on four workers, compared with the time that it sleeps",
     ),
-    "rl-steps": ("runs.rl_steps:bench_rl_steps", "RL steps a second with every role in a process of its own"),
+    "rl-steps": ("runs.rl_steps:bench_rl_steps", "RL steps per second with every role in its own process"),
     "samples": (
         "samples.suite:bench_samples",
-        "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
+        "reading Parquet files into torch, compared with pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
     "rollout": (
         "serving.rollout:bench_rollout",
-        "legal beams of one Hugging Face model: ours beside its own generate",
+        "beam search of a Hugging Face model over valid items, compared with its own `generate`",
     ),
     "scale": (
         "runs.scale:bench_scale",
-        "a log of any size: prepared, trained on and ranked; seconds and memory",
+        "seconds and memory of preparing, training and ranking a log of any size",
     ),
     "serve": (
         "serving.suite:bench_serve",
-        "an engine's rate at a p99: merged, one at a time, Hugging Face; versions and swaps",
+        "requests per second of an engine at a p99: batched, one at a time, Hugging Face; versions and swaps",
     ),
     "startup": ("cluster.startup:bench_startup", "seconds of `import nonet` and of `nonet --help`"),
     "stores": (
         "samples.stores:bench_stores",
-        "reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside happybase",
+        "reads by key from packed segments, LMDB, Redis and HBase; a join, compared with happybase",
     ),
-    "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),
+    "sync": ("embedding.sync:measure", "updating a replica by a delta, compared with sending all rows"),
     "tiers": (
         "embedding.tiers:measure",
-        "hit rates of the device cache beside Belady's; rows to disk and back",
+        "hit rates of the device cache, compared with Belady's; rows on disk",
     ),
     "weights": (
         "runs.weights:bench_weights",
-        "memory of saving and publishing dense weights in buckets, whole and by what changed",
+        "memory of saving dense weights, and of publishing all or only changed weights in buckets",
     ),
     "trie": (
         "rl.trie:bench_trie",
-        "the catalogue's trie: legal children beside dictionaries, a million beams, ten million items",
+        "the trie of a catalogue: valid children compared with dictionaries, a million beams, ten million items",
     ),
-    "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
-    "zoo": ("models.zoo:bench_zoo", "tiny Hugging Face architectures through what a run does with them"),
+    "wire": ("embedding.wire:measure", "a remote lookup, compared with a bare all-to-all and with Ray calls"),
+    "zoo": ("models.zoo:bench_zoo", "small Hugging Face architectures in all operations of a run"),
 }
 APART = {
     "gpu": "needs a GPU",
@@ -146,16 +155,16 @@ def run_bench(
 
     Args:
         name: Name of the bench, "" or "all".
-        json_file: Where the result is written, None for nowhere.
-        seeds: Seeds for benches that take some; the first is recorded.
-        device: Device for benches that take one.
-        changes: NAME=VALUE, options of the bench.
+        json_file: The file to which the result is written; None if it is only printed.
+        seeds: Seeds for benches that have this option; the first is recorded.
+        device: Device for benches that have this option.
+        changes: Further options of the bench, as NAME=VALUE.
 
     Raises:
         ConfigError: The bench or an option is unknown; the message lists the known ones.
     """
     if not name:
-        return print(_list())
+        return print(_format_list())
     if name == "all":
         return _run_all()
     if name not in BENCHES:
@@ -163,11 +172,11 @@ def run_bench(
             f"there is no bench {name!r}; there are {', '.join(BENCHES)}.{suggest_sentence(name, BENCHES)}"
         )
     function = find(name)
-    usual = {"seeds": list(seeds), "device": device, "json_file": json_file}
-    takes = inspect.signature(function).parameters
-    options = {key: value for key, value in usual.items() if key in takes}
+    common_options = {"seeds": list(seeds), "device": device, "json_file": json_file}
+    parameters = inspect.signature(function).parameters
+    options = {key: value for key, value in common_options.items() if key in parameters}
     results = function(
-        **options | _parse_options(name, [key for key in takes if key != "json_file"], changes)
+        **options | _parse_options(name, [key for key in parameters if key != "json_file"], changes)
     )
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
@@ -194,8 +203,8 @@ def find(name: str) -> Callable[..., dict[str, Any]]:
     return getattr(import_module(f"nonet.bench.{module}"), function)
 
 
-def _list() -> str:
-    """List the benches with what they measure."""
+def _format_list() -> str:
+    """Format a list of the benches with their descriptions."""
     lines = [
         f"{name:<12} {about}" + (f" ({APART[name]})" if name in APART else "")
         for name, (_, about) in BENCHES.items()
@@ -211,16 +220,16 @@ def _run_all() -> None:
         subprocess.run([sys.executable, "-c", command, "bench", name], check=True)
 
 
-def _parse_options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
+def _parse_options(name: str, known: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
     """Parse the NAME=VALUE options of a bench."""
     from nonet import yaml
 
     options = {}
     for change in changes:
         key, equals, text = change.partition("=")
-        if not equals or key not in takes:
+        if not equals or key not in known:
             raise ConfigError(
-                f"--set {change}: bench {name!r} wants NAME=VALUE of {join_names(takes)}.{suggest_sentence(key, takes)}"
+                f"--set {change}: bench {name!r} wants NAME=VALUE of {join_names(known)}.{suggest_sentence(key, known)}"
             )
         options[key] = yaml.parse(text, f"--set {key}")
     return options

@@ -1,7 +1,7 @@
 """Compilation of the attention kernels without a GPU: instructions, registers, spills and shared memory.
 
-Triton's wheel includes ptxas and cuobjdump, so a machine without a device can reject a configuration that spills,
-does not use the matrix units or needs more shared memory than the chip has. A configuration takes about a second.
+Triton's wheel includes ptxas and cuobjdump. So a machine without a GPU can find out whether a configuration spills registers,
+uses the matrix units, and needs more shared memory than the chip has. A configuration takes about a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 _TOOLS = Path(nvidia.__file__).parent / "bin"
-_POINTERS_32 = (
+# Names of kernel arguments by type; other names are those of pointers to the element type, or of int32 numbers.
+_INT32_POINTERS = (
     "PLACE",
     "SPANS",
     "CU_Q",
@@ -33,13 +34,13 @@ _POINTERS_32 = (
     "SEES",
     "WORD",
 )
-_COUNTED = ("HGMMA", "HMMA", "FSEL", "FSETP", "ISETP", "SEL")
+_COUNTED_INSTRUCTIONS = ("HGMMA", "HMMA", "FSEL", "FSETP", "ISETP", "SEL")
 _OPTIONAL = (
     *("COLUMN_START", "COLUMN_STOP", "SEES", "WORD", "SINK", "GRAD_LSE"),
     *("POSITION", "TIME", "TIME_Q", "TIME_K", "soft_cap"),
 )
 _FLOATS = ("inner_scale", "outer_scale", "silu_scale", "soft_cap", "steps", "scale")
-_SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+_SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a block, by compute capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +48,19 @@ class Compiled:
     """The result of ptxas for one kernel.
 
     Attributes:
-        registers: Registers of a thread.
-        spills: Local loads and stores in the machine code.
+        registers: Number of registers of a thread.
+        spills: Number of local loads and stores in the machine code.
         shared: Bytes of shared memory.
-        matrix: Matrix instructions by name.
-        loops: Of the innermost loops, whether they are masked, and the compares and selects on the score tile.
+        matrix: Number of matrix instructions, by name.
+        loops: For each innermost loop, whether it masks scores, and its number of compares and selects on the score tile.
         sass: The machine code.
     """
 
     registers: int
-    spills: int  # local loads and stores in the machine code
-    shared: int  # bytes
-    matrix: dict[str, int]  # matrix instructions by name
-    loops: list[tuple[bool, int]]  # innermost loops: masked?, compares and selects on the score tile
+    spills: int
+    shared: int
+    matrix: dict[str, int]
+    loops: list[tuple[bool, int]]
     sass: str
 
 
@@ -72,8 +73,8 @@ def bench_offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 
     for chip in chips:
         for width in widths:
             for kernel in ("forward", "dq", "dkv"):
-                made = compile_shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
-                sizes = {name: made[name] for name in ("registers", "spills", "shared", "shared_limit")}
+                compiled = compile_shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
+                sizes = {name: compiled[name] for name in ("registers", "spills", "shared", "shared_limit")}
                 rows.append({"kernel": kernel, "width": width, "chip": chip, **sizes})
         rows += [
             {"kernel": name, "chip": chip, "spills": n} for name, n in compile_plan_kernels(chip).items()
@@ -95,34 +96,34 @@ def compile_kernel(
     """
     names = kernel.arg_names
     signature, attributes = {}, {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if name in constants:
             signature[name] = "constexpr"
             continue
         signature[name] = _infer_type(name, dtype)
         if signature[name].startswith("*") or re.fullmatch(r"[a-z]+_[th]", name):
-            attributes[(place,)] = [["tt.divisibility", 16]]
+            attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    made = triton.compile(
+    binary = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
         options=options,
     )
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(made.asm["cubin"])
+        cubin.write_bytes(binary.asm["cubin"])
         usage, sass = _dump(cubin, "--dump-resource-usage"), _dump(cubin, "-sass")
     registers = re.search(r"REG:(\d+)", usage)
     assert registers, usage
     return Compiled(
         registers=int(registers.group(1)),
         spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
-        shared=made.metadata.shared,
+        shared=binary.metadata.shared,
         matrix={
             name: len(re.findall(rf"\b{name}\b", sass))
             for name in ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
         },
-        loops=find_innermost_loops(made.asm["ttgir"], (constants.get("BM", 0), constants.get("BN", 0))),
+        loops=find_innermost_loops(binary.asm["ttgir"], (constants.get("BM", 0), constants.get("BN", 0))),
         sass=sass,
     )
 
@@ -138,7 +139,22 @@ def compile_shipped(
     slots: int,
     silu: bool,
 ) -> dict[str, Any]:
-    """Compile a shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments."""
+    """Compile a kernel in the configuration that Nonet chooses for a chip.
+
+    Args:
+        kernel: "forward", "dq", "dkv" or "bias".
+        chip: Compute capability, such as 90.
+        width: Width of the queries and keys.
+        values: Width of the values.
+        dtype: "fp32", "bf16" or "fp16".
+        rich: Whether the configuration is that for masks with additional features, as `select_config` takes it.
+        features: Names of the optional kernel arguments that are used.
+        slots: Number of intervals of a mask row.
+        silu: Whether attention uses SiLU instead of softmax.
+
+    Returns:
+        The fields of `Compiled` except the machine code, the limit of shared memory, and the instructions of the loops.
+    """
     import torch
 
     from nonet.attention.kernels import (
@@ -151,8 +167,8 @@ def compile_shipped(
     )
     from nonet.attention.plans import select_config
 
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    config = select_config(max(width, values), kinds[dtype], chip, rich, silu)
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    config = select_config(max(width, values), dtypes[dtype], chip, rich, silu)
     code, tile = {
         "forward": (forward_kernel, config.forward),
         "dq": (dq_kernel, config.dq),
@@ -177,14 +193,14 @@ def compile_shipped(
     }
     if kernel == "bias":
         constants |= {"W": 64, "BT": config.piece}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, **limit_registers(kinds[dtype])}
-    made = compile_kernel(code, dtype, constants, chip, options)
-    numbers = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
-    return {**numbers, "shared_limit": get_shared_limit(chip), "machine": count_machine_loops(made.sass)}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, **limit_registers(dtypes[dtype])}
+    compiled = compile_kernel(code, dtype, constants, chip, options)
+    numbers = {name: getattr(compiled, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
+    return {**numbers, "shared_limit": get_shared_limit(chip), "machine": count_machine_loops(compiled.sass)}
 
 
 def compile_plan_kernels(chip: int) -> dict[str, int]:
-    """Return the spills of the kernels that make a plan, with columns and classes and four slots."""
+    """Return the number of spills of each kernel that makes a plan; most are compiled for masks with four slots."""
     from nonet.attention.plans import key_kernel, query_kernel, summary_kernel
 
     spills = {}
@@ -204,26 +220,34 @@ def compile_plan_kernels(chip: int) -> dict[str, int]:
 
 
 def find_innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
-    """Return (masked, compares and selects on the score tile) of every innermost loop with a matrix product."""
+    """Find the innermost loops with a matrix product in Triton's GPU code.
+
+    Args:
+        ttgir: The code.
+        score: The shape of the score tile.
+
+    Returns:
+        For each loop, whether it masks scores, and its number of compares and selects on the score tile.
+    """
     loops, lines = [], ttgir.splitlines()
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if "scf.for" not in line:
             continue
-        body = _select_loop_body(lines, at)
+        body = _select_loop_body(lines, index)
         if any("scf.for" in inner for inner in body) or not any(
             "dot" in inner or "mma" in inner for inner in body
         ):
             continue
         shapes = "|".join({f"{score[0]}x{score[1]}x", f"{score[1]}x{score[0]}x"})
-        chosen = sum(
+        mask_operations = sum(
             1 for inner in body if re.search(rf"arith\.(cmp[if]|select)\b.*tensor<(?:{shapes})", inner)
         )
-        loops.append((chosen > 0, chosen))
+        loops.append((mask_operations > 0, mask_operations))
     return loops
 
 
 def count_machine_loops(sass: str) -> list[dict[str, int]]:
-    """Count the instructions of each innermost loop that feeds the matrix units: all, and those that compare or select."""
+    """Count the instructions of each innermost loop with matrix products in the machine code: all, and some by name."""
     lines = [
         (int(match.group(1), 16), line)
         for line in sass.splitlines()
@@ -239,26 +263,26 @@ def count_machine_loops(sass: str) -> list[dict[str, int]]:
         if any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in jumps):
             continue
         body = [line for at, line in lines if begin <= at <= end]
-        counts = {name: sum(f" {name}" in line for line in body) for name in _COUNTED}
+        counts = {name: sum(f" {name}" in line for line in body) for name in _COUNTED_INSTRUCTIONS}
         if counts["HGMMA"] or counts["HMMA"]:
             loops.append({"instructions": len(body), **counts})
     return loops
 
 
 def get_shared_limit(capability: int) -> int:
-    """Return the bytes of shared memory that a block may have."""
-    return _SHARED[capability]
+    """Return the bytes of shared memory that a block can use on a chip."""
+    return _SHARED_LIMITS[capability]
 
 
-def _select_loop_body(lines: list[str], at: int) -> list[str]:
-    indent = len(lines[at]) - len(lines[at].lstrip())
-    end = next(i for i in range(at + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
-    return lines[at + 1 : end]
+def _select_loop_body(lines: list[str], start: int) -> list[str]:
+    indent = len(lines[start]) - len(lines[start].lstrip())
+    end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
+    return lines[start + 1 : end]
 
 
 def _infer_type(name: str, dtype: str) -> str:
     """Return the Triton type of a kernel argument."""
-    if name in ("TIME_Q", "TIME_K", *_POINTERS_32):
+    if name in ("TIME_Q", "TIME_K", *_INT32_POINTERS):
         return "*i32"
     if name in ("LSE", "DELTA", "GRAD_LSE", "SINK", "POSITION", "TIME", "PARTIAL", "PARTIAL_TIME"):
         return "*fp32"
@@ -267,7 +291,7 @@ def _infer_type(name: str, dtype: str) -> str:
     return f"*{dtype}" if name.isupper() else "i32"
 
 
-def _dump(cubin: Path, what: str) -> str:
-    command = [str(_TOOLS / "cuobjdump"), what, str(cubin)]
+def _dump(cubin: Path, option: str) -> str:
+    command = [str(_TOOLS / "cuobjdump"), option, str(cubin)]
     environment = {**os.environ, "PATH": f"{_TOOLS}:{os.environ.get('PATH', '')}"}
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout

@@ -1,8 +1,7 @@
-"""Bias and variance of policy gradients against the exact one, and the gain of each algorithm relative to exact ascent.
+"""Measures the bias and variance of policy gradient estimators, and the gain of RL algorithms relative to exact ascent.
 
-The gradient of an estimator is linear in the coefficients of the items. So the mean over many groups needs only
-draws, and one backward pass for each block of groups. With `--set draws=400000` groups for each prompt and estimator,
-a bias is known to about 1 %.
+The gradient of an estimator is linear in the coefficients of the items. Therefore the coefficients of many groups are averaged
+first, and one backward pass per average gives the mean gradient. With `--set draws=400000`, the error of a bias is about 1 %.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from nonet.bench.rl.estimators import ESTIMATORS, Estimator, compute_coefficient
 from nonet.bench.rl.picture import draw_picture
 from nonet.bench.rl.small_world import SmallWorld, write_world
 
-_BLOCK, _PROMPTS = 2000, 8
+_BLOCK_GROUPS, _PROMPTS = 2000, 8
 
 
 def bench_gradient(
@@ -29,50 +28,55 @@ def bench_gradient(
     picture: str = "",
     only: str = "",
 ) -> dict[str, Any]:
-    """Measure the estimators and the algorithms.
+    """Measure the gradient estimators and the RL algorithms.
 
     Args:
-        draws: Groups for each prompt and estimator.
-        steps: Steps of each algorithm, 0 for none.
-        widths: Items of a group.
+        draws: Number of groups per prompt and estimator.
+        steps: Number of steps of each algorithm; 0 to leave the algorithms out.
+        widths: Numbers of items of a group.
         memory: Whether the model has a memory, "on" or "off".
-        picture: SVG file to write, "" for none.
-        only: Only estimators whose title contains this.
+        picture: The SVG file to write, or "" for none.
+        only: A text; only estimators whose title contains it are measured.
 
     Returns:
-        A row for each estimator and width: cosine and norm ratio of its mean gradient, its bias and the error of
-        that, its spread. A row for each algorithm: the share of exact ascent's gain after `steps`.
+        A row per estimator and width: the cosine and the norm ratio of its mean gradient to the exact one, its bias, the error
+        of the bias, and the spread of one group. A row per algorithm: its gain as a share of that of exact ascent.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
             world, files = _train_world(Path(folder), memory)
-            check, rows = _audit(world, draws, list(widths), only)
-            climbed = _measure_climbs(files, steps) if steps else []
+            brute_force_error, rows = _measure_estimators(world, draws, list(widths), only)
+            algorithm_rows = _measure_algorithms(files, steps) if steps else []
     finally:
         torch.set_num_threads(threads)
     if picture:
-        Path(picture).write_text(draw_picture(rows, climbed), encoding="utf-8")
-    return {"rows": rows + climbed, "ratio": {"exact against brute force, relative": check}}
+        Path(picture).write_text(draw_picture(rows, algorithm_rows), encoding="utf-8")
+    return {
+        "rows": rows + algorithm_rows,
+        "ratio": {"exact against brute force, relative": brute_force_error},
+    }
 
 
 def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dict[str, str], Path]]:
-    """Train a world. Returns it with its scenario, artifacts and commit."""
+    """Train a small world, and return it with the paths of its scenario, artifacts and checkpoint."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import make_data_setup
     from nonet.workers.roles import Tokeniser
 
     path = write_world(folder, memory)
-    scenario, beside = load_scenario(path)
-    facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
+    scenario, scenario_dir = load_scenario(path)
+    facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, scenario_dir), str(folder))
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     world = SmallWorld(path, folders, [])
     return world, (path, folders, world.save(folder / "taught"))
 
 
-def _audit(world: SmallWorld, draws: int, widths: list[int], only: str) -> tuple[float, list[dict[str, Any]]]:
-    """Return the difference of exact and brute-force gradients, and a row for each estimator and width."""
+def _measure_estimators(
+    world: SmallWorld, draws: int, widths: list[int], only: str
+) -> tuple[float, list[dict[str, Any]]]:
+    """Return the relative difference of the exact and the brute-force gradient, and a row per estimator and width."""
     prompts = world.lease_prompts(_PROMPTS)
     reward_UI = world.compute_rewards(*prompts)
     weights = [p for p in world.model.parameters() if p.requires_grad]
@@ -89,58 +93,76 @@ def _audit(world: SmallWorld, draws: int, widths: list[int], only: str) -> tuple
     exact = compute_flat_gradient(world.compute_expected_reward(*prompts, torch.from_numpy(reward_UI)).mean())
     allowed = torch.from_numpy(world.compute_allowed(*prompts))
     logp_UI = world.compute_log_probs(*prompts)
-    own_UI = torch.where(allowed, logp_UI.double(), -torch.inf).log_softmax(1)
-    brute = compute_flat_gradient((own_UI.exp() * torch.from_numpy(reward_UI)).sum(1).mean())
-    chance_UI = own_UI.exp().detach().numpy()
+    policy_logp_UI = torch.where(allowed, logp_UI.double(), -torch.inf).log_softmax(1)
+    brute_force = compute_flat_gradient((policy_logp_UI.exp() * torch.from_numpy(reward_UI)).sum(1).mean())
+    probability_UI = policy_logp_UI.exp().detach().numpy()
 
-    def compute_weighted_gradient(count_UI: np.ndarray) -> torch.Tensor:
+    def compute_weighted_gradient(coefficient_UI: np.ndarray) -> torch.Tensor:
         return compute_flat_gradient(
-            (torch.from_numpy(count_UI).float() * world.compute_log_probs(*prompts)).sum() / _PROMPTS
+            (torch.from_numpy(coefficient_UI).float() * world.compute_log_probs(*prompts)).sum() / _PROMPTS
         )
 
     rows = [
-        _measure_estimator(estimator, width, exact, compute_weighted_gradient, chance_UI, reward_UI, draws)
+        _measure_estimator(
+            estimator, width, exact, compute_weighted_gradient, probability_UI, reward_UI, draws
+        )
         for width in widths
         for estimator in ESTIMATORS
         if only in estimator.title
     ]
-    return float((exact - brute).norm() / exact.norm()), rows
+    return float((exact - brute_force).norm() / exact.norm()), rows
 
 
 def _measure_estimator(
     estimator: Estimator,
     width: int,
     exact: torch.Tensor,
-    of: Any,
-    chance: np.ndarray,
+    compute_gradient: Any,
+    probability: np.ndarray,
     reward: np.ndarray,
     draws: int,
 ) -> dict[str, Any]:
-    """Measure bias and spread of one estimator; block means give the mean and its error."""
-    blocks = 1 if estimator.group.__name__ == "take_top" else max(4, draws // _BLOCK)
-    times = 1 if blocks == 1 else _BLOCK
-    counts = [compute_coefficients(estimator, chance, reward, width, times, seed) for seed in range(blocks)]
-    few = max(1, min(blocks, 20))  # backward passes
-    means = [of(np.mean(part, 0)) for part in np.array_split(np.stack(counts), few)]
+    """Measure the bias and spread of one estimator.
+
+    Args:
+        estimator: The estimator.
+        width: Number of items of a group.
+        exact: The exact gradient.
+        compute_gradient: Returns the gradient of the log-probabilities weighted by coefficients [U, I].
+        probability: The probability of each item [U, I].
+        reward: The reward of each item [U, I].
+        draws: Number of groups per prompt.
+    """
+    blocks = 1 if estimator.group.__name__ == "take_top" else max(4, draws // _BLOCK_GROUPS)
+    block_groups = 1 if blocks == 1 else _BLOCK_GROUPS
+    coefficients = [
+        compute_coefficients(estimator, probability, reward, width, block_groups, seed)
+        for seed in range(blocks)
+    ]
+    passes = max(1, min(blocks, 20))  # number of backward passes
+    means = [compute_gradient(np.mean(part, 0)) for part in np.array_split(np.stack(coefficients), passes)]
     mean = torch.stack(means).mean(0)
     error = (
-        float(torch.stack([(each - mean).norm() ** 2 for each in means]).sum() / max(1, few * (few - 1)))
+        float(
+            torch.stack([(part - mean).norm() ** 2 for part in means]).sum() / max(1, passes * (passes - 1))
+        )
         ** 0.5
     )
-    size = float(exact.norm())
-    apart = float((mean - exact).norm())
+    exact_norm = float(exact.norm())
+    distance = float((mean - exact).norm())
     return {
         "estimator": estimator.title,
         "W": width,
-        "cosine": float(mean @ exact / (mean.norm() * size).clamp_min(1e-30)),
-        "norm ratio": float(mean.norm()) / size,
-        "bias": max(0.0, apart**2 - error**2) ** 0.5 / size,
-        "known to": error / size,
-        "spread of one group": error / size * (blocks * times) ** 0.5 * _PROMPTS**0.5,
+        "cosine": float(mean @ exact / (mean.norm() * exact_norm).clamp_min(1e-30)),
+        "norm ratio": float(mean.norm()) / exact_norm,
+        "bias": max(0.0, distance**2 - error**2) ** 0.5 / exact_norm,
+        "known to": error / exact_norm,
+        "spread of one group": error / exact_norm * (blocks * block_groups) ** 0.5 * _PROMPTS**0.5,
     }
 
 
-_CLIMBERS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+# Title, algorithm and rollout of each measured RL algorithm.
+_ALGORITHMS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("GRPO, beam", {"use": "grpo", "kl": 0.0}, {"use": "beam"}),
     ("GRPO, sample", {"use": "grpo", "kl": 0.0}, {"use": "sample"}),
     ("GRPO, Gumbel", {"use": "grpo", "kl": 0.0}, {"use": "gumbel"}),
@@ -162,20 +184,20 @@ _CLIMBERS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
-def _measure_climbs(files: tuple[Path, dict[str, str], Path], steps: int) -> list[dict[str, Any]]:
-    """Return the exact expected reward of 32 prompts after training on them, as a share of exact ascent's gain."""
+def _measure_algorithms(files: tuple[Path, dict[str, str], Path], steps: int) -> list[dict[str, Any]]:
+    """Train each algorithm on 32 prompts, and return its gain in exact expected reward as a share of that of exact ascent."""
     import json
 
-    path, folders, commit = files
-    world = SmallWorld(path, folders, [], commit)
+    path, folders, checkpoint = files
+    world = SmallWorld(path, folders, [], checkpoint)
     first, ceiling = _ascend_exactly(world, steps)
     rows = [{"algorithm": "exact gradient", "from": first, "to": ceiling, "share of the ceiling": 1.0}]
-    for title, algorithm, rollout in _CLIMBERS:
+    for title, algorithm, rollout in _ALGORITHMS:
         changes = [
             f"stages.rl.algorithm={json.dumps(algorithm)}",
             f"stages.rl.rollout={json.dumps(rollout | {'width': 16})}",
         ]
-        end = _run_updates(SmallWorld(path, folders, changes, commit), steps)
+        end = _run_updates(SmallWorld(path, folders, changes, checkpoint), steps)
         share = (end - first) / (ceiling - first)
         rows.append({"algorithm": title, "from": first, "to": end, "share of the ceiling": share})
     return rows
@@ -187,7 +209,7 @@ def _compute_mean_reward(world: SmallWorld) -> torch.Tensor:
 
 
 def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
-    """Ascend the exact gradient with the trainer's own optimizer. Returns the expected reward before and after."""
+    """Ascend the exact gradient with the trainer's optimizer, and return the expected reward before and after."""
     first = float(_compute_mean_reward(world).detach())
     for _ in range(steps):
         world.trainer.dense.backward(-_compute_mean_reward(world).float())
@@ -197,7 +219,7 @@ def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
 
 
 def _run_updates(world: SmallWorld, steps: int) -> float:
-    """Run steps of the shipped rollout and update on the same prompts. Returns the expected reward."""
+    """Run RL steps with Nonet's rollout and trainer on the same prompts, and return the expected reward after them."""
     from nonet.workers.roles import UpdateRequest
 
     prompts = world.lease_prompts(32)

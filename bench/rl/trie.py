@@ -1,4 +1,4 @@
-"""The catalogue's trie: legal children beside dictionaries and loops, a million beams, ten million items with collisions."""
+"""`nonet bench trie`: the speed of the trie compared with dictionaries, the validity of its beams, and its size."""
 
 from __future__ import annotations
 
@@ -21,65 +21,72 @@ def bench_trie(
     """Measure the sections.
 
     Args:
-        sections: "children": look-ups of 64 users x 32 beams at every level. "beams": a million beams of a small
-            catalogue with masks, and how many are illegal or duplicate. "size": a trie that is built, saved and
-            opened by a second process.
-        items: Items of the section "children".
-        large: Items of the section "size".
-        rounds: Rounds of the section "children".
+        sections: The sections, separated by commas. "children": looks up the valid children of 64 users x 32 beams at every
+            level. "beams": counts invalid and duplicate ones among a million beams of a small catalogue. "size": builds and
+            saves a trie, which a second process opens.
+        items: Number of items of the section "children".
+        large: Number of items of the section "size".
+        rounds: Number of rounds of the section "children".
     """
-    made = {
+    functions = {
         "children": lambda: _measure_children(items, rounds),
         "beams": _count_illegal_beams,
         "size": lambda: _measure_size(large),
     }
-    found = {name: made[name]() for name in _SECTIONS if name in sections.split(",")}
-    rows = [{"section": name, **row} for name, row in found.items()]
+    results = {name: functions[name]() for name in _SECTIONS if name in sections.split(",")}
+    rows = [{"section": name, **row} for name, row in results.items()]
     ratio = {
-        f"{name}: {key}": value for name, row in found.items() for key, value in row.items() if key in _TOLD
+        f"{name}: {key}": value
+        for name, row in results.items()
+        for key, value in row.items()
+        if key in _RATIO_KEYS
     }
     return {"rows": rows, "ratio": ratio}
 
 
-_TOLD = ("times as fast as dictionaries", "illegal", "doubled", "build_s", "MB", "open_s", "private_MB")
+# Keys of the rows that the result has as ratios too.
+_RATIO_KEYS = ("times as fast as dictionaries", "illegal", "doubled", "build_s", "MB", "open_s", "private_MB")
 
 
 def _draw_sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Draw random ids [I, levels + 1]; the last code distinguishes items with the same tuple."""
+    """Draw random semantic ids [I, levels + 1], and return them with the number of codes per level.
+
+    The last code distinguishes items whose other codes are equal.
+    """
     codes_IL = np.random.default_rng(seed).integers(0, codes, (items, levels)).astype(np.int32)
-    place = codes_IL.astype(np.int64) @ (codes ** np.arange(levels)[::-1])
-    order = np.argsort(place, kind="stable")
-    first = np.searchsorted(place[order], place[order], side="left")
-    number = np.empty(items, np.int32)
-    number[order] = np.arange(items) - first
-    return np.concatenate([codes_IL, number[:, None]], 1), (*(codes,) * levels, int(number.max()) + 1)
+    packed_codes = codes_IL.astype(np.int64) @ (codes ** np.arange(levels)[::-1])
+    order = np.argsort(packed_codes, kind="stable")
+    first = np.searchsorted(packed_codes[order], packed_codes[order], side="left")
+    last_code = np.empty(items, np.int32)
+    last_code[order] = np.arange(items) - first
+    return np.concatenate([codes_IL, last_code[:, None]], 1), (*(codes,) * levels, int(last_code.max()) + 1)
 
 
 def _measure_children(items: int, rounds: int) -> dict[str, Any]:
-    """Time the children of 2,048 prefixes at each of three levels: one call of the trie against a dictionary of prefixes."""
+    """Time the lookup of the children of 2,048 prefixes at each of three levels, by the trie and by a dictionary of prefixes."""
     import torch
 
     from nonet.models.generation import Trie
 
     drawn = np.random.default_rng(0).integers(0, _CODES, (items, _LEVELS)).astype(np.int32)
     sids, codes = np.unique(drawn, axis=0), (_CODES,) * _LEVELS
-    made = Trie.build(sids, codes)
+    trie = Trie.build(sids, codes)
     following: dict[tuple[int, ...], list[int]] = {}
     for level in range(_LEVELS):
         for prefix in np.unique(sids[:, : level + 1], axis=0).tolist():
             following.setdefault(tuple(prefix[:-1]), []).append(prefix[-1])
     picks = np.random.default_rng(1).integers(0, len(sids), _USERS * _BEAMS)
-    nodes = [made.find_nodes(level, torch.from_numpy(picks)) for level in range(_LEVELS)]
+    nodes = [trie.find_nodes(level, torch.from_numpy(picks)) for level in range(_LEVELS)]
     prefixes = [[tuple(row) for row in sids[picks, :level].tolist()] for level in range(_LEVELS)]
-    ours, theirs, same = [], [], True
+    trie_s, dictionary_s, same = [], [], True
     torch.set_num_threads(1)
     for _ in range(rounds):
-        with LapTimer() as taken:
-            legal = [
-                made.find_children(level, nodes[level].view(_USERS, _BEAMS)) >= 0 for level in range(_LEVELS)
+        with LapTimer() as timer:
+            trie_masks = [
+                trie.find_children(level, nodes[level].view(_USERS, _BEAMS)) >= 0 for level in range(_LEVELS)
             ]
-        ours.append(taken.last_s)
-        with LapTimer() as taken:
+        trie_s.append(timer.last_s)
+        with LapTimer() as timer:
             masks = []
             for level in range(_LEVELS):
                 mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
@@ -87,36 +94,36 @@ def _measure_children(items: int, rounds: int) -> dict[str, Any]:
                     for code in following[prefix]:
                         mask[row, code] = True
                 masks.append(mask)
-        theirs.append(taken.last_s)
-        same &= all(torch.equal(a.flatten(0, 1), b) for a, b in zip(legal, masks, strict=True))
-    by_list = []
-    for _ in range(rounds):  # a list a prefix, put into the mask at once: the kinder loop
-        with LapTimer() as taken:
+        dictionary_s.append(timer.last_s)
+        same &= all(torch.equal(a.flatten(0, 1), b) for a, b in zip(trie_masks, masks, strict=True))
+    list_s = []
+    for _ in range(rounds):  # a faster loop, which sets all children of a prefix at once
+        with LapTimer() as timer:
             for level in range(_LEVELS):
                 mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
                 for row, prefix in enumerate(prefixes[level]):
                     mask[row, following[prefix]] = True
-        by_list.append(taken.last_s)
-    own = float(np.median(ours))
+        list_s.append(timer.last_s)
+    median_s = float(np.median(trie_s))
     return {
         "items": len(sids),
-        "ms": 1000 * own,
-        "times as fast as dictionaries": float(np.median(theirs)) / own,
-        "times as fast as a list a prefix": float(np.median(by_list)) / own,
+        "ms": 1000 * median_s,
+        "times as fast as dictionaries": float(np.median(dictionary_s)) / median_s,
+        "times as fast as a list a prefix": float(np.median(list_s)) / median_s,
         "same": same,
     }
 
 
 def _count_illegal_beams() -> dict[str, Any]:
-    """Count illegal, masked and duplicate beams among a million beams of random scores over 20,000 items."""
+    """Count invalid, masked and duplicate beams among a million beams, for random scores and 20,000 items."""
     import torch
 
     from nonet.models.generation import Trie, search_beams
     from nonet.types import Jagged
 
     sids, codes = _draw_sids(20_000, 32, 3, 2)
-    made, wide, users = Trie.build(sids, codes), 100, 250
-    illegal = doubled = seen = 0
+    trie, width, users = Trie.build(sids, codes), 100, 250
+    illegal = doubled = total = 0
     for step in range(40):
         noise = torch.Generator().manual_seed(step)
         draw = np.random.default_rng(step)
@@ -125,28 +132,28 @@ def _count_illegal_beams() -> dict[str, Any]:
         if step % 2:
             rows = [np.sort(draw.choice(20_000, 50, replace=False)) for _ in range(users)]
             hidden = Jagged(np.concatenate(rows), np.arange(users + 1) * 50)
-        found = search_beams(model, _Cache(torch.zeros(users, 1)), made, wide, forbidden=hidden)  # type: ignore[arg-type]
-        item, valid = found.item.numpy(), found.valid.numpy()
-        right = (sids[np.maximum(item, 0)] == found.sid.numpy()).all(-1)
-        illegal += int((valid & ~right).sum())
+        beams = search_beams(model, _Cache(torch.zeros(users, 1)), trie, width, forbidden=hidden)  # type: ignore[arg-type]
+        item, valid = beams.item.numpy(), beams.valid.numpy()
+        has_own_sid = (sids[np.maximum(item, 0)] == beams.sid.numpy()).all(-1)
+        illegal += int((valid & ~has_own_sid).sum())
         if hidden is not None:
             masked = np.stack([np.isin(item[user], hidden[user]) for user in range(users)])
             illegal += int((valid & masked).sum())
-        ordered = np.sort(np.where(valid, item, -1 - np.arange(wide)), 1)
+        ordered = np.sort(np.where(valid, item, -1 - np.arange(width)), 1)
         doubled += int((ordered[:, 1:] == ordered[:, :-1]).sum())
-        seen += int(valid.sum())
-    return {"beams": seen, "illegal": float(illegal), "doubled": float(doubled)}
+        total += int(valid.sum())
+    return {"beams": total, "illegal": float(illegal), "doubled": float(doubled)}
 
 
 class _Cache:
-    """A cache with a state alone."""
+    """A KV cache that has only a state."""
 
     def __init__(self, state: Any):
         self.state = state
 
 
 class _Noise:
-    """A model whose logits are drawn anew at every step."""
+    """A model with random logits at every step."""
 
     def __init__(self, codes: tuple[int, ...], noise: Any):
         self._codes, self._noise = codes, noise
@@ -159,14 +166,14 @@ class _Noise:
 
 
 def _measure_size(items: int) -> dict[str, Any]:
-    """Time building a trie, count its bytes on disk, and measure a second process that opens it and walks to 1,000 leaves."""
+    """Measure the time to build a trie, its size on disk, and the time and memory of a second process that opens it."""
     from nonet.models.generation import Trie
 
     sids, codes = _draw_sids(items, _CODES, _LEVELS, 3)
     with LapTimer() as built:
-        made = Trie.build(sids, codes)
+        trie = Trie.build(sids, codes)
     with tempfile.TemporaryDirectory() as folder:
-        made.save(folder)
+        trie.save(folder)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
@@ -183,14 +190,14 @@ def _measure_size(items: int) -> dict[str, Any]:
 
 
 def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
-    """Return the seconds to open a trie and to walk to a thousand leaves, and this process's private bytes after that."""
+    """Return the seconds to open a trie and to walk to 1,000 leaves, and by how many private bytes this process grew."""
     import torch
 
     from nonet.models.generation import Trie
 
     torch.zeros(1)
     before = _read_private_bytes()
-    with LapTimer() as taken:
+    with LapTimer() as opened:
         trie = Trie.load(folder)
     with LapTimer() as walked:
         leaf = torch.arange(0, trie.n_leaves, max(1, trie.n_leaves // 1000))
@@ -198,7 +205,7 @@ def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
         for level in range(trie.levels):
             trie.find_children(level, trie.find_nodes(level, leaf[:1]))
     assert len(trie.leaf_of_item) == items
-    return taken.last_s, walked.last_s, _read_private_bytes() - before
+    return opened.last_s, walked.last_s, _read_private_bytes() - before
 
 
 def _read_private_bytes() -> int:

@@ -1,6 +1,7 @@
-"""Readers of the same Parquet files to torch tensors; each gives values and rows, and the time of its first batch.
+"""The contenders of `nonet bench samples`, which read the same Parquet files into torch tensors.
 
-Every contender gives jagged tensors of the list column and sums all values, so that lazy views are read.
+Each contender yields the values of the list column and the number of rows, batch by batch. `time_pass` sums all values, so
+that views of memory-mapped files are read too.
 """
 
 from __future__ import annotations
@@ -43,23 +44,29 @@ class ReadPass:
 def time_pass(
     batches: Callable[[Sequence[str]], Iterable[tuple[torch.Tensor, int]]], files: Sequence[str]
 ) -> ReadPass:
-    """Time a pass over files; batches are (values [N], rows)."""
-    began, cpu, first, total, rows = time.perf_counter(), time.process_time(), 0.0, 0, 0
+    """Time a pass over files.
+
+    Args:
+        batches: Yields the batches of files as (values [N], number of rows).
+        files: The files.
+    """
+    began, cpu_began, first_s, total, rows = time.perf_counter(), time.process_time(), 0.0, 0, 0
     for values, count in batches(files):
-        first = first or time.perf_counter() - began
+        first_s = first_s or time.perf_counter() - began
         total, rows = total + int(values.sum()), rows + count
-    return ReadPass(time.perf_counter() - began, time.process_time() - cpu, first, total, rows)
+    return ReadPass(time.perf_counter() - began, time.process_time() - cpu_began, first_s, total, rows)
 
 
 def make_nonet_reader(
     *, order: str = "groups", ledger: bool = True, packed: bool = False
 ) -> Callable[[Sequence[str]], Iterator[tuple[torch.Tensor, int]]]:
-    """Return the reader of the local engine.
+    """Return Nonet's reader.
 
     Args:
-        order: "files", "groups" (shuffled row groups) or "rows" (shuffled within them too).
+        order: The order of rows: "files" (not shuffled), "groups" (shuffled row groups) or "rows" (also shuffled within row
+            groups).
         ledger: Whether a ledger records the rows.
-        packed: Whether to read the packed Arrow beside the files (`pack_beside`).
+        packed: Whether to read the packed Arrow files that `pack_beside` makes instead of the Parquet files.
     """
 
     def read_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
@@ -68,19 +75,19 @@ def make_nonet_reader(
         stream = read([pack_beside(file) for file in files] if packed else files).prefetch(4)
         stream = stream if order == "files" else stream.shuffle(7, in_group=order == "rows")
         feed = stream.open(rows=ROWS)
-        account = feed.make_ledger() if ledger else None
+        sample_ledger = feed.make_ledger() if ledger else None
         for batch in feed.iterate_batches(
-            (s for step in range(feed.steps.an_epoch) for s in feed.get_slices(step)), account
+            (s for step in range(feed.steps.an_epoch) for s in feed.get_slices(step)), sample_ledger
         ):
             yield batch["items"].values, len(batch)
-            if account is not None:
-                feed.apply_batch(batch, account)
+            if sample_ledger is not None:
+                feed.apply_batch(batch, sample_ledger)
 
     return read_batches
 
 
 def pack_beside(file: str) -> str:
-    """Return the packed Arrow of a Parquet file, which is made the first time."""
+    """Return the path of the packed Arrow file of a Parquet file, which is made if it does not exist."""
     folder = Path(file).parent / "packed"
     target = folder / f"{Path(file).stem}.arrow"
     if not target.exists():
@@ -89,7 +96,7 @@ def pack_beside(file: str) -> str:
 
 
 def read_arrow_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
-    """Read with pyarrow's iter_batches on one thread, with views as tensors."""
+    """Read with pyarrow's iter_batches on one thread; the tensors are views of Arrow's memory."""
     for file in files:
         for batch in pq.ParquetFile(file).iter_batches(ROWS, use_threads=False):
             values, _ = _to_jagged(batch.column("items"))
@@ -112,20 +119,23 @@ def read_ray_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]
 
 
 class _Vectorised(torch.utils.data.IterableDataset):
-    """Arrow batches of a worker's files."""
+    """Iterates over the Arrow batches of a worker's share of the files."""
 
     def __init__(self, files: Sequence[str]):
         self.files = list(files)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         info = torch.utils.data.get_worker_info()
-        mine = self.files if info is None else self.files[info.id :: info.num_workers]
-        for values, rows in read_arrow_batches(mine):
-            yield values.clone(), rows  # shared memory takes no view of Arrow's
+        own_files = self.files if info is None else self.files[info.id :: info.num_workers]
+        for values, rows in read_arrow_batches(own_files):
+            yield (
+                values.clone(),
+                rows,
+            )  # a copy, because views of Arrow's memory cannot be moved to shared memory
 
 
 def read_torch_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
-    """Read with torch's DataLoader, two workers, whole batches."""
+    """Read with torch's DataLoader and two workers, which return whole batches."""
     loader = torch.utils.data.DataLoader(
         _Vectorised(files), batch_size=None, num_workers=2, prefetch_factor=2
     )
@@ -145,12 +155,12 @@ def write_files(folder: Path, files: int, rows: int, values: int = 50) -> list[s
             continue
         draw = np.random.default_rng(number)
         items = np.minimum(draw.zipf(1.3, rows * values), 1_000_000).astype(np.int64)
-        cuts = pa.array(np.arange(0, rows * values + 1, values, dtype=np.int32))
+        offsets = pa.array(np.arange(0, rows * values + 1, values, dtype=np.int32))
         table = pa.table(
             {
                 "user": np.arange(rows) + number * rows,
                 "ts": draw.integers(0, 1 << 40, rows),
-                "items": pa.ListArray.from_arrays(cuts, pa.array(items)),
+                "items": pa.ListArray.from_arrays(offsets, pa.array(items)),
                 "label": draw.integers(0, 2, rows).astype(np.int8),
             }
         )

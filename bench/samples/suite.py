@@ -1,8 +1,8 @@
-"""`nonet bench samples`: rows a second from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger.
+"""`nonet bench samples`: the speed of reading Parquet files into torch tensors, of resuming, and of the ledger.
 
-Contenders take turns over the same files, `rounds` times; medians. Each reads N rows and 4N rows of distinct files,
-which separates fixed seconds from the slope: slope = 3N rows / (seconds of 4N - seconds of N). All must read the same
-sum of values. The page cache is warm.
+Nonet's readers are compared with pyarrow, Ray Data and DataLoader. The contenders take turns over the same files, and medians
+are reported. Each reads N and 4N rows of distinct files, which separates a fixed time from the slope: slope = 3N rows /
+(seconds of 4N - seconds of N). All must read the same sum of values. The files are in the page cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nonet.bench.samples.contenders import (
 from nonet.bench.samples.cost import measure_cost
 from nonet.errors import ConfigError
 
-_FILES = 4  # of N rows; 4N have four times as many
+_FILES = 4  # number of files with N rows in total; 4N rows are in four times as many
 
 
 def bench_samples(
@@ -40,15 +40,15 @@ def bench_samples(
 
     Args:
         rows: Number N of rows.
-        rounds: Rounds of each contender.
-        ray: Whether Ray takes part (seconds for each pass).
-        sections: speed, resume, ledger, cost.
+        rounds: Number of rounds of each contender.
+        ray: Whether Ray Data is measured too, which takes seconds per pass.
+        sections: Names of sections (speed, resume, ledger, cost), separated by commas.
 
     Raises:
         ConfigError: A section is unknown.
     """
     folder = Path(tempfile.mkdtemp(prefix="nonet-bench-samples-"))
-    made: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     parts: dict[str, Callable[[], tuple[list[Any], dict[str, float]]]] = {
         "speed": lambda: _measure_speed(write_files(folder, 4 * _FILES, rows // _FILES), rounds, ray),
         "resume": lambda: _measure_resume(
@@ -62,11 +62,11 @@ def bench_samples(
             if name not in parts:
                 raise ConfigError(f"bench samples has no section {name!r}; there are {', '.join(parts)}")
             rows_of_section, ratios = parts[name]()
-            made["rows"] += rows_of_section
-            made["ratio"] |= ratios
+            result["rows"] += rows_of_section
+            result["ratio"] |= ratios
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return made
+    return result
 
 
 def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[str, float]]:
@@ -84,18 +84,18 @@ def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any],
         contenders["Ray iter_torch_batches"] = read_ray_batches
     small, passes = files[:_FILES], {name: ([], []) for name in contenders}
     for batches in contenders.values():
-        time_pass(batches, small)  # files into the page cache, modules in memory
+        time_pass(batches, small)  # loads the files into the page cache, and modules
     for _ in range(rounds):
         for name, batches in contenders.items():
-            for which, of in enumerate((small, files)):
-                passes[name][which].append(time_pass(batches, of))
-    _check_same_rows([each for pair in passes.values() for each in pair[0]])
-    _check_same_rows([each for pair in passes.values() for each in pair[1]])
+            for index, read_files in enumerate((small, files)):
+                passes[name][index].append(time_pass(batches, read_files))
+    _check_same_rows([read_pass for pair in passes.values() for read_pass in pair[0]])
+    _check_same_rows([read_pass for pair in passes.values() for read_pass in pair[1]])
     facts = {name: _summarise_passes(*pair) for name, pair in passes.items()}
     rows = [{"reader": name, **fact} for name, fact in facts.items()]
-    mine, slope, first = facts["ours, row groups shuffled"], "slope krows/s", "first batch ms"
+    ours, slope, first = facts["ours, row groups shuffled"], "slope krows/s", "first batch ms"
     ratio = {
-        f"slope, ours / {name}": mine[slope] / fact[slope]
+        f"slope, ours / {name}": ours[slope] / fact[slope]
         for name, fact in facts.items()
         if not name.startswith("ours")
     }
@@ -106,27 +106,30 @@ def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any],
         facts["ours, packed"][slope] / facts["pyarrow iter_batches"][slope]
     )
     ratio["CPU without the ledger / with it"] = (
-        facts["ours without the ledger"]["CPU s a Mrow"] / mine["CPU s a Mrow"]
+        facts["ours without the ledger"]["CPU s a Mrow"] / ours["CPU s a Mrow"]
     )
     if ray:
-        ratio["first batch, Ray / ours"] = facts["Ray iter_torch_batches"][first] / mine[first]
+        ratio["first batch, Ray / ours"] = facts["Ray iter_torch_batches"][first] / ours[first]
     _stop_ray(ray)
     return rows, ratio
 
 
 def _summarise_passes(small: list[ReadPass], large: list[ReadPass]) -> dict[str, float]:
-    """Compute fixed seconds and slope from medians; CPU time is that of this process alone (not of workers or Ray)."""
-    n, wide = small[0].rows, large[0].rows
-    few, many = (statistics.median(each.seconds for each in passes) for passes in (small, large))
-    slope = (wide - n) / max(1e-9, many - few)
-    spread = sorted((wide - n) / max(1e-9, b.seconds - a.seconds) for a, b in zip(small, large, strict=True))
+    """Compute the fixed seconds and the slope from medians; CPU time is that of this process, without workers and Ray."""
+    small_rows, large_rows = small[0].rows, large[0].rows
+    small_s, large_s = (statistics.median(each.seconds for each in passes) for passes in (small, large))
+    slope = (large_rows - small_rows) / max(1e-9, large_s - small_s)
+    slopes = sorted(
+        (large_rows - small_rows) / max(1e-9, b.seconds - a.seconds)
+        for a, b in zip(small, large, strict=True)
+    )
     return {
         "slope krows/s": slope / 1e3,
-        "from krows/s": spread[0] / 1e3,
-        "to krows/s": spread[-1] / 1e3,
-        "fixed s": max(0.0, few - n / slope),
+        "from krows/s": slopes[0] / 1e3,
+        "to krows/s": slopes[-1] / 1e3,
+        "fixed s": max(0.0, small_s - small_rows / slope),
         "first batch ms": 1e3 * statistics.median(each.first_s for each in small),
-        "CPU s a Mrow": 1e6 * statistics.median(each.cpu_s for each in large) / wide,
+        "CPU s a Mrow": 1e6 * statistics.median(each.cpu_s for each in large) / large_rows,
     }
 
 
@@ -140,30 +143,33 @@ def _check_same_rows(passes: list[ReadPass]) -> None:
 def _measure_resume(
     files: list[str], folder: Path, rounds: int, ray: bool
 ) -> tuple[list[Any], dict[str, float]]:
-    """Measure the seconds to the first batch with loaded modules: at the start, and after 99 % of the rows."""
+    """Measure the time to the first batch, at the start of the data and when resuming after 99 % of the rows.
+
+    Modules are loaded before. With `ray`, resuming from a checkpoint of Ray Data is measured too.
+    """
     from nonet.samples.ledger import SampleLedger, write_snapshot
     from nonet.samples.streams import read
 
     stream = read(files).shuffle(7, in_group=False)
     feed = stream.open(rows=4096)
-    ledger, at = feed.make_ledger(), int(0.99 * feed.steps.an_epoch)
-    for step in range(at):
+    ledger, resume_step = feed.make_ledger(), int(0.99 * feed.steps.an_epoch)
+    for step in range(resume_step):
         for part in feed.get_slices(step):
             ledger.lease(part)
         ledger.apply_step(step)
-    commit = folder / "commit"
-    write_snapshot(ledger.snapshot(), commit)
+    checkpoint = folder / "commit"
+    write_snapshot(ledger.snapshot(), checkpoint)
 
     def start() -> None:
         next(stream.open(rows=4096).iterate_epoch(0))
 
     def resume() -> None:
-        again = stream.open(rows=4096, manifest=SampleLedger.read_manifest(commit))
-        account = again.make_ledger()
-        account.load(commit)
-        part = again.get_slices(at)[0]
-        assert not account.is_done(part)
-        next(iter(again.iterate_batches([part], account)))
+        resumed_feed = stream.open(rows=4096, manifest=SampleLedger.read_manifest(checkpoint))
+        resumed_ledger = resumed_feed.make_ledger()
+        resumed_ledger.load(checkpoint)
+        part = resumed_feed.get_slices(resume_step)[0]
+        assert not resumed_ledger.is_done(part)
+        next(iter(resumed_feed.iterate_batches([part], resumed_ledger)))
 
     seconds: dict[str, list[float]] = {"start": [], "resume": []}
     for _ in range(3 * rounds):
@@ -171,21 +177,21 @@ def _measure_resume(
             began = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - began)
-    begun, resumed = (statistics.median(seconds[name]) for name in ("start", "resume"))
+    start_s, resume_s = (statistics.median(seconds[name]) for name in ("start", "resume"))
     rows = [
-        {"first batch": "at 0 %", "ms": 1e3 * begun},
-        {"first batch": "resumed at 99 %", "ms": 1e3 * resumed},
+        {"first batch": "at 0 %", "ms": 1e3 * start_s},
+        {"first batch": "resumed at 99 %", "ms": 1e3 * resume_s},
     ]
-    ratio = {"resume at 99 % / first batch at 0 %": resumed / begun}
+    ratio = {"resume at 99 % / first batch at 0 %": resume_s / start_s}
     if ray:
-        theirs = _measure_ray_checkpoint(files, folder)
-        rows.append({"first batch": "Ray's checkpoint at 99 %", "ms": 1e3 * theirs})
-        ratio["resume at 99 %, Ray's checkpoint / ours"] = theirs / resumed
+        ray_s = _measure_ray_checkpoint(files, folder)
+        rows.append({"first batch": "Ray's checkpoint at 99 %", "ms": 1e3 * ray_s})
+        ratio["resume at 99 %, Ray's checkpoint / ours"] = ray_s / resume_s
     return rows, ratio
 
 
 def _measure_ray_checkpoint(files: list[str], folder: Path) -> float:
-    """Measure the seconds to the first batch with Ray Data's row checkpoint, which has the ids of 99 % of the rows by `user`."""
+    """Measure the seconds to the first batch with a row checkpoint of Ray Data that contains the ids of 99 % of the rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import ray.data
@@ -193,12 +199,12 @@ def _measure_ray_checkpoint(files: list[str], folder: Path) -> float:
 
     _start_ray()
     users = np.concatenate([pq.read_table(file, columns=["user"])["user"].to_numpy() for file in files])
-    place = folder / "ray-checkpoint"
-    place.mkdir()
-    pq.write_table(pa.table({"user": np.sort(users)[: int(0.99 * len(users))]}), place / "ids.parquet")
+    checkpoint = folder / "ray-checkpoint"
+    checkpoint.mkdir()
+    pq.write_table(pa.table({"user": np.sort(users)[: int(0.99 * len(users))]}), checkpoint / "ids.parquet")
     context = ray.data.DataContext.get_current()
     context.checkpoint_config = CheckpointConfig(
-        id_column="user", checkpoint_path=str(place), delete_checkpoint_on_success=False
+        id_column="user", checkpoint_path=str(checkpoint), delete_checkpoint_on_success=False
     )
     try:
         began = time.perf_counter()
@@ -211,22 +217,22 @@ def _measure_ray_checkpoint(files: list[str], folder: Path) -> float:
 
 
 def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
-    """Measure the bytes of a ledger's state and the cost of a lease.
+    """Measure the size of a ledger's state, and the time of a lease.
 
-    States are 1e9 rows in order, and 10 M rows of which a random half is done.
+    One ledger has applied 1e9 rows in order, the other a random half of 10 million rows.
     """
     from nonet.samples.ledger import DataManifest, OrderSlice, SampleLedger
 
     rows = []
-    whole = SampleLedger(DataManifest.from_rows("rows", 1 << 30), "order", 1 << 30)
+    ordered = SampleLedger(DataManifest.from_rows("rows", 1 << 30), "order", 1 << 30)
     began = time.perf_counter()
     for step, start in enumerate(range(0, 10**9, 4096)):
         part = OrderSlice(step, 0, 0, start, min(start + 4096, 10**9))
-        whole.lease(part)
-        whole.apply(part)
+        ordered.lease(part)
+        ordered.apply(part)
     micros = 1e6 * (time.perf_counter() - began) / (step + 1)
     began = time.perf_counter()
-    size = sum(map(len, whole.snapshot()))
+    size = sum(map(len, ordered.snapshot()))
     rows.append(
         {
             "ledger": "1e9 rows in order",
@@ -235,12 +241,12 @@ def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
             "snapshot ms": 1e3 * (time.perf_counter() - began),
         }
     )
-    half = SampleLedger(DataManifest.from_rows("rows", 10**7), "order", 10**7)
-    for place in np.random.default_rng(0).permutation(10**7)[: 5 * 10**6].tolist():
-        part = OrderSlice(place, 0, 0, place, place + 1)
-        half.lease(part)
-        half.apply(part)
-    rows.append({"ledger": "a random half of 10 M rows", "bytes": sum(map(len, half.snapshot()))})
+    scattered = SampleLedger(DataManifest.from_rows("rows", 10**7), "order", 10**7)
+    for row in np.random.default_rng(0).permutation(10**7)[: 5 * 10**6].tolist():
+        part = OrderSlice(row, 0, 0, row, row + 1)
+        scattered.lease(part)
+        scattered.apply(part)
+    rows.append({"ledger": "a random half of 10 M rows", "bytes": sum(map(len, scattered.snapshot()))})
     return rows, {f"MB, {row['ledger']}": row["bytes"] / 1e6 for row in rows}
 
 
