@@ -3,7 +3,7 @@
 GRPO: A = (r - mean) / (std + eps) over a user's valid beams; std with n - 1, as in verl, TRL and MiniOneRec (eps 1e-4).
 GDPO (arXiv 2601.05242; verl's gdpo_reward_weights): each objective is normalised in its group as in GRPO, then the weighted
 sum is whitened over the batch, so the scale of one objective does not dominate another. Dr. GRPO: no division by the standard
-deviation. REINFORCE++: whitened over the batch alone, with or without subtracting the group's mean first. RLOO is in draws.py.
+deviation. REINFORCE++: only whitened over the batch, with or without subtracting the group's mean first. RLOO is in draws.py.
 
 A group with fewer than two valid beams, or whose rewards are all equal, has advantage exactly 0 and is counted. The
 arithmetic is float64, so that rounding gives no spread to a group of equal rewards.
@@ -32,7 +32,7 @@ class Advantages:
         small_groups: Number of groups with fewer than two valid beams.
         flat_groups: Number of groups whose rewards are all equal.
         used_U: Mask [U] bool of the groups that the loss is computed and averaged over; None for all.
-        group_U: Weight [U] of each group's next event in a next-event loss; None where there is none.
+        group_U: Weight [U] of each prompt in a next-event loss; None if the algorithm has no such loss.
     """
 
     value: Tensor
@@ -95,7 +95,7 @@ def normalise_objectives(
 ) -> Advantages:
     """Normalise each objective in its group, sum with weights, and whiten over the batch.
 
-    Whitening counts every valid beam of a group with two or more; those without spread count as 0.
+    The batch statistics include every valid beam of a group with two or more; beams of groups without spread count as 0.
 
     Args:
         rewards: Rewards [U, W] by name.
@@ -139,12 +139,12 @@ def _normalise(reward_UW: Tensor, valid_UW: Tensor, eps: float) -> tuple[Tensor,
     centred_UW, small_U, flat_U = _centre(reward_UW, valid_UW)
     count_U1 = valid_UW.sum(1, keepdim=True)
     std_U1 = (centred_UW.square().sum(1, keepdim=True) / (count_U1 - 1).clamp_min(1)).sqrt()
-    dead_U1 = (small_U | flat_U)[:, None]
-    return torch.where(dead_U1, 0.0, centred_UW / (std_U1 + eps)), small_U, flat_U
+    has_no_advantage_U1 = (small_U | flat_U)[:, None]
+    return torch.where(has_no_advantage_U1, 0.0, centred_UW / (std_U1 + eps)), small_U, flat_U
 
 
 def _centre(reward_UW: Tensor, valid_UW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the reward less its group's mean [U, W] float64, and masks [U] of the groups that are too small or flat.
+    """Return the reward minus its group's mean [U, W] float64, and masks [U] of the groups that are too small or flat.
 
     The beams of such groups get 0.
     """

@@ -1,8 +1,8 @@
 """DAPO: GRPO with a wider clip upwards, a mean over tokens, no KL term, and only groups whose rewards differ.
 
-Yu et al., arXiv 2503.14476. Dynamic sampling asks for `oversample` times the stage's users at once and learns from the groups
-with a spread alone; it does not ask again until a step is full. Its mean over tokens is GRPO's here: all semantic ids have the
-same number of codes.
+Yu et al., arXiv 2503.14476. Dynamic sampling generates beams for `oversample` times the stage's users at once, and the loss uses
+only groups whose rewards differ. Unlike in the paper, it does not generate more until a step has a fixed number of such groups.
+DAPO's mean over tokens equals GRPO's loss here, since all semantic ids have the same number of codes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Dapo(PolicyGradient):
     clip: Clip = [0.2, 0.28]
     normalise: Normalise = None
     oversample: Annotated[
-        float, Field(ge=1, le=16, description="prompts asked for, as a multiple of the stage's users")
+        float,
+        Field(ge=1, le=16, description="number of prompts per step, as a multiple of the stage's users"),
     ] = 1.5
 
 
@@ -39,11 +40,11 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Compute GRPO's advantages, and exclude groups without spread from the loss."""
-    from nonet.rl.algorithms.grpo import compute_advantages as of_group
+    """Compute GRPO's advantages, and exclude groups whose rewards are all equal from the loss."""
+    from nonet.rl.algorithms.grpo import compute_advantages as compute_group_advantages
 
-    found = of_group(rewards, weights, valid_UW, options, reduce, draws)
-    return replace(found, used_U=(found.value != 0).any(1))
+    advantages = compute_group_advantages(rewards, weights, valid_UW, options, reduce, draws)
+    return replace(advantages, used_U=(advantages.value != 0).any(1))
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:

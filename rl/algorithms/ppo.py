@@ -1,4 +1,4 @@
-"""PPO: a value head estimates the return of each prompt and prefix; advantages are relative to it at each level.
+"""PPO: a value head estimates the return after each prefix of codes, and is the baseline of the advantages at each level.
 
 Schulman et al., arXiv 1707.06347, with generalised advantage estimation (arXiv 1506.02438, no discount). The head reads the
 model's detached states and has its own learning rate. Its values start at 0, so the first steps have no baseline.
@@ -27,7 +27,11 @@ class Ppo(PolicyGradient):
     clip: Clip = 0.2
     decay: Annotated[
         float,
-        Field(ge=0, le=1, description="lambda of generalised advantages: how far a surprise reaches back"),
+        Field(
+            ge=0,
+            le=1,
+            description="lambda of generalised advantage estimation: 0 uses one-step errors of the values, 1 the whole return",
+        ),
     ] = 0.95
     value_lr: Annotated[Rate, Field(description="the value head's learning rate")] = 1e-2
 
@@ -66,9 +70,9 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     from nonet.rl.algorithms.grpo import compute_clipped_loss
 
     assert policy.value_UWL is not None
-    before_UWL = policy.value_UWL if policy.baseline_UWL is None else policy.baseline_UWL
+    old_value_UWL = policy.value_UWL if policy.baseline_UWL is None else policy.baseline_UWL
     advantage_UWL, return_UWL = compute_generalised_advantage(
-        policy.advantage_UW, before_UWL, options["decay"]
+        policy.advantage_UW, old_value_UWL, options["decay"]
     )
     error = (policy.value_UWL - return_UWL).square() / 2
     if policy.weight_UW is not None:

@@ -1,6 +1,6 @@
 """Rewards: a function or a class that scores rollouts.
 
-    @nonet.reward                          # arguments are columns by name, keyword-only ones are YAML keys
+    @nonet.reward                          # positional arguments are columns, keyword-only ones are options in YAML
     def cheap(price, *, ceiling: float = 50.0):
         return price <= ceiling
 
@@ -62,7 +62,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def reward(function: _F) -> _F:
-    """Mark a function as a reward and check its signature; the function stays callable as it is."""
+    """Mark a function as a reward and check its signature; returns the function itself."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"@reward takes a function, got {function!r}. For a class, inherit from nonet.Reward."
@@ -73,7 +73,7 @@ def reward(function: _F) -> _F:
 
 
 class FunctionReward(Reward):
-    """Adapts a function: passes it its columns of the rollouts and its options."""
+    """A reward that calls a function with columns of the rollouts as its arguments, and with its options."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]):
         self.function, self.options = function, dict(options)
@@ -83,7 +83,7 @@ class FunctionReward(Reward):
 
     def score(self, r: Rollouts) -> Any:
         """Call the function with its columns and options."""
-        values = [getattr(r, name) if name in FIELDS else _column(r, name) for name in self.arguments]
+        values = [getattr(r, name) if name in FIELDS else _get_column(r, name) for name in self.arguments]
         return self.function(*values, **self.options)
 
 
@@ -108,7 +108,7 @@ def check_options(target: Any, options: Mapping[str, Any], *, name: str | None =
     """Check options against the signature without creating the reward, so that a planner can call it.
 
     Raises:
-        ConfigError: The target is no reward, or an option is unknown, missing or has the wrong type.
+        ConfigError: The target is not a reward, or an option is unknown, missing or has the wrong type.
     """
     title = f"reward {name or getattr(target, '__name__', type(target).__name__)!r}"
     if isinstance(target, type):
@@ -146,7 +146,7 @@ def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> 
     """
     try:
         hints = get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)
-    except Exception:  # an annotation may name what only a type checker imports
+    except Exception:  # an annotation may use a name that is imported only for type checkers
         return
     for key in options.keys() & hints.keys():
         try:
@@ -163,7 +163,7 @@ def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> 
 
 
 def list_columns(target: Any) -> list[str]:
-    """Return the item columns that a function or class requests, as far as they are known before it is created."""
+    """Return the item columns that a function or class requests; [] if a class determines them only when it is constructed."""
     if not isinstance(target, type | Reward):
         return [name for name in _parse_arguments(target)[0] if name not in FIELDS]
     columns = target.columns
@@ -198,7 +198,7 @@ def _parse_arguments(function: Callable[..., Any]) -> tuple[list[str], list[insp
     return columns, options
 
 
-def _column(r: Rollouts, name: str) -> Any:
+def _get_column(r: Rollouts, name: str) -> Any:
     if name not in r.columns:
         known = sorted({*FIELDS, *r.columns})
         raise DataError(f"there is no column {name!r}{_suggest(name, known)}.")
@@ -250,22 +250,26 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
         where, _, attribute = SHIPPED[use].partition(":")
         module = importlib.import_module(where)
     else:
-        ways = "Or name file.py[:Name] or package.module:Name."
+        hint = "Or name file.py[:Name] or package.module:Name."
         raise ConfigError(
-            f"{title}: no reward {use!r} is shipped{_suggest(use, list(SHIPPED)).rstrip('?')}. {ways}"
+            f"{title}: no reward {use!r} is shipped{_suggest(use, list(SHIPPED)).rstrip('?')}. {hint}"
         )
-    return _get_named(module, attribute, title) if attribute else _get_only(module, f"{title} ({where})")
+    return (
+        _get_named(module, attribute, title)
+        if attribute
+        else _get_single_reward(module, f"{title} ({where})")
+    )
 
 
 def _get_named(module: ModuleType, attribute: str, title: str) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(
-            f"{title}: no {attribute!r} in it; its rewards are: {', '.join(_find_rewards(module)) or 'none'}."
+            f"{title}: it has no {attribute!r}; its rewards are: {', '.join(_find_rewards(module)) or 'none'}."
         )
     return getattr(module, attribute)
 
 
-def _get_only(module: ModuleType, title: str) -> Any:
+def _get_single_reward(module: ModuleType, title: str) -> Any:
     """Return the only reward of a module, or raise ConfigError that lists all of them."""
     rewards = _find_rewards(module)
     if len(rewards) == 1:
@@ -282,12 +286,12 @@ def _get_only(module: ModuleType, title: str) -> Any:
 
 def _find_rewards(module: ModuleType) -> dict[str, Any]:
     """Return the rewards that the module itself defines, by name."""
-    mine = {
+    own_members = {
         key: value
         for key, value in vars(module).items()
         if getattr(value, "__module__", None) == module.__name__
     }
-    return {key: value for key, value in mine.items() if _is_reward(value)}
+    return {key: value for key, value in own_members.items() if _is_reward(value)}
 
 
 def _is_reward(value: Any) -> bool:

@@ -184,7 +184,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ),
         ("missing.py", "(missing.py): there is no file"),
         ("mine.py", "(mine.py): it defines 2 rewards (first, Second). Say which: file.py:first"),
-        ("mine.py:third", "no 'third' in it; its rewards are: first, Second"),
+        ("mine.py:third", "it has no 'third'; its rewards are: first, Second"),
         ("empty.py", "(empty.py): it defines no reward. Mark a function with @nonet.reward"),
         (
             "broken.py",
