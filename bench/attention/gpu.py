@@ -293,9 +293,9 @@ def _warm_up(call: Callable[[], Any], phase: str, device: str) -> Callable[[], A
 def _measure_milliseconds(run: Callable[[], Any], device: str) -> float:
     """Time one run in milliseconds."""
     if device != "cuda":
-        with LapTimer() as taken:
+        with LapTimer() as timer:
             run()
-        return 1e3 * taken.last_s
+        return 1e3 * timer.last_s
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     begin.record()

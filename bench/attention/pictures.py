@@ -59,7 +59,7 @@ def _list_masks() -> list[tuple[str, UniMask, Tensor]]:
 
 
 def _draw_panel(title: str, table: IntervalTable) -> tuple[str, int, str]:
-    """Draw one mask. Returns title, side in pixels and drawing."""
+    """Draw one mask, and return title, side in pixels and drawing."""
     seen = to_dense(table)
     computed, unmasked = _list_tiles(table)
     parts, counts = [], [0, 0]

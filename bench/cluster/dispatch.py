@@ -95,7 +95,7 @@ def _compare_sides(*sides: Callable[[], Any]) -> dict[str, float]:
 
     blocks = {name: block(side) for name, side in zip(("ours", "hand", "again"), sides, strict=True)}
     times = measure_in_turns(blocks, _ROUNDS, warm=1, rotate=True)
-    ours, hand, again = (taken.compute_median_us() / _CALLS for taken in times.values())
+    ours, hand, again = (timer.compute_median_us() / _CALLS for timer in times.values())
     return {"ours_us": ours, "hand_us": hand, "ratio": ours / hand, "A/A": again / hand}
 
 
@@ -107,17 +107,17 @@ def _measure_event_us() -> float:
     from nonet.controller.record import ChromeTrace
     from nonet.workers.runtime import SpanRecorder
 
-    spans, taken, result = SpanRecorder("bench"), LapTimer(), np.zeros(8)
+    spans, timer, result = SpanRecorder("bench"), LapTimer(), np.zeros(8)
     with tempfile.TemporaryDirectory() as folder:
         trace = ChromeTrace(Path(folder) / "trace.json")
         for _ in range(200):
-            with taken:
+            with timer:
                 for _ in range(50):
                     spans.add("bench.event", time.time(), time.time(), result)
                 for name, start, end, size in spans.take():
                     trace.add("bench-0", name, start, end, bytes=size)
         trace.close()
-    return taken.compute_median_us() / 50
+    return timer.compute_median_us() / 50
 
 
 def _count_puts(call: Callable[[], Any]) -> int:

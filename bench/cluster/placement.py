@@ -138,7 +138,7 @@ def _start_cluster() -> Iterator[None]:
 
 
 def _place_with_plain_ray() -> int:
-    """Create four one-GPU placement groups, then three whole-node gangs. Returns how many gangs are ready."""
+    """Create four one-GPU placement groups, then three whole-node gangs, and return how many gangs are ready."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     made = []
@@ -156,7 +156,7 @@ def _place_with_plain_ray() -> int:
 
 
 def _place_with_nonet() -> int:
-    """Place the same groups as seven runs, each planned on free resources, bound and started. Returns how many gangs started."""
+    """Plan, bind and start the same groups as seven runs on free resources, and return how many gangs started."""
     from nonet.controller.groups import GroupBinding, plan_live
     from nonet.workers.runtime import GroupLifetime, RoleSpec
 
@@ -194,7 +194,7 @@ def _measure_refusal(when: str) -> dict[str, Any]:
     thief = placement_group([{"GPU": 1}], name="somebody else")
     assert thief.wait(10)
     text = "nothing"
-    with LapTimer() as taken:
+    with LapTimer() as timer:
         try:
             GroupBinding(made if when == "at bind time" else plan_live(make_job(NODES * GPUS)), specs).stop()
         except PlacementError as error:
@@ -204,22 +204,22 @@ def _measure_refusal(when: str) -> dict[str, Any]:
     )
     remove_placement_group(thief)
     _wait_until_free()
-    return {"refused": when, "seconds": taken.last_s, "groups left": left, "message": text}
+    return {"refused": when, "seconds": timer.last_s, "groups left": left, "message": text}
 
 
 def _measure_large_plan() -> dict[str, Any]:
     """Time the plan of a large scenario, and count different plans of the same input."""
     scenario, view = make_large_scenario(), make_large_view()
-    taken, plans = LapTimer(), set()
+    timer, plans = LapTimer(), set()
     for _ in range(5):
-        with taken:
+        with timer:
             made = plan(scenario, view)
         plans.add(hashlib.sha256(json.dumps(made.as_dict()).encode()).hexdigest())
     workers = sum(group.workers for group in made.groups)
     return {
         "plan": f"{len(view.nodes)} nodes x 8 devices, {len(made.groups)} groups, {workers} workers",
-        "median_s": taken.compute_median_s(),
-        "max_s": max(taken.wall_s),
+        "median_s": timer.compute_median_s(),
+        "max_s": max(timer.wall_s),
         "different plans": len(plans),
     }
 

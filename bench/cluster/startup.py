@@ -29,8 +29,8 @@ def bench_startup() -> dict[str, Any]:
         [sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True
     ).stdout.split()
     rows = [
-        {"command": name, "median_s": taken.compute_median_s(), "max_s": max(taken.wall_s)}
-        for name, taken in times.items()
+        {"command": name, "median_s": timer.compute_median_s(), "max_s": max(timer.wall_s)}
+        for name, timer in times.items()
     ]
     rows.append({"import nonet loads torch": loaded[0], "ray": loaded[1]})
     added = times["import nonet"].compute_median_s() - times["python"].compute_median_s()

@@ -33,7 +33,7 @@ def bench_startup_group() -> dict[str, Any]:
             ray.get(controller.end.remote())
             ray.kill(controller)
     # The first round warms Ray's pool of worker processes.
-    medians = {name: taken.drop_laps_before(1).compute_median_s() for name, taken in times.items()}
+    medians = {name: timer.drop_laps_before(1).compute_median_s() for name, timer in times.items()}
     ratio = {
         "controller + 4 workers ready": medians["ours"] / medians["by hand"],
         "the same by hand, A/A": medians["by hand again"] / medians["by hand"],

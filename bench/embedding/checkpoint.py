@@ -77,7 +77,7 @@ def _make_filled_tables(rows: int, dim: int, **policy: Any) -> Any:
 
 
 def _measure_writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float]:
-    """Time saves, plain writes and a load. Returns bytes, seconds of saves, seconds of plain writes, seconds of the load."""
+    """Time saves, plain writes and a load, and return bytes, seconds of saves, seconds of plain writes, seconds of the load."""
     from nonet.embedding.storage import load, save
 
     saves, plains, size = LapTimer(), [], 0
@@ -186,7 +186,7 @@ class _Steps:
         _time_lock(world.histories["item"].lock, self.waits)
 
     def run_step(self) -> tuple[float, float, int]:
-        """Run a step. Returns wall and CPU milliseconds, and ticks that were stolen meanwhile."""
+        """Run a step, and return wall and CPU milliseconds, and ticks that were stolen meanwhile."""
         import torch
 
         self._number += 1

@@ -88,7 +88,7 @@ def measure_hundred_million(seed: int) -> dict[str, Any]:
     for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
         times = run(calls, 96)
         case = f"100 M rows x 16, {protocol}"
-        result["rows"] += [{"case": case, "what": name, **taken.to_row()} for name, taken in times.items()]
+        result["rows"] += [{"case": case, "what": name, **timer.to_row()} for name, timer in times.items()]
         [many] = compute_ratios(times, [("core 100 M", "dense")]).values()
         against = f"core / {len(dense) / 1e6:.0f} M dense rows"
         result["ratio"][f"{case}: {against}"] = many
@@ -125,12 +125,12 @@ def _time_steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], c
     """Time training steps on batches, and add a row and a ratio to the result."""
     grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
     out = torch.zeros(_KEYS, _WIDTH)
-    taken = LapTimer()
+    timer = LapTimer()
     for keys in batches:
-        with taken:
+        with timer:
             table.lookup(keys, train=True, out=out)
             table.apply(keys, grads, table.step + 1)
-    cpu_s = taken.cpu_s[warm:]
+    cpu_s = timer.cpu_s[warm:]
     ordered = sorted(cpu_s)
     median, p99 = statistics.median(cpu_s), ordered[int(0.99 * len(ordered))]
     result["rows"].append(

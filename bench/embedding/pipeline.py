@@ -59,7 +59,7 @@ def _make_tables(rank: int) -> Any:
 
 
 def _serve_shard(rounds: int) -> list[list[str]]:
-    """Serve as the shard. Returns the hashes of the rows after each turn of runs, which see the same batches."""
+    """Serve as the shard, and return the hashes of the rows after each turn of runs, which see the same batches."""
     turns = []
     for _ in range(rounds * len(CASES)):
         turn = []
@@ -72,7 +72,7 @@ def _serve_shard(rounds: int) -> list[list[str]]:
 
 
 def _train_rank(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
-    """Train as the trainer. Returns the numbers of each round by case."""
+    """Train as the trainer, and return the numbers of each round by case."""
     import torch
 
     keys = [torch.from_numpy(batch) for batch in draw_batches("zipf", 0)]
@@ -115,10 +115,10 @@ def _time_run(
         world, lambda number: keys[number % len(keys)], lambda data: {"item": data}, compute, depth=depth
     )
     world.pull("item", keys[0][:0])  # the shard may still hash the rows of the run before
-    with LapTimer() as taken:
+    with LapTimer() as timer:
         running.run(0, _STEPS)
     world.stop()
-    return 1e3 * taken.last_s / _STEPS, 1e3 * sum(dense.wall_s) / _STEPS
+    return 1e3 * timer.last_s / _STEPS, 1e3 * sum(dense.wall_s) / _STEPS
 
 
 def _delay_exchanges(world: Any, seconds: float) -> None:

@@ -31,17 +31,17 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
         world.pull("item", torch.from_numpy(part))
     world.push("item", torch.from_numpy(keys), torch.ones(rows, dim), 1)
     replica = ReplicaReader({"item": dim})
-    taken = {"full": LapTimer(), "delta": LapTimer()}
+    timers = {"full": LapTimer(), "delta": LapTimer()}
     size: dict[str, int] = {}
     source, step = np.random.default_rng(3), 1
     for _ in range(rounds):
-        with taken["full"]:
+        with timers["full"]:
             update = make_update(world.tables, step)
             replica.apply(update)
         size["full"] = _count_bytes(update)
         touched = torch.from_numpy(keys[source.choice(rows, rows // 100, replace=False)])
         world.push("item", touched, torch.ones(len(touched), dim), step + 1)
-        with taken["delta"]:
+        with timers["delta"]:
             update = make_update(world.tables, step + 1, base=step, since=step)
             replica.apply(update)
         size["delta"] = _count_bytes(update)
@@ -52,7 +52,7 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
     sample = torch.from_numpy(keys[source.integers(0, rows, 1000)])
     if not torch.equal(replica.read_rows("item", sample), world.pull("item", sample, train=False)):
         raise RuntimeError("the replica's rows are not those of the table")
-    median = {name: times.compute_median_s() for name, times in taken.items()}
+    median = {name: times.compute_median_s() for name, times in timers.items()}
     rows_: list[dict[str, Any]] = [
         {"update": name, "seconds": seconds, "bytes": size[name]} for name, seconds in median.items()
     ]

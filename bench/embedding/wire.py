@@ -268,7 +268,7 @@ class _Bare:
         self._numbers = [torch.from_numpy(number_of(self._exchange_keys(at))) for at in range(len(keys))]
 
     def _exchange_keys(self, at: int) -> np.ndarray:
-        """Exchange the keys of a batch once. Returns the keys that this rank is asked for."""
+        """Exchange the keys of a batch once, and return the keys that this rank is asked for."""
         import torch.distributed as dist
 
         dist.all_to_all_single(self._got_sizes, self._sizes[at])

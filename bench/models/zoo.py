@@ -59,25 +59,25 @@ class _Animal:
         self.batch = _make_batch(self.sids)
 
     def test_all(self) -> dict[str, Any]:
-        """Run all tests. Returns a row with the results and the reasons of failures."""
+        """Run all tests, and return a row with the results and the reasons of failures."""
         row: dict[str, Any] = {"architecture": self.kind, "cache": "-"}
         reasons: dict[str, str] = {}
         for what, test in TESTS.items():
             try:
-                said = test(self)
+                problem = test(self)
             except Exception as error:  # of whatever kind an architecture raises
-                said = " ".join(str(error).split())[:200]
-                said = re.sub(r"^model\.attention: uni: |; remove the key attention$", "", said)
-                said = said if isinstance(error, ConfigError) else f"{type(error).__name__}: {said}"
-            row[what] = "no" if said else "yes"
-            if said:
-                reasons.setdefault(said, what)
-            if said and what == "SIDs":
+                problem = " ".join(str(error).split())[:200]
+                problem = re.sub(r"^model\.attention: uni: |; remove the key attention$", "", problem)
+                problem = problem if isinstance(error, ConfigError) else f"{type(error).__name__}: {problem}"
+            row[what] = "no" if problem else "yes"
+            if problem:
+                reasons.setdefault(problem, what)
+            if problem and what == "SIDs":
                 row |= dict.fromkeys(TESTS, "no")
                 break
         else:
             row["cache"] = "keys and values" if self.build_model().caches else "read again"
-        row["reason"] = "; ".join(f"{what}: {said}" for said, what in reasons.items())
+        row["reason"] = "; ".join(f"{what}: {problem}" for problem, what in reasons.items())
         return row
 
     def build_model(self, **options: Any) -> Any:
@@ -95,7 +95,7 @@ class _Animal:
         return engine
 
     def train_steps(self, engine: Any, steps: int, lr: float = _LR) -> list[float]:
-        """Run steps of an engine on the same batch without dropout. Returns the loss before each step."""
+        """Run steps of an engine on the same batch without dropout, and return the loss before each step."""
         losses = []
         engine.model.eval()
         for _ in range(steps):
@@ -116,24 +116,24 @@ def _try_states(animal: _Animal) -> str:
 
 def _try_finetuning(animal: _Animal) -> str:
     """Train six steps of all weights, then six of LoRA's differences alone: the loss must fall and the backbone must stay."""
-    if said := _check_losses_fall(animal.train_steps(animal.start_engine(), 6)):
-        return said
+    if problem := _check_losses_fall(animal.train_steps(animal.start_engine(), 6)):
+        return problem
     try:
-        said = _try_lora(animal)
+        problem = _try_lora(animal)
     except Exception as error:  # of whatever kind an architecture raises
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return f"with LoRA: {said}" if said else ""
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"with LoRA: {problem}" if problem else ""
 
 
 def _try_lora(animal: _Animal) -> str:
     """Train with LoRA by an engine. Returns the problem, "" if the loss fell and the backbone did not change."""
     engine = animal.start_engine(lora=_LORA)
     frozen = [buffer.clone() for buffer in _list_frozen_weights(engine.model)]
-    said = _check_losses_fall(animal.train_steps(engine, 6, 3 * _LR))
+    problem = _check_losses_fall(animal.train_steps(engine, 6, 3 * _LR))
     moved = not all(
         torch.equal(a, b) for a, b in zip(frozen, _list_frozen_weights(engine.model), strict=True)
     )
-    return said or ("the backbone moved" if moved else "")
+    return problem or ("the backbone moved" if moved else "")
 
 
 def _list_frozen_weights(model: Any) -> list[Tensor]:
@@ -259,9 +259,9 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
         )
     there = [lines[name] for name in NAMES if name in lines]
     whole = sum("✗" not in line for line in there)
-    said = f"transformers {version('transformers')}: {len(there)} architectures, {whole} with every tick."
+    summary = f"transformers {version('transformers')}: {len(there)} architectures, {whole} with every tick."
     heads = ["architecture", *TESTS, "cache", "why not"]
     head = "| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|"
     PAGE.write_text(
-        "\n".join([f"{before}{BEGIN}", said, "", head, *there, f"{END}{after}"]), encoding="utf-8"
+        "\n".join([f"{before}{BEGIN}", summary, "", head, *there, f"{END}{after}"]), encoding="utf-8"
     )

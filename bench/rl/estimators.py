@@ -47,7 +47,7 @@ def draw_independent(
 def draw_gumbel(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw without replacement. Returns items, weights and inclusion probabilities."""
+    """Draw without replacement, and return items, weights and inclusion probabilities."""
     with np.errstate(divide="ignore"):
         logp_GI = np.log(chance_GI)
     noisy_GI = logp_GI - np.log(-np.log(draw.random(chance_GI.shape)))

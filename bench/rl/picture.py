@@ -34,7 +34,7 @@ def draw_picture(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[st
 
 
 def _draw_panel(title: str, bars: Sequence[tuple[str, float, str, str]], top: int) -> tuple[list[str], int]:
-    """Draw one panel. Returns its lines and its end; a bar below 0 has no length."""
+    """Draw one panel, and return its lines and its end; a bar below 0 has no length."""
     lines = [f'<text x="10" y="{top + 14}" font-weight="bold">{escape(title)}</text>']
     y = top + 24
     for name, value, text, colour in bars:

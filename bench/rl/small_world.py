@@ -105,23 +105,23 @@ class SmallWorld:
         """Return the exact expected reward [U], differentiable in the dense model."""
         from nonet.models.policy import compute_expected_reward
 
-        asked = self.rollout._recommender
-        cache = asked.prefill(asked.batch(users, positions))
+        recommender = self.rollout._recommender
+        cache = recommender.prefill(recommender.batch(users, positions))
         allowed = torch.from_numpy(self.compute_allowed(users, positions))
-        trie = asked.corpus.trie
+        trie = recommender.corpus.trie
         return compute_expected_reward(
-            self.model, cache, trie, asked.compute_votes(users, positions), reward_UI, allowed
+            self.model, cache, trie, recommender.compute_votes(users, positions), reward_UI, allowed
         )
 
     def compute_log_probs(self, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Return the log-probability [U, I] of every item, differentiable."""
         from nonet.models.generation import compute_policy_log_prob
 
-        asked = self.rollout._recommender
-        cache = asked.prefill(asked.batch(users, positions))
-        sids = torch.from_numpy(asked.corpus.sids).long().expand(len(users), -1, -1).contiguous()
-        votes = asked.compute_votes(users, positions)
-        return compute_policy_log_prob(self.model, cache, sids, asked.corpus.trie, votes).sum(-1)
+        recommender = self.rollout._recommender
+        cache = recommender.prefill(recommender.batch(users, positions))
+        sids = torch.from_numpy(recommender.corpus.sids).long().expand(len(users), -1, -1).contiguous()
+        votes = recommender.compute_votes(users, positions)
+        return compute_policy_log_prob(self.model, cache, sids, recommender.corpus.trie, votes).sum(-1)
 
     def compute_allowed(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return which items are not masked [U, I] bool."""

@@ -83,7 +83,7 @@ def _read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
 def _measure_log(
     folder: Path, name: str, log: pa.Table, items: pa.Table, by: str, seed: int, epochs: int
 ) -> dict[str, Any]:
-    """Run one log in both forms. Returns its row."""
+    """Run one log in both forms, and return its row."""
     folder.mkdir()
     pq.write_table(log, folder / "interactions.parquet")
     pq.write_table(items, folder / "items.parquet")

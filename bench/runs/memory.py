@@ -53,7 +53,7 @@ _CALLS = {
 
 
 def _tokenise_data(folder: Path) -> dict[str, str]:
-    """Prepare the data of the scenario. Returns the folders of the artifacts."""
+    """Prepare the data of the scenario, and return the folders of the artifacts."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import make_data_setup
     from nonet.workers.roles import Tokeniser

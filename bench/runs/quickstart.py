@@ -65,7 +65,7 @@ def bench_repeat(seeds: list[int]) -> dict[str, Any]:
 
 
 def _run_quickstart(folder: Path, *changes: str) -> tuple[Report, float]:
-    """Run the quickstart. Returns its report and the seconds."""
+    """Run the quickstart, and return its report and the seconds."""
     options = [part for change in changes for part in ("--set", change)]
     command = [
         sys.executable,
@@ -77,9 +77,9 @@ def _run_quickstart(folder: Path, *changes: str) -> tuple[Report, float]:
         str(folder),
         *options,
     ]
-    with LapTimer() as taken:
+    with LapTimer() as timer:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return json.loads((folder / "report.json").read_text(encoding="utf-8")), taken.last_s
+    return json.loads((folder / "report.json").read_text(encoding="utf-8")), timer.last_s
 
 
 def _read_weight_hashes(folder: Path) -> dict[str, str]:

@@ -121,7 +121,7 @@ Sample = tuple[
 
 
 def _run_scenario(scenario: Path, run: Path) -> list[Sample]:
-    """Run a scenario to its end. Returns samples of the memory of its processes, about two a second."""
+    """Run a scenario to its end, and return samples of the memory of its processes, about two a second."""
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
     samples: list[Sample] = []
     with (run.parent / "scale.log").open("w") as log:

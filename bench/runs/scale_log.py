@@ -24,7 +24,7 @@ CATEGORIES = 200
 
 
 def write_log(folder: Path, events: int, users: int, items: int, seed: int) -> dict[str, str]:
-    """Write events-*.parquet and items.parquet. Returns the paths as the `data` of a scenario names them."""
+    """Write events-*.parquet and items.parquet, and return the paths as the `data` of a scenario names them."""
     folder.mkdir(parents=True, exist_ok=True)
     files = -(-events // _FILE_EVENTS)
     for number in range(files):

@@ -109,7 +109,7 @@ class HuggingFace:
         self._batched = self._wrap_in_serve_batch()
 
     def submit(self, history: np.ndarray) -> Future[Any]:
-        """Submit a history of item indices [n]. Returns a future of its beams."""
+        """Submit a history of item indices [n], and return a future of its beams."""
         return asyncio.run_coroutine_threadsafe(self._batched(history), self._loop)
 
     def close(self) -> None:

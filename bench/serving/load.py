@@ -52,7 +52,7 @@ def drive_load(
     """
     draw = np.random.default_rng(seed)
     due = np.cumsum(draw.exponential(1 / rate, max(_LEAST, int(rate * seconds))))
-    asked = draw_zipf_users(draw, users, len(due))
+    users_by_request = draw_zipf_users(draw, users, len(due))
     done = np.full(len(due), np.inf)
     futures: list[Future[Any]] = []
     began = time.perf_counter()
@@ -65,7 +65,7 @@ def drive_load(
         return note
 
     answered = 0
-    for place, (moment, user) in enumerate(zip(due.tolist(), asked.tolist(), strict=True)):
+    for place, (moment, user) in enumerate(zip(due.tolist(), users_by_request.tolist(), strict=True)):
         if (left := moment - (time.perf_counter() - began)) > 0:
             time.sleep(left)
         if place - answered > _MOST_WAITING:  # it will not catch up: the rate is too high
@@ -76,9 +76,9 @@ def drive_load(
         future.add_done_callback(make_callback(place))
         futures.append(future)
     wait(futures, timeout=10)
-    taken = done[: len(futures)] - due[: len(futures)]
-    failed = int((~np.isfinite(taken)).sum()) + len(due) - len(futures)
-    p50, p99 = np.quantile(np.where(np.isfinite(taken), taken, 1e6), [0.5, 0.99]).tolist()
+    latencies = done[: len(futures)] - due[: len(futures)]
+    failed = int((~np.isfinite(latencies)).sum()) + len(due) - len(futures)
+    p50, p99 = np.quantile(np.where(np.isfinite(latencies), latencies, 1e6), [0.5, 0.99]).tolist()
     return LoadResult(
         rate, 1e3 * p50, float("inf") if failed > len(due) // 100 else 1e3 * p99, failed, len(due)
     )

@@ -45,11 +45,11 @@ class HttpCallers:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
     def post(self, path: str, body: dict[str, Any], caller: str) -> Future[tuple[int, dict[str, str]]]:
-        """Post a request. Returns a future of status and headers."""
+        """Post a request, and return a future of status and headers."""
         return asyncio.run_coroutine_threadsafe(self._post(path, body, caller), self._loop)
 
     def post_checked(self, path: str, body: dict[str, Any], caller: str) -> Future[None]:
-        """Post a request. Returns a future that fails unless the answer is a success."""
+        """Post a request, and return a future that fails unless the answer is a success."""
         return asyncio.run_coroutine_threadsafe(self._post_checked(path, body, caller), self._loop)
 
     async def _post(self, path: str, body: dict[str, Any], caller: str) -> tuple[int, dict[str, str]]:
@@ -111,11 +111,13 @@ def _measure_fixed_rates(
     systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Measure the latency of each system at fixed rates."""
-    taken: dict[tuple[str, float], list[LoadResult]] = {}
+    results_by_case: dict[tuple[str, float], list[LoadResult]] = {}
     for turn in range(rounds):
         for rate in _RATES:
             for name, submit in systems.items():
-                taken.setdefault((name, rate), []).append(drive_load(submit, users, rate, _SECONDS, turn))
+                results_by_case.setdefault((name, rate), []).append(
+                    drive_load(submit, users, rate, _SECONDS, turn)
+                )
     return [
         {
             "system": name,
@@ -124,7 +126,7 @@ def _measure_fixed_rates(
             "p99, ms": compute_median([load.p99_ms for load in loads]),
             "failed": sum(load.failed for load in loads),
         }
-        for (name, rate), loads in taken.items()
+        for (name, rate), loads in results_by_case.items()
     ]
 
 

@@ -40,16 +40,16 @@ def make_questions(run: ServedRun) -> list[Question]:
 def bench_merging(run: str, rounds: int) -> Result:
     """Measure operators and seconds of 16 merged requests against one."""
     made, engine = open_engine(run)
-    asked = make_questions(made)
-    counts = {n: _count_operators(engine, asked[:n]) for n in (1, 16)}
+    questions = make_questions(made)
+    counts = {n: _count_operators(engine, questions[:n]) for n in (1, 16)}
     seconds = {n: [] for n in (1, 4, 16, 64)}
     for turn in range(5 * rounds):
-        for n, taken in seconds.items():
-            some = [asked[(turn * 64 + place) % len(asked)] for place in range(n)]
+        for n, samples in seconds.items():
+            some = [questions[(turn * 64 + place) % len(questions)] for place in range(n)]
             began = time.perf_counter()
             engine.answer(some)
-            taken.append((time.perf_counter() - began) / n)
-    rows = [{"merged": n, "ms a request": 1e3 * compute_median(taken)} for n, taken in seconds.items()]
+            samples.append((time.perf_counter() - began) / n)
+    rows = [{"merged": n, "ms a request": 1e3 * compute_median(samples)} for n, samples in seconds.items()]
     ratio = {
         "operators of 16 merged / of one": counts[16] / counts[1],
         "seconds a request: one at a time / 16 merged": compute_median(seconds[1])
@@ -61,7 +61,7 @@ def bench_merging(run: str, rounds: int) -> Result:
 def bench_queue(run: str, rounds: int) -> Result:
     """Find the rate at p99 <= 200 ms: merged, one at a time, and Hugging Face behind `@serve.batch`."""
     made, engine = open_engine(run)
-    asked = make_questions(made)
+    questions = make_questions(made)
     model = engine.model
     other = HuggingFace(
         made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads, made.setup.history,
@@ -71,13 +71,13 @@ def bench_queue(run: str, rounds: int) -> Result:
     alone = TensorBatch(engine.answer, engine.estimate_cost, most=1)
 
     def submit_merged(user: int) -> Future[Any]:
-        return merged.submit(asked[user], _WITHIN_S)
+        return merged.submit(questions[user], _WITHIN_S)
 
     def submit_alone(user: int) -> Future[Any]:
-        return alone.submit(asked[user], _WITHIN_S)
+        return alone.submit(questions[user], _WITHIN_S)
 
     def submit_hugging_face(user: int) -> Future[Any]:
-        return other.submit(asked[user].events.item)
+        return other.submit(questions[user].events.item)
 
     systems = {
         "merged": submit_merged,
@@ -90,7 +90,7 @@ def bench_queue(run: str, rounds: int) -> Result:
     for turn in range(rounds):
         found, _ = find_best_rates(
             systems,
-            len(asked),
+            len(questions),
             p99_ms=P99_MS,
             seconds=_SECONDS,
             first=dict(zip(systems, (128.0, 32.0, 2.0), strict=True)),
@@ -110,9 +110,9 @@ def bench_queue(run: str, rounds: int) -> Result:
     return rows, {f"rate: {mine[0]} / {name}": mine[1] / max(rate, 1e-9) for name, rate in others}
 
 
-def _count_operators(engine: InferenceEngine, asked: list[Question]) -> int:
+def _count_operators(engine: InferenceEngine, questions: list[Question]) -> int:
     """Count the operators launched for an answer, without nested ones."""
-    engine.answer(asked)
+    engine.answer(questions)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        engine.answer(asked)
+        engine.answer(questions)
     return sum(1 for event in profile.events() or () if event.cpu_parent is None)

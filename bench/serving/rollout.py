@@ -66,7 +66,7 @@ def bench_rollout(
                 )
             found = {name: call() for name, call in calls.items()}  # also warms up
             times = measure_in_turns(calls, rounds)
-            a_second = {name: users / statistics.median(taken.cpu_s) for name, taken in times.items()}
+            a_second = {name: users / statistics.median(timer.cpu_s) for name, timer in times.items()}
             row: dict[str, Any] = {"width": width, "beams": wide}
             row |= {f"users/s, {name}": value for name, value in a_second.items()}
             row["same items as (ii)"] = _compute_shared_fraction(found["ours"], found["(ii) table"])

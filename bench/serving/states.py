@@ -21,8 +21,8 @@ def bench_states(run: str, rounds: int) -> Result:
     made, plain = open_engine(run)
     recommender = made.load_recommender(made.registry.read_version(plain.version))
     keeping = InferenceEngine(recommender, plain.version, PrefixStates())
-    asked = [question for question in make_questions(made) if len(question.events) >= 16][: 8 * _USERS]
-    before = [replace(question, events=_drop_newest(question)) for question in asked]
+    questions = [question for question in make_questions(made) if len(question.events) >= 16][: 8 * _USERS]
+    before = [replace(question, events=_drop_newest(question)) for question in questions]
     parts = {"reading": (keeping._read, plain._read), "answer": (keeping.answer, plain.answer)}
     times: dict[str, list[float]] = {
         f"{part}, {kind}": [] for part in parts for kind in ("hit", "miss", "without")
@@ -30,13 +30,13 @@ def bench_states(run: str, rounds: int) -> Result:
     for turn in range(8 * rounds):
         some = slice(_USERS * (turn % 8), _USERS * (turn % 8 + 1))
         for part, (ours, without) in parts.items():
-            times[f"{part}, without"].append(_measure_seconds(without, asked[some]))
+            times[f"{part}, without"].append(_measure_seconds(without, questions[some]))
             keeping.states = PrefixStates()
-            times[f"{part}, miss"].append(_measure_seconds(ours, asked[some]))
+            times[f"{part}, miss"].append(_measure_seconds(ours, questions[some]))
             keeping.states = PrefixStates()
             keeping.answer(before[some])
-            times[f"{part}, hit"].append(_measure_seconds(ours, asked[some]))
-    best = {name: compute_median(taken) for name, taken in times.items()}
+            times[f"{part}, hit"].append(_measure_seconds(ours, questions[some]))
+    best = {name: compute_median(seconds) for name, seconds in times.items()}
     ratio = {
         f"{part}: {kind} / without": best[f"{part}, {kind}"] / best[f"{part}, without"]
         for part in parts
@@ -48,10 +48,10 @@ def bench_states(run: str, rounds: int) -> Result:
 
 
 @torch.inference_mode()
-def _measure_seconds(call: Callable[[list[Question]], Any], asked: list[Question]) -> float:
+def _measure_seconds(call: Callable[[list[Question]], Any], questions: list[Question]) -> float:
     """Return the CPU seconds of a call in this thread, which does all of the work."""
     began = time.thread_time()
-    call(asked)
+    call(questions)
     return time.thread_time() - began
 
 

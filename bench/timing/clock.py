@@ -76,7 +76,7 @@ def summarise_ratios(label: str, ratios: Sequence[float]) -> dict[str, float]:
 
 
 def measure_milliseconds(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each step, taken in turn: wall time, and CPU time of this thread as name + " CPU"."""
+    """Return the median milliseconds of each step, timer in turn: wall time, and CPU time of this thread as name + " CPU"."""
     times = measure_in_turns(steps, rounds)
-    wall = {name: 1e3 * taken.compute_median_s() for name, taken in times.items()}
-    return wall | {f"{name} CPU": 1e3 * statistics.median(taken.cpu_s) for name, taken in times.items()}
+    wall = {name: 1e3 * timer.compute_median_s() for name, timer in times.items()}
+    return wall | {f"{name} CPU": 1e3 * statistics.median(timer.cpu_s) for name, timer in times.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def run_scenario(scenario: Path, run: Path) -> Path:
-    """Run a scenario file to its end. Returns the folder of the run.
+    """Run a scenario file to its end, and return the folder of the run.
 
     Raises:
         RuntimeError: The run failed; the message has the end of its output.

@@ -246,7 +246,7 @@ class RequestFeatures:
             "event": event.get("event"),
             "values": dict(event.get("values") or {}),
         }
-        check_event(kept, self.histories.usual, self.histories.kinds)
+        check_event(kept, self.histories.defaults, self.histories.kinds)
         return kept
 
     def _read_user_events(

@@ -39,7 +39,7 @@ class UserHistories:
     Args:
         corpus: The run's items and events.
         journal: The file of posted events; None to accept none.
-        usual: The value of each event column for events that lack it, by default derived from the corpus.
+        defaults: The value of each event column for events that lack it; None to derive them from the corpus.
         stored: A store from which the events of a user are read by key, instead of from the corpus.
         window: Number of events that a model reads; memory keeps that many posted events per user. None
             keeps all.
@@ -53,7 +53,7 @@ class UserHistories:
         self,
         corpus: Corpus,
         journal: Path | None,
-        usual: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         stored: UserEvents | None = None,
         *,
         window: int | None = None,
@@ -64,7 +64,7 @@ class UserHistories:
         self._stored = stored
         self._seq = corpus.seq
         self._rows = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
-        self.usual = find_default_values(self._seq) if usual is None else dict(usual)
+        self.defaults = find_default_values(self._seq) if defaults is None else dict(defaults)
         self.kinds = {name: place for place, name in enumerate(self._seq.event_names)}
         self._kept = None if window is None else max(window, _SHOWN)
         self._masks = self._seq.repeats != ALLOW
@@ -149,9 +149,9 @@ class UserHistories:
         """
         count = len(posted)
         columns = {}
-        for name, usual in self.usual.items():
-            values = [(each.get("values") or {}).get(name, usual) for each in posted]
-            columns[name] = np.array(values, usual.dtype).reshape(count)
+        for name, default in self.defaults.items():
+            values = [(each.get("values") or {}).get(name, default) for each in posted]
+            columns[name] = np.array(values, default.dtype).reshape(count)
         return EventHistory(
             np.array([each["item"] for each in posted], np.int32).reshape(count),
             np.array([each["time"] for each in posted], np.int64).reshape(count),
@@ -219,7 +219,7 @@ class UserHistories:
                 continue
             readable = []
             for event in events:
-                problem = _explain_unreadable(event, self.usual, self.kinds, n_items)
+                problem = _explain_unreadable(event, self.defaults, self.kinds, n_items)
                 if problem is None:
                     readable.append(event)
                 else:
@@ -242,7 +242,7 @@ class UserHistories:
 
 
 def _explain_unreadable(
-    event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], n_items: int
+    event: Any, defaults: Mapping[str, Any], kinds: Mapping[str, int], n_items: int
 ) -> str | None:
     """Return why an event of the journal cannot be read; None if it can."""
     if not isinstance(event, dict) or not isinstance(event.get("values", {}), dict | None):
@@ -251,7 +251,7 @@ def _explain_unreadable(
     if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < n_items:
         return f"item {str(item)[:40]} is not an index into a catalogue of {n_items} items"
     try:
-        check_event({"time": None, **event}, usual, kinds)
+        check_event({"time": None, **event}, defaults, kinds)
     except Refused as error:
         return str(error)
     return None

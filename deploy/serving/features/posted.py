@@ -16,12 +16,12 @@ from nonet.deploy.serving.features.items import Refused
 _LAST_TIME = 1 << 40  # unix seconds
 
 
-def check_event(event: Mapping[str, Any], usual: Mapping[str, Any], kinds: Mapping[str, int]) -> None:
+def check_event(event: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Mapping[str, int]) -> None:
     """Check the time, kind and values of an event against the columns of the run's events.
 
     Args:
         event: {"time": unix seconds, "event": kind or None, "values": values by column}.
-        usual: The default of each column, in the column's type.
+        defaults: The default of each column, in the column's type.
         kinds: Names of kinds of events.
 
     Raises:
@@ -31,11 +31,11 @@ def check_event(event: Mapping[str, Any], usual: Mapping[str, Any], kinds: Mappi
     if kind is not None and kind not in kinds:
         raise Refused("bad_event", f"there is no kind of event {kind!r}; kinds: {', '.join(kinds) or 'none'}")
     for name, value in (event.get("values") or {}).items():
-        if name not in usual:
+        if name not in defaults:
             raise Refused(
-                "bad_column", f"events have no column {name!r}; columns: {', '.join(usual) or 'none'}"
+                "bad_column", f"events have no column {name!r}; columns: {', '.join(defaults) or 'none'}"
             )
-        _check_value(name, value, usual[name].dtype)
+        _check_value(name, value, defaults[name].dtype)
     moment = event["time"]
     if isinstance(moment, bool) or not isinstance(moment, int) or not 0 <= moment < _LAST_TIME:
         raise Refused("bad_time", f"time {str(moment)[:40]} is not a time in unix seconds")

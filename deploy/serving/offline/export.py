@@ -103,13 +103,13 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         make_folder(target / OWN_FORM)
         load_heavy(write)(exported.build_model(), opened.setup.model, opened.setup.seed, target / OWN_FORM)
     setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
-    usual = {name: value.item() for name, value in find_default_values(seq).items()}
+    defaults = {name: value.item() for name, value in find_default_values(seq).items()}
     body = {
         "format": FORMAT,
         "run": opened.folder.id,
         "version": exported.version,
         "setup": setup,
-        "usual": usual,
+        "usual": defaults,
     }
     body["width"] = opened.scenario.evaluate.width
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
@@ -145,10 +145,10 @@ class Exported:
         rows = MappedReader(body["version"], _map_layers(folder / "rows"), setup.make_table_specs())
         recommender = load_recommender(folder / "model.safetensors", counts, rows, setup, self._corpus)
         seq = self._corpus.seq
-        usual = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}
+        defaults = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}
         self.engine = InferenceEngine(recommender, body["version"])
         self._features = RequestFeatures(
-            self._corpus, UserHistories(self._corpus, None, usual), setup.history, body["width"]
+            self._corpus, UserHistories(self._corpus, None, defaults), setup.history, body["width"]
         )
 
     @cached_property
