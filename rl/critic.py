@@ -58,11 +58,11 @@ class Critic:
 
     def get_tensors(self) -> dict[str, Tensor]:
         """Return weights and optimizer state by name, without copying."""
-        found = {str(place): parameter.detach() for place, parameter in enumerate(self._parameters)}
+        tensors = {str(place): parameter.detach() for place, parameter in enumerate(self._parameters)}
         for place, parameter in enumerate(self._parameters):
             for name, value in self._optimizer.state.get(parameter, {}).items():
-                found[f"{place}.{name}"] = torch.as_tensor(value)
-        return found
+                tensors[f"{place}.{name}"] = torch.as_tensor(value)
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load weights and optimizer state that `get_tensors` returned."""

@@ -120,8 +120,8 @@ class FrozenPolicy:
 
     def to_row_tensors(self) -> dict[str, Tensor]:
         """Return the stored rows as named tensors for a checkpoint: `<table>.keys` and `<table>.rows`."""
-        found = {f"{table}.keys": stored.keys for table, stored in self.stored.items()}
-        return found | {f"{table}.rows": stored.rows for table, stored in self.stored.items()}
+        tensors = {f"{table}.keys": stored.keys for table, stored in self.stored.items()}
+        return tensors | {f"{table}.rows": stored.rows for table, stored in self.stored.items()}
 
     def load_rows(self, tensors: Mapping[str, Tensor], device: str) -> None:
         """Replace the stored rows by those of a checkpoint."""

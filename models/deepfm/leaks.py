@@ -39,7 +39,7 @@ def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarr
     Returns:
         The AUC of each column whose AUC is above 0.999.
     """
-    found = {}
+    leaking = {}
     for name, value_P in columns.items():
         _, place, count = np.unique(value_P, return_inverse=True, return_counts=True)
         often = count[place] >= _LEAST_EVENTS
@@ -51,5 +51,5 @@ def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarr
         )
         value = auc(mean[place[often]], label)
         if value > _SEPARATES:
-            found[name] = value
-    return found
+            leaking[name] = value
+    return leaking

@@ -72,10 +72,10 @@ def compare_clicks(
             _compute_weighted_aucs(a, label_P, weight_RP) - _compute_weighted_aucs(b, label_P, weight_RP)
         )
         differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
-    whole = {"auc": auc(a, label_P) - auc(b, label_P), "log_loss": float(losses.mean())}
+    estimates = {"auc": auc(a, label_P) - auc(b, label_P), "log_loss": float(losses.mean())}
     bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()}
     return {
-        name: {"diff": whole[name], "low": float(low), "high": float(high)}
+        name: {"diff": estimates[name], "low": float(low), "high": float(high)}
         for name, (low, high) in bounds.items()
     }
 

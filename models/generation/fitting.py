@@ -91,13 +91,13 @@ class HeldOutVotes:
         voted, p = there.any(1), np.exp(self.target)
         leaves = np.where(there, self.leaves, 0.0)
         votes = np.log(np.where(there, self.votes, 1.0)) + np.where(there, 0.0, -1e30)
-        own = {
+        voted_prob = {
             (b, c): self._compute_vote_share(b * leaves + max(c, 1e-9) * votes)
             for b, c in dict.fromkeys((b, c) for _, b, c in candidates)
         }
         return np.array(
             [
-                np.log(np.where(voted, (1 - l) * p + l * own[b, c], p) + 1e-300).sum()
+                np.log(np.where(voted, (1 - l) * p + l * voted_prob[b, c], p) + 1e-300).sum()
                 for l, b, c in candidates  # noqa: E741
             ]
         )

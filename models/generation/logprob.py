@@ -18,7 +18,7 @@ from nonet.models import PromptCache, SidModel
 from nonet.models.generation.trie import Trie
 from nonet.types import SampleBatch
 
-# Shapes: U users (prompts), W beams, X leaves a prompt, M distinct nodes of a level a prompt, L levels, K codes of the level.
+# Shapes: U users (prompts), W beams, X leaves per prompt, M distinct nodes of a level per prompt, L levels, K codes of the level.
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from nonet.samples.batches import count_visible_events, gather_masked_items
 from nonet.samples.sequences import Sequences, Transitions, compute_decay, select_kinds
 from nonet.types import Jagged
 
-# Shapes: P prompts, V votes a prompt, Y distinct (prompt, voter) pairs, C (prompt, item) cells, I items.
+# Shapes: P prompts, V votes per prompt, Y distinct (prompt, voter) pairs, C (prompt, item) cells, I items.
 
 
 @dataclass(frozen=True, slots=True)

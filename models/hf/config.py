@@ -61,13 +61,13 @@ def read_folder_keys(path: str) -> dict[str, Any]:
     if not is_local(path):
         raise ConfigError(f"model.path: {path} is not a folder on this machine; copy the model here first")
     if not file.is_file():
-        there = (
+        problem = (
             join_names(sorted(each.name for each in Path(path).iterdir()))
             if Path(path).is_dir()
             else "no such folder"
         )
         raise ConfigError(
-            f"model.path: {path} has no config.json ({there}); use a folder that save_pretrained wrote"
+            f"model.path: {path} has no config.json ({problem}); use a folder that save_pretrained wrote"
         )
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))

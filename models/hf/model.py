@@ -266,8 +266,10 @@ class HfRecommender(nn.Module):
         word_S = self.layout.get_word_ids(events.most).to(self.start.device)
         frame_SD = self.start.new_zeros(len(word_S), width)
         if bool((word_S >= 0).any()):
-            there = (word_S >= 0).nonzero().squeeze(1)
-            frame_SD = frame_SD.index_copy(0, there, self.backbone.embed(word_S[there]).to(frame_SD.dtype))
+            word_position = (word_S >= 0).nonzero().squeeze(1)
+            frame_SD = frame_SD.index_copy(
+                0, word_position, self.backbone.embed(word_S[word_position]).to(frame_SD.dtype)
+            )
         x_TD = frame_SD.expand(sequences, -1, -1).flatten(0, 1)
         event_ND, user_BD = self._embed_context(batch, rows, events)
         token_NLD = self.embed_codes(batch.sid)

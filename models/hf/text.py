@@ -54,9 +54,9 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
     check_installed()
     folder = find_tokenizer_folder(options)
     if not has_tokenizer(folder):
-        there = "no folder is given" if folder is None else f"{folder} holds none of {join_names(FILES)}"
+        problem = "no folder is given" if folder is None else f"{folder} holds none of {join_names(FILES)}"
         raise ConfigError(
-            f"{why} needs a tokenizer, but {there}; set model.tokenizer to a folder that has one"
+            f"{why} needs a tokenizer, but {problem}; set model.tokenizer to a folder that has one"
         )
     from transformers import AutoTokenizer
 

@@ -84,9 +84,11 @@ class InferenceEngine:
             width = 0 if question.asked is not None else question.width
             kinds.setdefault((width, question.explain), []).append(place)
         for (width, explain), places in kinds.items():
-            some = [self._drop_unknown_items(questions[place]) for place in places]
-            found = self._rank_lists(some, width, explain) if width else self._score_candidates(some, explain)
-            for place, answer in zip(places, found, strict=True):
+            group = [self._drop_unknown_items(questions[place]) for place in places]
+            group_answers = (
+                self._rank_lists(group, width, explain) if width else self._score_candidates(group, explain)
+            )
+            for place, answer in zip(places, group_answers, strict=True):
                 asked = questions[place].asked
                 answers[place] = answer if asked is None else replace(answer, item=asked)
         return [answer for answer in answers if answer is not None]
@@ -154,15 +156,15 @@ class InferenceEngine:
 
     def _extend_states(self, questions: Sequence[Question], states: PrefixStates) -> Any:
         """Compute the prefill, reusing the events that a state holds."""
-        found = [states.find(question) for question in questions]
+        prefixes = [states.find(question) for question in questions]
         tails = [
             replace(question, events=question.events.select_last(len(question.events) - known))
-            for question, (_, known) in zip(questions, found, strict=True)
+            for question, (_, known) in zip(questions, prefixes, strict=True)
         ]
         batch = self._batch(pack_questions(tails, self._like))
         rows = self._recommender.read_rows(batch)
         device = self._recommender.device
-        cache, longer = self.model.extend(move_batch(batch, device), rows, [prefix for prefix, _ in found])
+        cache, longer = self.model.extend(move_batch(batch, device), rows, [prefix for prefix, _ in prefixes])
         for question, prefix in zip(questions, longer, strict=True):
             states.keep(question, prefix)
         return cache

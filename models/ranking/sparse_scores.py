@@ -81,9 +81,9 @@ class SparseScores:
             barred = hidden[gone[row] : gone[row + 1]] - row * items
             first = shared.order[: k + len(voted) + len(barred)]
             first = first[~np.isin(first, np.concatenate([voted, barred]))][:k]
-            there = ~np.isin(voted, barred)
-            item = np.concatenate([voted[there], first])
-            score = np.concatenate([score[there], shared.score[first]])
+            is_allowed = ~np.isin(voted, barred)
+            item = np.concatenate([voted[is_allowed], first])
+            score = np.concatenate([score[is_allowed], shared.score[first]])
             best = np.lexsort((shared.tie[item], -score))[:k]
             best = best[~np.isneginf(score[best])]
             out[row, : len(best)] = item[best]

@@ -17,7 +17,7 @@ from torch.nn import functional
 from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 
-# Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that predict each, L levels,
+# Shapes: U prompts, W prefixes per prompt, T packed states of B sequences, M targets, A states that predict each, L levels,
 # K codes of the level, D width, R rank.
 _TILE = 1024  # Pairs of a prompt and a prefix per chunk of `compute_legal_logits`.
 _MIX = 1_000_003

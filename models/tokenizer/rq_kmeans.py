@@ -90,12 +90,14 @@ def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
 def _spread(x: np.ndarray, codes: int, dice: np.random.Generator) -> np.ndarray:
     """Draw k-means++ seeds [codes, D]: each in proportion to its squared distance from those before it."""
     picks = [int(dice.integers(len(x)))]
-    least = ((x - x[picks[0]]) ** 2).sum(1, dtype=np.float64)
+    squared_distance = ((x - x[picks[0]]) ** 2).sum(1, dtype=np.float64)
     for _ in range(codes - 1):
-        total = least.sum()
-        pick = int(dice.choice(len(x), p=least / total)) if total > 0 else int(dice.integers(len(x)))
+        total = squared_distance.sum()
+        pick = (
+            int(dice.choice(len(x), p=squared_distance / total)) if total > 0 else int(dice.integers(len(x)))
+        )
         picks.append(pick)
-        least = np.minimum(least, ((x - x[pick]) ** 2).sum(1, dtype=np.float64))
+        squared_distance = np.minimum(squared_distance, ((x - x[pick]) ** 2).sum(1, dtype=np.float64))
     return x[picks].copy()
 
 

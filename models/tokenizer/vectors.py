@@ -150,10 +150,10 @@ def _classify_source(name: str, items: pa.Table, folder: Path) -> Literal["coocc
                 f"tokenizer.vectors: {folder / name} does not exist. Paths are relative to the scenario."
             )
         return "file"
-    there = ["cooccurrence", *(column for column in items.column_names if column not in _NOT_TASTE)]
+    available = ["cooccurrence", *(column for column in items.column_names if column not in _NOT_TASTE)]
     raise DataError(
         f"tokenizer.vectors names {name!r}, which is neither a column of the items nor a .npy or .parquet file; "
-        f"there are: {', '.join(there)}.{suggest_sentence(name, there)}"
+        f"there are: {', '.join(available)}.{suggest_sentence(name, available)}"
     )
 
 
@@ -198,18 +198,18 @@ def _read_vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
         DataError: No row has a vector, or vectors differ in length.
     """
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-    there = np.isfinite(lengths) & (lengths > 0)
-    if not there.any():
+    has_vector = np.isfinite(lengths) & (lengths > 0)
+    if not has_vector.any():
         raise DataError(f"tokenizer.vectors: column {name!r} has no vector in any row.")
-    widths = np.unique(lengths[there]).astype(int)
+    widths = np.unique(lengths[has_vector]).astype(int)
     if len(widths) != 1:
         raise DataError(
             f"tokenizer.vectors: column {name!r} has vectors of {widths[0]} to {widths[-1]} numbers; they must be equally long."
         )
-    given = pc.list_flatten(column.filter(pa.array(there))).cast(pa.float32())
+    given = pc.list_flatten(column.filter(pa.array(has_vector))).cast(pa.float32())
     block = np.empty((len(column), widths[0]), np.float32)
-    block[there] = given.to_numpy(zero_copy_only=False).reshape(-1, widths[0])
-    block[~there] = block[there].mean(0)
+    block[has_vector] = given.to_numpy(zero_copy_only=False).reshape(-1, widths[0])
+    block[~has_vector] = block[has_vector].mean(0)
     return block
 
 

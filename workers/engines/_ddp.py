@@ -106,8 +106,8 @@ class Ddp:
             master.grad.add_(parameter.grad)
             parameter.grad.zero_()
         pairs = zip(self.model.parameters(), self.masters, strict=True)
-        found = [parameter.grad if master.grad is None else master.grad for parameter, master in pairs]
-        return [gradient for gradient in found if gradient is not None]
+        gradients = [parameter.grad if master.grad is None else master.grad for parameter, master in pairs]
+        return [gradient for gradient in gradients if gradient is not None]
 
     def clip(self, sparse_norm: float = 0.0) -> float:
         """Sum the gradients of all ranks and clip them. Returns their norm before clipping.
@@ -229,8 +229,8 @@ class Ddp:
             shards = TensorShards.from_tensors(stem, outlined, saving.shard_bytes)
             sets.append((shards, sum(tensor.nbytes for tensor in outlined.values())))
             for file, names in shards.select_rank_files(self.member.rank, self.member.n_trainers).items():
-                mine = {name: tensors[name] for name in names}
-                files[file] = copy_to_host(mine) if saving.copy else mine
+                file_tensors = {name: tensors[name] for name in names}
+                files[file] = copy_to_host(file_tensors) if saving.copy else file_tensors
         rank_0 = (sets, groups) if self.member.rank == 0 else ((), None)
         return partial(write_dense, files, *rank_0)
 

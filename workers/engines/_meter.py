@@ -25,9 +25,8 @@ from nonet.workers.devices import get_device
 from nonet.workers.engines._blocks import find_blocks
 
 _TRAINED, _FROZEN = 6.0, 4.0  # operations per weight and row, forward and backward
-_PAIR = (
-    12.0  # operations per allowed pair and column: attention scores and weighted sums, forward and backward
-)
+# Operations of attention per allowed pair and column: scores and weighted sums, forward and backward.
+_PAIR = 12.0
 _MATMUL_SIZES, _TIMED_RUNS = (
     {"cpu": 768},
     4,

@@ -170,10 +170,10 @@ class VersionRegistry:
         serving = self.serving
         followed = serving.followed
         if followed is None:  # an older Nonet followed every commit except those that an operator requested
-            own = [
+            followed_versions = [
                 each for each in map(self.read_version, self.list_versions()) if not each.source.get("asked")
             ]
-            followed = own[-1].source.get("commit") if own else None
+            followed = followed_versions[-1].source.get("commit") if followed_versions else None
         if followed == commit or version.number in serving.refused:
             return
         if version.number != serving.default:

@@ -75,13 +75,13 @@ class MemoryFit:
         held = self._collect_held_out_votes()
         if not self.member.sum_over_trainers(float(len(held.target)))[0]:
             return
-        found = {
+        fits_by_share = {
             share: self._fit_share(held.mix_nearest(share))
             for share in (SHARES if self.voters.nearest else (0.0,))
         }
-        share = max(found, key=lambda share: found[share][0])
+        share = max(fits_by_share, key=lambda share: fits_by_share[share][0])
         buffer = getattr(self.model, MEMORY_WEIGHTS)
-        weights = (*found[share][1], share)[: len(buffer)]
+        weights = (*fits_by_share[share][1], share)[: len(buffer)]
         buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
 
     def _fit_share(self, held: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:

@@ -65,8 +65,8 @@ class SceneSetup:
             values = seq.event[events]
         else:
             if self.column not in seq.columns:
-                there = ", ".join(("event", *seq.columns))
-                raise ConfigError(f"scenes.column: events have no {self.column!r}; they have {there}")
+                column_names = ", ".join(("event", *seq.columns))
+                raise ConfigError(f"scenes.column: events have no {self.column!r}; they have {column_names}")
             known, values = as_numbers(np.array(self.names)).tolist(), seq.columns[self.column][events]
         scene = np.full(len(events), len(self.names), np.int64)
         for index, value in enumerate(known):

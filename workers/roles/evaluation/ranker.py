@@ -116,8 +116,8 @@ class Ranker:
         self.tie = make_tie_order(self._occurs, run.seed)
         self._segments = EventSegments(self._occurs, self.tie)
         items = corpus.items
-        there = "categories" in items.column_names
-        self._categories = ItemCategories.from_column(items["categories"]) if there else None
+        has_categories = "categories" in items.column_names
+        self._categories = ItemCategories.from_column(items["categories"]) if has_categories else None
         self.forget_votes()
         self.set_corpus(corpus)
 
@@ -231,17 +231,19 @@ class Ranker:
             b: The same of the other ranking.
         """
         user, seed = a["user"], self._run.seed
-        found = {
+        intervals = {
             metric: compare_paired(
                 compute_per_event(metric, a["ranks"]), compute_per_event(metric, b["ranks"]), user, seed
             )
             for metric in select_event_metrics(self._options.metrics)
         }
         if len(a["nats"]) == len(b["nats"]) == len(user):
-            there = ~np.isnan(a["nats"]) & ~np.isnan(b["nats"])
-            if there.any():
-                found[NATS] = compare_paired(a["nats"][there], b["nats"][there], user[there], seed)
-        return found
+            has_nats = ~np.isnan(a["nats"]) & ~np.isnan(b["nats"])
+            if has_nats.any():
+                intervals[NATS] = compare_paired(
+                    a["nats"][has_nats], b["nats"][has_nats], user[has_nats], seed
+                )
+        return intervals
 
     def rank_exhaustively(
         self,
@@ -381,21 +383,23 @@ class Ranker:
             groups["target"] = mask[locate_events(self.corpus.seq, users, positions)]
         groups |= self._segments.group_events(self.corpus.seq, users, self.get_target_items(users, positions))
         groups |= self._find_scene_events(users, positions)
-        asked = {name: member[events] for name, member in groups.items()}
+        groups_of_events = {name: member[events] for name, member in groups.items()}
         names = self._options.metrics if metrics is None else metrics
         return (
-            Scoreboard(names, ListCatalogue(self._occurs, self._categories), asked),
+            Scoreboard(names, ListCatalogue(self._occurs, self._categories), groups_of_events),
             users[events],
             positions[events],
         )
 
     def _find_scene_events(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Return the mask of the events [P] in each scene of the run's RL stages."""
-        events, found = locate_events(self.corpus.seq, users, positions), {}
+        events, scene_masks = locate_events(self.corpus.seq, users, positions), {}
         for setup in self._run.scenes.values():
             scene = setup.find_scenes(self.corpus.seq, events)
-            found |= {f"{setup.column} {name}": scene == index for index, name in enumerate(setup.names)}
-        return found
+            scene_masks |= {
+                f"{setup.column} {name}": scene == index for index, name in enumerate(setup.names)
+            }
+        return scene_masks
 
     @contextmanager
     def _shuffle_ties(self, recommender: Recommender | None) -> Iterator[None]:

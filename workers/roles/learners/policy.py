@@ -27,9 +27,8 @@ from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, St
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
 _MAX_APART = 3  # The run stops after this many successive steps with too large a mismatch.
-_REFERENCE_ROWS = (
-    "rows.safetensors"  # In a checkpoint: original values of the sparse rows that the stage has changed.
-)
+# In a checkpoint: original values of the sparse rows that the stage has changed.
+_REFERENCE_ROWS = "rows.safetensors"
 
 
 class PolicyLearner(StageLearner):

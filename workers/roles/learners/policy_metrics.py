@@ -19,9 +19,8 @@ from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_p
 
 # Shapes: U prompts, W beams, I items.
 
-_ITEM_BINS = (
-    4096  # Number of bins in which distinct items are counted; the count is exact if there are no more items.
-)
+# Number of bins in which distinct items are counted. The count is exact if the catalogue is not larger.
+_ITEM_BINS = 4096
 _MAX_EXACT_PROMPTS, _MAX_EXACT_ITEMS = 8, 25_000  # Limits for `measure_exactly`: prompts per step, and items.
 
 

@@ -102,9 +102,9 @@ class PolicyUpdate:
             totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
         flat = float(advantage.small_groups + advantage.flat_groups)
         missed = float((~self._prompts.find_hits(beams)).all(1).sum())
-        asked = float(len(valid_UW))
+        all_prompts = float(len(valid_UW))
         facts = self.context.member.sum_over_trainers(
-            flat, missed, scored, *watched, *sum_scores(beams["valid"], scores), asked
+            flat, missed, scored, *watched, *sum_scores(beams["valid"], scores), all_prompts
         )
         record = self._metrics.make_record(
             self.context.member.sum_over_trainers(*totals.tolist()), counts, facts, list(scores)
@@ -127,15 +127,15 @@ class PolicyUpdate:
         """
         rollout_UWL, options = beams["logp"], self.stage.mismatch
         beams["logp"] = self._recompute_log_prob(beams)
-        asked = (
+        arguments = (
             torch.from_numpy(beams["logp"]),
             torch.from_numpy(rollout_UWL),
             torch.from_numpy(beams["valid"]),
         )
-        found = compute_corrections(*asked, options["correct"], options["cap"])
+        corrections = compute_corrections(*arguments, options["correct"], options["cap"])
         return summarise_mismatch(
-            self.context.member.sum_over_trainers(*found.sums.tolist()), rollout_UWL.shape[-1]
-        ), found.weight_UW
+            self.context.member.sum_over_trainers(*corrections.sums.tolist()), rollout_UWL.shape[-1]
+        ), corrections.weight_UW
 
     def _count_passes(self) -> int:
         """Return the number of optimizer steps per rollout."""
@@ -320,17 +320,17 @@ class PolicyUpdate:
         if target:
             taken_UL = torch.from_numpy(self._prompts.find_targets(beams)).to(self.context.device)
             sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
-        asked = sid_UWL, self.context.corpus.trie
+        arguments = sid_UWL, self.context.corpus.trie
         both_UWL = None
         if self.reference is not None:
             with torch.no_grad():
                 frozen = chunk.spread(restore_policy_rows(self.reference, chunk.keys, rows))
                 cache = self.reference.model.prefill(batch, frozen)
                 votes = self._prompts.compute_votes(beams, self.reference)
-                both_UWL = compute_policy_log_prob(self.reference.model, cache, *asked, votes)
+                both_UWL = compute_policy_log_prob(self.reference.model, cache, *arguments, votes)
         cache = self.context.model.prefill(batch, spread)
         logp_UWL = compute_policy_log_prob(
-            self.context.model, cache, *asked, self._prompts.compute_votes(beams)
+            self.context.model, cache, *arguments, self._prompts.compute_votes(beams)
         )
         policy = LossInputs(
             logp_UWL[:, :width],
