@@ -162,7 +162,7 @@ def test_callers_who_give_up_at_any_moment_never_end_the_queue():
             future.cancel()
     for waits in (5, -1):  # in time, and too late
         awkward = TensorBatch(lambda questions: [0] * len(questions), lambda question: 1.0)
-        with awkward._change:  # nothing is taken before the future is in its place
+        with awkward._condition:  # nothing is taken before the future is in its place
             future = awkward.submit(0, waits)
             awkward._waiting[-1].future = future = Awkward()
         with contextlib.suppress(TooLate):
