@@ -23,7 +23,7 @@ ROWS, DIM, KEYS = 1_000_000, 64, 8192
 
 
 def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | None = None) -> dict[str, Any]:
-    """Return seconds and bytes by measure; ratios of bytes a second (save / plain write) and of the longest stall in steps."""
+    """Measure seconds and bytes; the ratios are of bytes per second (save / plain write) and of the longest stall in steps."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The benefit of tiers: hit rates of the device cache beside Belady's, and rows a second to disk and back.
+"""The benefit of tiers: hit rates of the device cache compared with Belady's, and the speed of rows on disk.
 
 `nonet bench tiers`. A hit is a distinct row of a training batch that was on the device already. Belady's rule knows
 all batches and may leave a row on the host, so no rule does better. Batches have 8,192 Zipf(1.05) ids of a million;

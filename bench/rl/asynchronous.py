@@ -71,7 +71,7 @@ class StageClock:
 def bench_asynchronous(
     steps: int = 14, mean_ms: float = 300.0, users: int = 32, repeats: int = 3, staleness: int = 1
 ) -> dict[str, Any]:
-    """Run the stages, and return their steps a second.
+    """Run the stages, and return their steps per second.
 
     Args:
         steps: Steps of each stage.

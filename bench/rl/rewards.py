@@ -1,4 +1,4 @@
-"""`nonet bench rewards`: a reward that sleeps 50 ms a user, 64 users over four workers, beside the 0.8 s that it sleeps.
+"""`nonet bench rewards`: a reward that sleeps 50 ms per user, for 64 users on four workers, compared with 0.8 s of sleep.
 
 The path is a run's: beams stay where they were made, each worker takes its share of them, and scores stay with the workers.
 """

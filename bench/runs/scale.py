@@ -178,7 +178,7 @@ def _summarise_run(run: Path, samples: list[Sample], events: int) -> dict[str, A
 
 
 def _summarise_preparation(facts: dict[str, Any], events: int) -> dict[str, Any]:
-    """Return the seconds of each step of the preparation, events a second by wall time, and by core without reading."""
+    """Return the seconds of each step of the preparation, events per second of wall-clock time, and per core without reading."""
     steps, cpu_s = facts["seconds"], facts["cpu_s"]
     after_reading = sum(seconds for name, seconds in cpu_s.items() if name != "read")
     return {

@@ -1,4 +1,4 @@
-"""Benches of samples: rows a second to torch, resuming, and what the ledger costs."""
+"""Benchmarks of samples: rows per second read into torch, resuming, and the cost of the ledger."""
 
 import lazy_loader
 

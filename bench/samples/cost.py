@@ -29,7 +29,7 @@ def measure_cost(folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
 
 
 def _measure_file_source(folder: Path, items: int) -> dict[str, Any]:
-    """Measure the users a second of `data.source: parquet` in steps of 512, including batches."""
+    """Measure the users per second of `data.source: parquet` in steps of 512, including batches."""
     draw = np.random.default_rng(0)
     lists = pa.ListArray.from_arrays(
         np.arange(0, _EVENTS * _USERS + 1, _EVENTS, dtype=np.int32), draw.integers(0, items, _EVENTS * _USERS)
@@ -56,7 +56,7 @@ def _measure_file_source(folder: Path, items: int) -> dict[str, Any]:
 
 
 def _measure_slices(folder: Path, size: int) -> dict[str, Any]:
-    """Measure the rows a second of the local engine with shuffled rows, by rows of a slice."""
+    """Measure the rows per second of the local engine with shuffled rows, by the number of rows of a slice."""
     path = folder / "flat.parquet"
     if not path.exists():
         count = 400_000

@@ -1,4 +1,4 @@
-"""`nonet bench rollout`: users a second of legal beams of one Hugging Face model, by its own `generate` and by ours.
+"""`nonet bench rollout`: valid beams of a Hugging Face model in users per second, by its own `generate` and by Nonet.
 
 Both sides have the same Qwen3, weights, trie, histories and threads, and return items. `generate` searches with
 num_beams, batched, with a static cache and renormalize_logits: (i) prefix_allowed_tokens_fn, its own way to

@@ -23,7 +23,7 @@ class AlgorithmOptions(Replaceable):
 class _Drawing(StrictModel):
     """What every rollout has."""
 
-    width: Annotated[int, Field(ge=2, description="items a prompt")] = 16
+    width: Annotated[int, Field(ge=2, description="items per prompt")] = 16
     with_target: Annotated[
         bool, Field(description="whether what the user took next is in every group, beside its correction")
     ] = False

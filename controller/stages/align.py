@@ -1,7 +1,7 @@
 """Alignment stages: a supervised stage that also teaches a language model what semantic ids mean, before finetuning.
 
-After LC-Rec (Zheng et al. 2024): of some items a step, their words are asked for their codes and their codes for their words,
-beside the histories of the step. `stages: {align: {use: align, epochs: 1, items: 64}}`.
+As in LC-Rec (Zheng et al. 2024), each step trains on histories and on some items, for which the model predicts the codes from
+the words and the words from the codes. `stages: {align: {use: align, epochs: 1, items: 64}}`.
 """
 
 from __future__ import annotations

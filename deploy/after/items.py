@@ -91,11 +91,11 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         sids = tokens.extend(vectors, key)
     else:
         key, sids = None, corpus.sids
-    made = _write_artifacts(root, artifacts, items, key, sids, corpus, np.flatnonzero(allowed))
+    written_artifacts = _write_artifacts(root, artifacts, items, key, sids, corpus, np.flatnonzero(allowed))
     record = {
-        "version": Trie.load(Path(made["catalogue"]["path"])).version,
+        "version": Trie.load(Path(written_artifacts["catalogue"]["path"])).version,
         "at": time.time(),
-        "artifacts": made,
+        "artifacts": written_artifacts,
         "items": int(allowed.sum()),
         "added": len(table),
         "put back": int(back.sum()),
@@ -122,19 +122,19 @@ def _write_artifacts(
     allowed: np.ndarray,
 ) -> dict[str, dict[str, str]]:
     """Write the artifacts of a version; unchanged ones are those of the version before."""
-    made = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
+    written_artifacts = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
     if key is not None:
         before = Path(artifacts["sequences"])
-        made["sequences"] = store_artifact(
+        written_artifacts["sequences"] = store_artifact(
             root, "sequences", lambda to: _copy_sequences(before, to, items, key)
         )
-        made["sids"] = store_artifact(root, "sids", lambda to: write_sids(to, sids))
+        written_artifacts["sids"] = store_artifact(root, "sids", lambda to: write_sids(to, sids))
         longer = _extend_transitions(corpus.transitions, len(items)) if "transitions" in artifacts else None
         if longer is not None:
-            made["transitions"] = store_artifact(root, "transitions", longer.save)
+            written_artifacts["transitions"] = store_artifact(root, "transitions", longer.save)
     trie = Trie.build(sids, corpus.codes, items=allowed)
-    made["catalogue"] = store_artifact(root, "catalogue", trie.save)
-    return made
+    written_artifacts["catalogue"] = store_artifact(root, "catalogue", trie.save)
+    return written_artifacts
 
 
 def _copy_sequences(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> None:

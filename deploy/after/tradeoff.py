@@ -186,20 +186,20 @@ def _make_point_scenario(
     changes: Sequence[str],
 ) -> api.ScenarioFile:
     """Make the scenario of one point: only the stage, from its initial checkpoint to its end."""
-    whole = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
-    whole["stages"] = {stage: whole["stages"][stage]}
-    whole["init"] = dict(start)
-    whole.pop("settings", None)
-    put_value(whole, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
-    put_value(whole, f"stages.{stage}.control", False, "tradeoff")  # --set may override all of these
-    put_value(whole, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
+    document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+    document["stages"] = {stage: document["stages"][stage]}
+    document["init"] = dict(start)
+    document.pop("settings", None)
+    put_value(document, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
+    put_value(document, f"stages.{stage}.control", False, "tradeoff")  # --set may override all of these
+    put_value(document, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
     for change in changes:
         path, _, text = change.partition("=")
-        put_value(whole, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
+        put_value(document, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
     for path, value in values.items():
-        put_value(whole, path, value, "tradeoff")
+        put_value(document, path, value, "tradeoff")
     return api.ScenarioFile(
-        make_scenario(whole, scenario.name, PluginFiles(str(source.sources))), source.sources
+        make_scenario(document, scenario.name, PluginFiles(str(source.sources))), source.sources
     )
 
 

@@ -184,9 +184,11 @@ class _JobQueue:
         if not waiting:
             return "" if running else None
         job = self._open[name] = waiting[0]
-        place = self._folder / "trials" / str(job.number) / f"{self._folder.name}-{job.number}-{job.rung + 1}"
+        trial_dir = (
+            self._folder / "trials" / str(job.number) / f"{self._folder.name}-{job.number}-{job.rung + 1}"
+        )
         share = self._ledger.search["rungs"][job.rung]
-        return json.dumps({"values": job.values, "share": share, "folder": str(place)})
+        return json.dumps({"values": job.values, "share": share, "folder": str(trial_dir)})
 
     def end_job(self, name: str, answer: dict[str, Any] | None) -> None:
         """Record the result of a job; None means that its process died."""

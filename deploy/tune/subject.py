@@ -74,17 +74,17 @@ class TunedScenario:
         path = find_scenario(source)
         scenario, folder = load_scenario(path, changes)
         if scenario.settings:
-            whole = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+            document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         else:
-            whole = yaml.read(path)
+            document = yaml.read(path)
             for change in changes or ():
                 key, _, text = change.partition("=")
-                put_value(whole, key.strip(), yaml.parse(text), f"--set {key}")
+                put_value(document, key.strip(), yaml.parse(text), f"--set {key}")
         if (start := resolve_sources(scenario).init) is not None:
-            whole["init"] = start.model_dump(by_alias=True, exclude_none=True)
+            document["init"] = start.model_dump(by_alias=True, exclude_none=True)
         if metric is not None:
-            put_value(whole, _METRIC_KEY, metric, METRIC)
-        subject = cls(whole, folder, str(source))
+            put_value(document, _METRIC_KEY, metric, METRIC)
+        subject = cls(document, folder, str(source))
         try:
             check_validation(subject.build_scenario({}))
         except ConfigError as error:
@@ -107,18 +107,18 @@ class TunedScenario:
             values: Values by key.
             share: The share of each stage's length.
         """
-        whole = self._apply_values(values)
-        names = list(whole["stages"])
+        document = self._apply_values(values)
+        names = list(document["stages"])
         for name in names[names.index(self.judged) + 1 :]:
-            del whole["stages"][name]
-        for body in whole["stages"].values():
+            del document["stages"][name]
+        for body in document["stages"].values():
             _shorten(body, _LENGTHS, share)
-        if evaluate := whole.get("evaluate"):
+        if evaluate := document.get("evaluate"):
             evaluate.pop(
                 "baselines", None
             )  # they do not affect the score; the model's own baselines take no time
             _shorten(evaluate, ("every",), share)
-        return ScenarioFile(make_scenario(whole, self.source, PluginFiles(str(self.folder))), self.folder)
+        return ScenarioFile(make_scenario(document, self.source, PluginFiles(str(self.folder))), self.folder)
 
     def list_lengths(self, share: Fraction) -> list[Any]:
         """Return the lengths of a trial's stages; rungs with equal lengths are merged."""
@@ -193,15 +193,15 @@ class TunedScenario:
 
     def _apply_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document with these values."""
-        whole = deepcopy(self.document)
+        document = deepcopy(self.document)
         for path, value in values.items():
-            put_value(whole, path, deepcopy(value), path)
-            chosen = whole.get("settings")
+            put_value(document, path, deepcopy(value), path)
+            chosen = document.get("settings")
             if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
-                whole["settings"] = {
+                document["settings"] = {
                     key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
                 }
-        return whole
+        return document
 
     def _check_path(self, where: str, path: str) -> None:
         """Check a key of the search space.
@@ -209,11 +209,11 @@ class TunedScenario:
         Raises ConfigError for a key below a name that does not exist, and for one that does not affect the
         score.
         """
-        whole = self.build_scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
-        stages = list(whole["stages"])
+        document = self.build_scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
+        stages = list(document["stages"])
         for above in ("stages", "sparse.tables", *(f"stages.{name}.rewards" for name in stages)):
             if path.startswith(f"{above}."):
-                there, name = _get_nested(whole, above), path.removeprefix(f"{above}.").partition(".")[0]
+                there, name = _get_nested(document, above), path.removeprefix(f"{above}.").partition(".")[0]
                 if name not in there:
                     raise ConfigError(
                         f"{where}: {above} has no {name!r}; it has {join_names(there)}.{suggest_sentence(name, there)}"

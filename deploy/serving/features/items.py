@@ -99,12 +99,12 @@ class CatalogueItems:
             allowed = match_rows(where, self._table, name="where")
         except ConfigError as error:
             raise Refused("bad_filter", str(error)) from None
-        made = ItemFilter(where, self._version, allowed)
+        item_filter = ItemFilter(where, self._version, allowed)
         with self._lock:
-            self._filters[where] = made
+            self._filters[where] = item_filter
             while len(self._filters) > 1 and self.filter_bytes > _FILTER_BYTES:
                 self._filters.popitem(last=False)
-        return made
+        return item_filter
 
     @property
     def filter_bytes(self) -> int:
