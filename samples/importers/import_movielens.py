@@ -1,6 +1,6 @@
-"""MovieLens folders as GroupLens publishes them: the CSV sets (latest, 20M and up), 1M (.dat), 100K (u.data).
+"""Import MovieLens folders as GroupLens publishes them: the CSV sets (latest, 20M and larger), 1M (.dat files) and 100K (u.data).
 
-Movies nobody rated stay in the items table. The licence text of the folder is copied beside the tables.
+Movies without ratings stay in the items table. The README of the folder, which has the licence, is copied beside the tables.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def import_movielens(src: PathLike, dst: PathLike) -> Counts:
     """Import a MovieLens folder to dst/interactions.parquet and dst/items.parquet."""
     folder = Path(src)
     readers = {"ratings.csv": _read_csv_folder, "ratings.dat": _read_dat_folder, "u.data": _read_100k_folder}
-    name_of_ratings = next((name for name in readers if (folder / name).is_file()), None)
-    if name_of_ratings is None:
+    ratings_file = next((name for name in readers if (folder / name).is_file()), None)
+    if ratings_file is None:
         raise DataError(
-            f"movielens {src}: no {', '.join(readers)} in this folder; give the unpacked MovieLens folder."
+            f"movielens {src}: this folder has none of {', '.join(readers)}; pass the path of the unpacked MovieLens folder."
         )
-    ratings, movies = readers[name_of_ratings](folder)
+    ratings, movies = readers[ratings_file](folder)
     counts = write_tables(ratings, movies, dst, f"movielens {src}")
     for licence in ("README.txt", "README.html", "README"):
         if (folder / licence).is_file() and folder.resolve() != Path(dst).resolve():
@@ -114,7 +114,7 @@ def _make_movies(item_id, title, categories: pa.Array) -> pa.Table:
 
 
 def _make_ratings(columns: list[list[str]], path: Path) -> pa.Table:
-    """Build the table of ratings from text tokens."""
+    """Build the table of ratings from four columns of text."""
     names = ("user_id", "item_id", "rating", "timestamp")
     arrays = {
         name: pa.array(tokens, pa.string())
@@ -125,7 +125,7 @@ def _make_ratings(columns: list[list[str]], path: Path) -> pa.Table:
     try:
         return pa.table(arrays).cast(_RATINGS)
     except pa.ArrowException as error:
-        raise DataError(f"movielens {path}: a rating is no number: {str(error).splitlines()[0]}") from None
+        raise DataError(f"movielens {path}: a rating is not a number: {str(error).splitlines()[0]}") from None
 
 
 def _parse_ids(tokens: list[str], folder: Path) -> pa.Array:
@@ -139,12 +139,14 @@ def _select_columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
     return table.select(names)
 
 
-def _split_lines(path: Path, mark: str, fields: int) -> list[list[str]]:
-    """Return the columns of a Latin-1 file of the older sets."""
+def _split_lines(path: Path, separator: str, fields: int) -> list[list[str]]:
+    """Read a Latin-1 file of the older sets and return its columns as text."""
     if not path.is_file():
         raise DataError(f"movielens {path}: no such file.")
-    rows = [line.split(mark) for line in split_lines(path.read_bytes().decode("latin-1")) if line]
-    short = next((number for number, row in enumerate(rows, 1) if len(row) != fields), None)
-    if short:
-        raise DataError(f"movielens {path}: line {short} has {len(rows[short - 1])} fields, wanted {fields}.")
+    rows = [line.split(separator) for line in split_lines(path.read_bytes().decode("latin-1")) if line]
+    bad_line = next((number for number, row in enumerate(rows, 1) if len(row) != fields), None)
+    if bad_line:
+        raise DataError(
+            f"movielens {path}: line {bad_line} has {len(rows[bad_line - 1])} fields; it must have {fields}."
+        )
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(fields)]

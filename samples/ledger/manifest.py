@@ -1,8 +1,8 @@
-"""The manifest of the files that are read: their sizes, row groups and fingerprints when they were found.
+"""The manifest of the data files: their sizes, row groups and fingerprints at the time when they were listed.
 
-A row's id has 64 bits, `file << 40 | row`: the file's index in the manifest and the row's index in the file before any
-filter.
-Paths are not part of the manifest's digest, so data may be moved. A file that is listed twice counts as two files.
+The id of a row has 64 bits, `file << 40 | row`: the index of the file in the manifest, and the index of the row in the file
+before any filter. Paths are not part of the manifest's digest, so data can be moved. A file that is listed twice counts as two
+files.
 """
 
 # Shapes: G row groups over all files, N rows.
@@ -29,10 +29,10 @@ class DataFile:
 
     Attributes:
         path: Path of the file.
-        bytes: Size of the file.
-        groups: Rows of each row group.
+        bytes: Size of the file in bytes.
+        groups: Number of rows of each row group.
         fingerprint: Hash that identifies the content.
-        marks: For text, the byte at which each group begins, and the end of the last; empty for other formats.
+        marks: For text, the byte offset of each group and the end of the last one; empty for other formats.
     """
 
     path: str
@@ -43,19 +43,19 @@ class DataFile:
 
     @property
     def rows(self) -> int:
-        """Rows of the file."""
+        """The number of rows of the file."""
         return sum(self.groups)
 
 
 @dataclass(frozen=True)
 class DataManifest:
-    """Files in the order that numbers their rows. Immutable; manifests with the same digest hold the same rows."""
+    """An immutable list of files, whose order defines the ids of their rows. Equal digests imply equal rows."""
 
     files: tuple[DataFile, ...]
 
     @classmethod
     def from_rows(cls, name: str, rows: int, fingerprint: str = "") -> DataManifest:
-        """Create a manifest of one virtual file, for rows in memory or in an artifact that its name identifies."""
+        """Create a manifest of one virtual file, for rows in memory or in an artifact that `name` identifies."""
         return cls((DataFile(name, 0, (rows,), fingerprint),))
 
     @classmethod
@@ -73,28 +73,28 @@ class DataManifest:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of every file's bytes, row groups and fingerprint, in order."""
+        """A hash of the size, row groups and fingerprint of each file, in order."""
         facts = [[file.bytes, list(file.groups), file.fingerprint] for file in self.files]
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
     @cached_property
     def rows(self) -> int:
-        """Rows of all files."""
+        """The number of rows of all files."""
         return sum(file.rows for file in self.files)
 
     @cached_property
     def group_rows(self) -> np.ndarray:
-        """Rows of each row group [G] int64."""
+        """The number of rows of each row group [G] int64."""
         return np.array([rows for file in self.files for rows in file.groups], np.int64)
 
     @cached_property
     def group_file(self) -> np.ndarray:
-        """The file of each row group [G]."""
+        """The index of each row group's file [G]."""
         return np.repeat(np.arange(len(self.files)), [len(file.groups) for file in self.files])
 
     @cached_property
     def group_first(self) -> np.ndarray:
-        """The place in its file of each row group's first row [G]."""
+        """The index of each row group's first row within its file [G]."""
         firsts = [np.cumsum([0, *file.groups[:-1]]) for file in self.files if file.groups]
         return np.concatenate(firsts).astype(np.int64) if firsts else np.zeros(0, np.int64)
 
@@ -107,7 +107,7 @@ class DataManifest:
         return (int(self.group_file[group]) << FILE_BITS) + int(self.group_first[group]) + rows_N
 
     def get_row_range(self, group: int, start: int, stop: int, epoch: int) -> RowRange:
-        """Return rows [start, stop) of a row group as rows of its file."""
+        """Convert rows [start, stop) of a row group to a range of rows of its file."""
         first = int(self.group_first[group])
         return RowRange(epoch, int(self.group_file[group]), first + start, first + stop)
 
@@ -118,29 +118,30 @@ class DataManifest:
         return f"{self.files[file].path}, row group {int(np.searchsorted(ends, row, 'right'))}, row {row}"
 
     def describe_changes(self, current: DataManifest) -> str:
-        """Describe in one line how another manifest differs; "" if it does not."""
+        """Describe in one line how a current manifest differs from this one; "" if it does not."""
         if current.digest == self.digest:
             return ""
         if len(current.files) != len(self.files):
             return f"{len(self.files)} files then, {len(current.files)} now{_describe_lost_and_new(self.files, current.files)}"
         for number, (then, file) in enumerate(zip(self.files, current.files, strict=True)):
-            for what in ("bytes", "rows", "groups", "fingerprint"):
-                if getattr(then, what) != getattr(file, what):
-                    return f"file {number}, {file.path}: {_describe_difference(what, getattr(then, what), getattr(file, what))}"
-        return "no known property"
+            for field in ("bytes", "rows", "groups", "fingerprint"):
+                old, new = getattr(then, field), getattr(file, field)
+                if old != new:
+                    return f"file {number}, {file.path}: {_describe_difference(field, old, new)}"
+        return "the digests differ, but no property that is compared"
 
 
-def _describe_difference(what: str, then: Any, now: Any) -> str:
-    if what == "groups":
+def _describe_difference(field: str, then: Any, now: Any) -> str:
+    if field == "groups":
         return f"other row groups ({len(then)} then, {len(now)} now)"
-    return "other content of the same size" if what == "fingerprint" else f"{then} {what} then, {now} now"
+    return "other content of the same size" if field == "fingerprint" else f"{then} {field} then, {now} now"
 
 
 def _describe_lost_and_new(then: Sequence[DataFile], now: Sequence[DataFile]) -> str:
     """Describe the first file that is missing now, and the first one that is new."""
-    known, there = {file.fingerprint for file in then}, {file.fingerprint for file in now}
-    lost = [file.path for file in then if file.fingerprint not in there]
-    new = [file.path for file in now if file.fingerprint not in known]
-    said = [f"missing {lost[0]}"] if lost else []
-    said += [f"new {new[0]}"] if new else []
-    return f" ({', '.join(said)})" if said else ""
+    before, current = {file.fingerprint for file in then}, {file.fingerprint for file in now}
+    missing = [file.path for file in then if file.fingerprint not in current]
+    new = [file.path for file in now if file.fingerprint not in before]
+    phrases = [f"missing {missing[0]}"] if missing else []
+    phrases += [f"new {new[0]}"] if new else []
+    return f" ({', '.join(phrases)})" if phrases else ""

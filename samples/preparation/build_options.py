@@ -11,17 +11,17 @@ from nonet.samples.tables import MISSING, TableFormat
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How sequences are built: the arguments of `build_sequences` except `tie_seed`, with paths instead of tables.
+    """Options for building sequences: the arguments of `build_sequences` except `tie_seed`, with paths instead of tables.
 
     Attributes:
         interactions: Path of the interactions.
         items: Path of the item table; None without one.
-        columns: Column of the tables by role.
+        columns: Name of a column in the tables by its role, for example `user_id`.
         keep: Minimum numbers of events of users and items.
         split: Options of the split.
-        targets: Target condition by stage.
+        targets: Condition of the target by stage.
         where: Condition on the interactions; None for all.
-        repeats: Policy for repeated items; None derives it from the data.
+        repeats: "allow" or "mask" for repeated items; None to decide by the data.
         missing: Texts that stand for a missing value.
     """
 
@@ -38,11 +38,11 @@ class BuildOptions:
 
     @property
     def table_format(self) -> TableFormat:
-        """Column names and missing texts that both tables are read with."""
+        """The column names and texts for missing values with which both tables are read."""
         return TableFormat(dict(self.columns), self.missing)
 
     def to_fingerprint(self) -> dict[str, Any]:
-        """Return the values that a working folder is named after. Default missing texts are omitted."""
+        """Return the values whose hash names the working folder. `missing` is omitted if it is the default."""
         facts = asdict(self)
         del facts["missing"]
         missing = self.table_format.own_missing

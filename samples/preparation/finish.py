@@ -1,7 +1,7 @@
-"""Writes the events that the k-core kept from sorted partitions to flat files (`nonet.samples.sequences.flat`).
+"""Writes the events of sorted partitions that remain after the k-core filter to flat files (`nonet.samples.sequences.flat`).
 
-Each partition has a fixed range in the files, so partitions may be written in any order and more than once. A note beside a
-partition, with the hash of what was written, records that it is complete.
+Each partition has a fixed range in the files, so partitions can be written in any order and more than once. A note beside each
+partition records that it was written completely, with the hash of the written bytes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from nonet.samples.sequences import (
 )
 from nonet.samples.tables import as_numbers, compute_keys
 
-# Shapes: N events that are left of a partition, U users.
+# Shapes: N events of a partition that remain, U users.
 _NOTE = "done.json"
 SPLITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionNote:
-    """Records that a partition was written.
+    """The record that a partition was written completely.
 
     Attributes:
-        facts: Facts of the partition's split.
-        repeats: Events of each split that return to an item of their user.
+        facts: Statistics of the partition's split.
+        repeats: Number of events that repeat an item of their user, by split.
         sha256: Hash of the written bytes.
     """
 
@@ -86,7 +86,7 @@ class PartitionWriter:
         """Create the flat files with room for all kept events; times take 32 bits if all of them fit.
 
         Raises:
-            OSError: If the disk has no room.
+            OSError: If the disk is full.
         """
         users, events = (sum(column) for column in zip(*self.core.sizes, strict=True))
         fields = {name: (kind, events) for name, kind in self.layout.get_fields().items()}
@@ -99,46 +99,54 @@ class PartitionWriter:
         return FlatFiles(self.folder, fields)
 
     def write(self, files: FlatFiles, partitions: Sequence[SortedPartition], number: int) -> None:
-        """Write one partition to its range, unless its note says that it is written."""
+        """Write one partition to its range and save its note; skip it if it has one."""
         part = partitions[number]
         if PartitionNote.load(part) is not None:
             return
-        before = [sum(column) for column in zip(*self.core.sizes[:number], strict=True)] or [0, 0]
+        users_before, events_before = [
+            sum(column) for column in zip(*self.core.sizes[:number], strict=True)
+        ] or [0, 0]
         offsets = part.read_offsets()
         kept = read_kept_mask(part, int(offsets[-1]))
-        of_user = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) if len(kept) else np.empty(0, np.int64)
-        there = of_user > 0
-        lengths = of_user[there]
-        own = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        kept_per_user = (
+            np.add.reduceat(kept, offsets[:-1], dtype=np.int64) if len(kept) else np.empty(0, np.int64)
+        )
+        has_events = kept_per_user > 0
+        lengths = kept_per_user[has_events]
+        own_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         digest = hashlib.sha256()
 
-        def put(name: str, at: int, values: np.ndarray) -> None:
-            digest.update(files.write(name, at, values))
+        def put(name: str, start: int, values: np.ndarray) -> None:
+            digest.update(files.write(name, start, values))
 
         time = part.read_column("time", "<i8")[kept]
-        codes = compute_split_codes(own, time, self.split)
+        codes = compute_split_codes(own_offsets, time, self.split)
         item = self._renumber_items(part.read_column("item", "<i4")[kept])
-        put("item", before[1], item)
-        put("time", before[1], time)
-        put("split", before[1], codes)
+        put("item", events_before, item)
+        put("time", events_before, time)
+        put("split", events_before, codes)
         for name, kind in self.layout.get_fields().items():
             if name not in ("item", "time"):
-                put(name, before[1], part.read_column(name, kind)[kept])
-        put("offsets", before[0] + 1, own[1:] + before[1])
-        trained = np.add.reduceat(codes == TRAIN, own[:-1], dtype=np.int64) if len(item) else lengths
-        put("train_lengths", before[0], trained)
+                put(name, events_before, part.read_column(name, kind)[kept])
+        put("offsets", users_before + 1, own_offsets[1:] + events_before)
+        train_lengths = (
+            np.add.reduceat(codes == TRAIN, own_offsets[:-1], dtype=np.int64) if len(item) else lengths
+        )
+        put("train_lengths", users_before, train_lengths)
         users = part.read_users(self.layout.text)
-        users = users.filter(pa.array(there)) if self.layout.text else users[there]
-        put("user_key", before[0], compute_keys("user", as_numbers(users)))
+        users = users.filter(pa.array(has_events)) if self.layout.text else users[has_events]
+        put("user_key", users_before, compute_keys("user", as_numbers(users)))
         if not self.layout.text:
-            put("user_id", before[0], users)
+            put("user_id", users_before, users)
         user = np.repeat(np.arange(len(lengths)), lengths)
-        back = find_repeats(user, item) & ~find_duplicates(user, item, time)
-        repeats = tuple(np.bincount(codes[back], minlength=SPLITS).tolist())
-        PartitionNote(SplitFacts.from_events(own, time, codes), repeats, digest.hexdigest()).save(part)
+        is_repeat = find_repeats(user, item) & ~find_duplicates(user, item, time)
+        repeats = tuple(np.bincount(codes[is_repeat], minlength=SPLITS).tolist())
+        PartitionNote(SplitFacts.from_events(own_offsets, time, codes), repeats, digest.hexdigest()).save(
+            part
+        )
 
     def write_texts(self, partitions: Sequence[SortedPartition]) -> None:
-        """Write the text ids of the users in their order; does nothing if ids are integers."""
+        """Write the text ids of the users in order; do nothing if ids are integers."""
         if not self.layout.text:
             return
         schema = pa.schema({"user_id": pa.large_string()})
@@ -146,11 +154,12 @@ class PartitionWriter:
             for part in partitions:
                 offsets = part.read_offsets()
                 kept = read_kept_mask(part, int(offsets[-1]))
-                there = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
-                ids = part.read_users(True).filter(pa.array(there)).cast(pa.large_string())
+                has_events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
+                ids = part.read_users(True).filter(pa.array(has_events)).cast(pa.large_string())
                 out.write_batch(pa.record_batch([ids], schema=schema))
 
     def _renumber_items(self, item: np.ndarray) -> np.ndarray:
+        """Convert indices of all items to indices of the items that the k-core filter kept."""
         return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
 
 
@@ -166,10 +175,10 @@ def count_train_events(
     """Count the TRAIN events of each item [I] from memory-mapped columns, one block at a time.
 
     Args:
-        item: Item of each event [N].
+        item: Item index of each event [N].
         split: Split code of each event [N].
         n_items: Number of items I.
-        report_rows: Called with the number of events of each block.
+        report_rows: A function that is called with the number of events of each block.
     """
     counts, block = np.zeros(n_items, np.int64), 1 << 22
     for start in range(0, len(item), block):

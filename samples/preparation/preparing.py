@@ -1,14 +1,14 @@
 """Prepares sequences on disk from any number of interactions, with the same result as `build_sequences`.
 
-    scatter  slices of the log -> runs, cut by ranges of users
-    gather   one range of all runs -> its users, sorted
-    core     passes over counts: which items and users are kept
-    write    the kept events -> memory-mapped flat files
+    scatter  Split each slice of the log into one run per slice, with a part for each range of users.
+    gather   Collect the parts of one range from all runs into a partition of sorted users.
+    core     Count events repeatedly to find the items and users that the k-core filter keeps.
+    write    Write the kept events to memory-mapped flat files.
 
 Each step writes complete files to a working folder and skips files that exist, so a preparation that was killed continues
-where it stopped. A slice and a partition have about two million rows each; memory holds one of them per thread, and the
-items. The disk needs about twice the events at 20 to 40 bytes per row while the preparation runs; this is checked before it
-begins.
+where it stopped. A slice and a partition have about two million rows each; memory is needed for one of them per thread, and for
+the items. While the preparation runs, it needs disk space for about twice the events, at 20 to 40 bytes per event; this is
+checked at the start.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from nonet.samples.tables import as_numbers, check_columns, compute_keys, read_i
 
 _PARTITION_ROWS = 1 << 21
 _THREADS = 4
-_SPARE = 1.05
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_MARGIN = 1.05
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class PreparedSequences:
     Attributes:
         folder: Folder of the sequences and of items.parquet.
         sha256: Hash of the artifact.
-        seconds: Elapsed seconds of each step.
-        cpu_s: CPU seconds of each step; reading is listed separately.
+        seconds: Elapsed seconds by step.
+        cpu_s: CPU seconds by step; those for reading the log are under "read" and not under "scatter".
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class PreparedSequences:
     cpu_s: dict[str, float]
 
     def open(self) -> tuple[Sequences, pa.Table]:
-        """Open the memory-mapped sequences and read their items."""
+        """Open the memory-mapped sequences and read the items table."""
         return Sequences.load(self.folder), pq.read_table(self.folder / "items.parquet")
 
 
@@ -92,23 +92,26 @@ def prepare_sequences(
     partition_rows: int = _PARTITION_ROWS,
     threads: int | None = None,
 ) -> PreparedSequences:
-    """Write root/sequences-<sha8>, continuing an earlier call with the same options and files that was killed.
+    """Prepare sequences in root/sequences-<first 8 digits of the hash>.
+
+    If an earlier call with the same options and files was killed, this call continues its work.
+
 
     Args:
         options: Paths and options of the build.
         root: Parent folder of the artifact and of the working folder.
-        report_progress: Called with a `PreparationReport` at most once a second.
-        slice_rows: Rows per slice; None for the default.
-        partition_rows: Rows per partition.
-        threads: Number of threads; None for at most four.
+        report_progress: A function that is called with a `PreparationReport` at most once per second.
+        slice_rows: Number of rows per slice; None for the default.
+        partition_rows: Number of rows per partition.
+        threads: Number of threads; None for four, or for the number of CPUs if it is lower.
 
     Raises:
-        DataError: As `build_sequences`, or if the disk is full; then the working folder is removed.
-        ConfigError: As `build_sequences`.
+        DataError: For the same reasons as in `build_sequences`, or if the disk is full; the working folder is then removed.
+        ConfigError: For the same reasons as in `build_sequences`.
     """
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
-    items = _list_item_files(options.items)
-    facts = [FLAT_FORMAT, log.compute_hash(), items, options.to_fingerprint(), partition_rows]
+    item_files = _list_item_files(options.items)
+    facts = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
     work = root / f"preparing-{_hash_facts(facts)[:8]}"
     for other in root.glob("preparing-*"):
         if other != work:
@@ -124,22 +127,22 @@ def prepare_sequences(
     try:
         return job.run(root)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL_ERRORS:
             raise
         free = _get_free_bytes(root)
         shutil.rmtree(work, ignore_errors=True)
         raise DataError(
             f"the disk of {root} is full: preparing {log.rows:,} events takes about "
-            f"{_format_gb(job.needed_bytes)}, and {_format_gb(free)} were left when it failed. "
-            "Nothing is left behind; free some room, or name a --run-dir elsewhere"
+            f"{_format_gb(job.needed_bytes)}, and {_format_gb(free)} were free when it failed. "
+            "The files of the preparation were removed. Free disk space, or set --run-dir to another disk."
         ) from None
 
 
 @dataclass(slots=True)
 class _PreparationJob:
-    """One preparation with its options and its working folder."""
+    """A preparation: its options, log and working folder, and the steps that it runs."""
 
-    ask: BuildOptions
+    options: BuildOptions
     log: EventLog
     work: Path
     progress: PreparationProgress
@@ -149,29 +152,33 @@ class _PreparationJob:
 
     def run(self, root: Path) -> PreparedSequences:
         """Run all steps and move the artifact to its final name."""
-        parse_min_events(self.ask.keep)
-        items = None if self.ask.items is None else read_items(self.ask.items, self.ask.table_format)
-        given = [] if self.ask.items is None else read_parquet_schema(self.ask.items, "items").names
-        check_columns(self.ask.columns, [*self.log.names, *given])
-        self._check_room()
+        parse_min_events(self.options.keep)
+        items = (
+            None if self.options.items is None else read_items(self.options.items, self.options.table_format)
+        )
+        item_columns = (
+            [] if self.options.items is None else read_parquet_schema(self.options.items, "items").names
+        )
+        check_columns(self.options.columns, [*self.log.names, *item_columns])
+        self._check_free_space()
         self.work.mkdir(parents=True, exist_ok=True)
-        catalogue = collect_items(self.log, self.ask.where) if items is None else items
+        catalogue = collect_items(self.log, self.options.where) if items is None else items
         cpu_s: dict[str, float] = {}
-        sorted_ = self.work / "sorted.json"
-        if not sorted_.exists():
+        sorted_note = self.work / "sorted.json"
+        if not sorted_note.exists():
             self._sort_partitions(catalogue, cpu_s)
-        layout, partitions = self._read_sorted(sorted_)
+        layout, partitions = self._read_sorted(sorted_note)
         self.progress.start_phase("core", sum(int(part.read_offsets()[-1]) for part in partitions))
-        core = compute_k_core(partitions, len(catalogue), self.ask.keep, self.progress.add_rows)
-        aside = self.work / "sequences"
-        aside.mkdir(exist_ok=True)
+        core = compute_k_core(partitions, len(catalogue), self.options.keep, self.progress.add_rows)
+        staging = self.work / "sequences"
+        staging.mkdir(exist_ok=True)
         sha256 = self._write(
-            aside, PartitionWriter(layout, core, self.ask.split, aside), partitions, catalogue
+            staging, PartitionWriter(layout, core, self.options.split, staging), partitions, catalogue
         )
         self.progress.end_phase()
         final = root / f"sequences-{sha256[:8]}"
         if not final.exists():
-            os.replace(aside, final)
+            os.replace(staging, final)
         shutil.rmtree(self.work)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
@@ -184,17 +191,17 @@ class _PreparationJob:
         ids = catalogue["item_id"].combine_chunks()
         runs_folder = self.work / "runs"
         scatter = RunWriter(
-            self.log, ItemIndex(ids), self.ask.where, self.ask.targets, columns, bounds, runs_folder
+            self.log, ItemIndex(ids), self.options.where, self.options.targets, columns, bounds, runs_folder
         )
         self.progress.start_phase("scatter", self.log.rows)
         self._run_jobs(enumerate(self.log.slices), lambda job: scatter.write(*job), lambda job: job[1].rows)
         cpu_s["read"] = scatter.cpu_s["read"]
         runs = [ScatteredRun.load(scatter.get_run_folder(number)) for number in range(len(self.log.slices))]
         if not sum(int(run.bounds[-1]) for run in runs):
-            raise DataError(f"data.where: {self.ask.where!r} matches no interaction.")
+            raise DataError(f"data.where: {self.options.where!r} matches no interaction.")
         text = not pa.types.is_integer(self.log.schema.field("user_id").type)
         kinds = {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns}
-        layout = make_layout(runs, text, kinds, list(self.ask.targets))
+        layout = make_layout(runs, text, kinds, list(self.options.targets))
         parts = self.work / "parts"
         parts.mkdir(exist_ok=True)
         self.progress.start_phase("gather", sum(int(run.bounds[-1]) for run in runs))
@@ -210,34 +217,36 @@ class _PreparationJob:
 
     def _read_sorted(self, note: Path) -> tuple[PartitionLayout, list[SortedPartition]]:
         """Read the layout and the partitions that `_sort_partitions` recorded."""
-        there = json.loads(note.read_text())
-        layout = PartitionLayout(**{**there["layout"], "event_names": tuple(there["layout"]["event_names"])})
-        numbers = range(there["partitions"])
+        record = json.loads(note.read_text())
+        layout = PartitionLayout(
+            **{**record["layout"], "event_names": tuple(record["layout"]["event_names"])}
+        )
+        numbers = range(record["partitions"])
         return layout, [SortedPartition(self.work / "parts" / f"part-{number:06}") for number in numbers]
 
     def _write(
         self,
         folder: Path,
-        finish: PartitionWriter,
+        writer: PartitionWriter,
         partitions: Sequence[SortedPartition],
         catalogue: pa.Table,
     ) -> str:
-        """Write the artifact without its final name and return its hash."""
-        core, layout = finish.core, finish.layout
+        """Write the artifact to a temporary folder and return its hash."""
+        core, layout = writer.core, writer.layout
         users, events = (sum(column) for column in zip(*core.sizes, strict=True))
         self.progress.start_phase("write", events)
-        files = finish.create_files(partitions)
+        files = writer.create_files(partitions)
         files.write("offsets", 0, np.zeros(1, np.int64))
         self._run_jobs(
             range(len(partitions)),
-            lambda number: finish.write(files, partitions, number),
+            lambda number: writer.write(files, partitions, number),
             lambda number: core.sizes[number][1],
         )
         files.close()
-        finish.write_texts(partitions)
+        writer.write_texts(partitions)
         notes = [note for part in partitions if (note := PartitionNote.load(part)) is not None]
         facts = reduce(add, [note.facts for note in notes])
-        check_split(self.ask.split, facts)
+        check_split(self.options.split, facts)
         counts = np.array([np.sum([note.repeats for note in notes], 0), facts.events])
         meta = {
             "format": FLAT_FORMAT,
@@ -247,7 +256,7 @@ class _PreparationJob:
             "targets": list(layout.targets),
             "event_names": list(layout.event_names),
             "dropped": json.loads((self.work / "sorted.json").read_text())["dropped"],
-            "repeats": choose_policy(counts, self.ask.repeats),
+            "repeats": choose_policy(counts, self.options.repeats),
             "repeat_shares": compute_repeat_shares(counts),
             "partitions": [
                 {"users": size[0], "events": size[1], "sha256": note.sha256}
@@ -266,13 +275,13 @@ class _PreparationJob:
         write_whole(folder / FLAT_META, f"{json.dumps(meta, indent=1)}\n".encode())
         self.progress.start_phase("items", meta["events"])
         mapped = MappedSequences(folder)
-        trained = count_train_events(
+        train_counts = count_train_events(
             mapped.map_array("item"), mapped.map_array("split"), int(core.items.sum()), self.progress.add_rows
         )
-        pq.write_table(make_item_table(catalogue, core.items, trained), folder / "items.parquet")
+        pq.write_table(make_item_table(catalogue, core.items, train_counts), folder / "items.parquet")
 
     def _run_jobs(self, jobs: Iterable[Any], work: Callable[[Any], Any], rows: Callable[[Any], int]) -> None:
-        """Run all jobs in a thread pool; the first error cancels the others."""
+        """Call `work` on each job in a thread pool, and report `rows(job)` as progress; the first error cancels the others."""
         with ThreadPoolExecutor(self.threads) as pool:
 
             def run_job(job: Any) -> None:
@@ -280,15 +289,15 @@ class _PreparationJob:
                 work(job)
                 self.progress.add_rows(rows(job), time.thread_time() - began)
 
-            waiting = [pool.submit(run_job, job) for job in jobs]
+            futures = [pool.submit(run_job, job) for job in jobs]
             try:
-                for each in waiting:
-                    each.result()
+                for future in futures:
+                    future.result()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _check_room(self) -> None:
+    def _check_free_space(self) -> None:
         """Raise DataError if the disk has less free space than the preparation needs."""
         columns, _ = select_carried_columns(self.log.schema, None)
         layout = PartitionLayout(
@@ -296,26 +305,26 @@ class _PreparationJob:
             "<i8",
             ("",) if "event" in self.log.schema.names else (),
             {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns},
-            list(self.ask.targets),
+            list(self.options.targets),
         )
-        self.needed_bytes = int(2 * self.log.rows * layout.compute_row_bytes() * _SPARE)
-        there = sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())
-        place = next(path for path in (self.work, *self.work.parents) if path.exists())
-        if (free := _get_free_bytes(place)) + there < self.needed_bytes:
+        self.needed_bytes = int(2 * self.log.rows * layout.compute_row_bytes() * _DISK_MARGIN)
+        existing_bytes = sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())
+        existing_folder = next(path for path in (self.work, *self.work.parents) if path.exists())
+        if (free := _get_free_bytes(existing_folder)) + existing_bytes < self.needed_bytes:
             raise DataError(
                 f"preparing {self.log.rows:,} events takes about {_format_gb(self.needed_bytes)} of disk in {self.work.parent}, "
-                f"and {_format_gb(free)} are free. Free some room, or name a --run-dir elsewhere"
+                f"and {_format_gb(free)} are free. Free disk space, or set --run-dir to another disk."
             )
 
 
 def _get_column_dtype(kind: pa.DataType) -> str:
     """Return the dtype that `convert_column` produces for a carried column."""
-    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    return "<i8" if whole or pa.types.is_string(kind) or pa.types.is_large_string(kind) else "<f4"
+    is_integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    return "<i8" if is_integer or pa.types.is_string(kind) or pa.types.is_large_string(kind) else "<f4"
 
 
 def _list_item_files(items: str | None) -> Any:
-    """Return path, size and modification time of each items file; None without items."""
+    """Return the path, size and modification time of each file of the items table; None if there is no table."""
     if items is None:
         return None
     from nonet.samples.tables import find_parquet

@@ -1,9 +1,9 @@
-"""Every user's events in time order as flat arrays; stages read them and ledgers count them.
+"""The events of all users in time order, as flat arrays; all stages read their data from them.
 
-A training row is a user: one row of `part-0.parquet`, with users in the order of their ids. Events of a user are sorted by
-time, ties in file order, so TRAIN events are a prefix of each user. The same sequences give the same bytes (`user_file.py`),
-so a hash of the file names the artifact. Sequences that were prepared on disk are one memory-mapped .npy file per field
-(`flat.py`), so a process that reads few users holds few pages.
+A training row is a user, which is one row of `part-0.parquet`; users are in the order of their ids. The events of a user are
+sorted by time, with ties in file order, so the TRAIN events are a prefix of each user's events. Equal sequences are written as
+equal bytes (`user_file.py`), so the artifact is named after a hash of the file. Sequences that were prepared on disk have one
+memory-mapped .npy file per field (`flat.py`), so a process that reads few users has few resident pages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nonet.samples.sequences.user_file import USER_FILE, UserFile, write_user_fi
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FORMAT = 2
-_ROW_NUMBERS = 1  # the format whose sparse keys are indices of users and items, and whose columns are float32
+_ROW_NUMBERS = 1  # The format of earlier versions: sparse keys are the indices of users and items, and all columns are float32.
 _PART_EVENTS = 1 << 22
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
@@ -58,19 +58,19 @@ class Sequences:
         offsets: First event of each user [U + 1] int64.
         item: Row of items.parquet of each event [N] int32.
         time: Unix seconds [N] int64.
-        event: Index into event_names [N] int32; 0 without kinds of events.
+        event: Index into event_names [N] int32; 0 if the log has no kinds of events.
         split: Split code [N] int8.
-        columns: Carried columns by name [N]: ids int64 (text hashed, NONE if missing), other numbers float32 (NaN if
-            missing).
+        columns: Columns of the log by name [N]: ids are int64 (text is hashed; NONE if missing), other numbers float32 (NaN
+            if missing).
         targets: Where each stage's `target:` condition holds [N] bool, by stage.
         event_names: Kinds of events.
-        user_key: Sparse keys of the users [U] int64; None in files of a version whose keys are indices.
-        item_key: Sparse keys of the items [I] int64; None as above.
-        dropped: Interaction columns that cannot be carried, as "name (type)".
-        repeats: "allow" or "mask": how items that a user has seen are treated (`repeats.py`).
-        joined: Columns from stores: (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved.
-        strict: Whether no sample sees events of its own second, whatever their order (compressed logs).
-        folded: The rows of the log behind each event of a compressed log.
+        user_key: Sparse keys of the users [U] int64; None in files of an earlier version, whose keys are the user rows.
+        item_key: Sparse keys of the items [I] int64; None in files of an earlier version, whose keys are the item indices.
+        dropped: Columns of the log that are left out because of their type, as "name (type)".
+        repeats: "allow" or "mask": whether items that a user has seen can be recommended (`repeats.py`).
+        joined: A function from dense items [n], user ids [n] and times [n] to columns from stores by name [n]; not saved.
+        strict: Whether a sample must not see other events of its own second, whatever their order (for compressed logs).
+        folded: The rows of the original log that each event of a compressed log stands for.
     """
 
     user_id: np.ndarray
@@ -96,23 +96,24 @@ class Sequences:
         return tuple(name for name in self.columns if not name.startswith(LABEL_TIME))
 
     def get_label_times(self, stage: str | None) -> np.ndarray:
-        """Return the unix seconds [N] from which on each event's label is known; NEVER for an unknown one.
+        """Return the unix seconds [N] at which each event's label becomes known; NEVER if it is unknown.
 
-        The labels are those of a stage's target, by default the first one. A label without a time of its own is known from the
-        time of its event on.
+        The labels are those of a stage's target, by default the first one. A label without a time of its own becomes known at
+        the time of its event.
         """
         return self.columns.get(LABEL_TIME + (stage or next(iter(self.targets), "")), self.time)
 
     def gather_columns(
         self, index: np.ndarray, users: np.ndarray, as_of: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Return the columns [n] of events by index [n]: those carried, and those joined.
+        """Return the columns [n] of events: those of the log and those joined from stores.
 
         Args:
-            index: events [n].
-            users: their user rows [n].
-            as_of: the unix seconds [n] of the samples that read them, for `count`, `span` and `kinds` of a compressed log; by
-                default these are as of the user's next event.
+            index: The indices of the events [n].
+            users: The user rows of the events [n].
+            as_of: The unix seconds [n] of the samples that read the events. The columns `count`, `span` and `kinds` of a
+                compressed log are then computed from the rows before that time; by default, from those before the user's next
+                event.
         """
         columns = {name: self.columns[name][index] for name in self.feature_columns}
         if self.folded is not None and as_of is not None:
@@ -122,7 +123,7 @@ class Sequences:
         return columns | self.joined(self.item[index], self.user_id[users], self.time[index])
 
     def get_history_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Return the columns of events [start, stop) as of a time after all of them."""
+        """Return the columns of events [start, stop), those of a compressed log computed from all of its rows."""
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         if self.folded is None:
             return columns
@@ -142,17 +143,17 @@ class Sequences:
 
     @property
     def summary(self) -> str:
-        """The number of users and events in words. Equal summaries do not imply equal sequences; hashes of artifacts do."""
+        """The numbers of users and events as text. Equal summaries do not imply equal sequences; equal artifact hashes do."""
         return f"{len(self)} users, {len(self.item)} events"
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Events of each user, [U] int64."""
+        """The number of events of each user, [U] int64."""
         return np.diff(self.offsets)
 
     @cached_property
     def train_lengths(self) -> np.ndarray:
-        """TRAIN events of each user, [U] int64: a prefix of its events."""
+        """The number of TRAIN events of each user, [U] int64; they are a prefix of the user's events."""
         return self._count_per_user(self.split == TRAIN)
 
     @cached_property
@@ -162,27 +163,26 @@ class Sequences:
 
     @cached_property
     def first_of_second(self) -> np.ndarray:
-        """The first of the events that its user had in the same second, of each event [N] int64."""
-        new = np.ones(len(self.time), bool)
-        new[1:] = self.time[1:] != self.time[:-1]
-        new[self.offsets[:-1][self.lengths > 0]] = True
-        return np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+        """For each event, the index of the user's first event in the same second, [N] int64."""
+        is_first = np.ones(len(self.time), bool)
+        is_first[1:] = self.time[1:] != self.time[:-1]
+        is_first[self.offsets[:-1][self.lengths > 0]] = True
+        return np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
 
     @cached_property
     def repeated(self) -> np.ndarray:
-        """Whether an event's item was among its user's earlier ones, [N] bool."""
+        """Whether the user of each event had an earlier event with the same item, [N] bool."""
         return find_repeats(self.user, self.item)
 
     @cached_property
     def repeat_shares(self) -> dict[str, float]:
-        """The share of each split's events that return to an item of their user; splits without events are left out."""
+        """The share of events that repeat an item of their user, by split; splits without events are left out."""
         return compute_repeat_shares(count_repeats(self))
 
     def iterate_parts(self, max_events: int = _PART_EVENTS) -> Iterator[Sequences]:
-        """Iterate over all users in parts of about `max_events` events; the pages of a part are released after it.
+        """Iterate over all users in parts of about `max_events` events, and release the resident pages after each part.
 
-        Use this for sums over events in memory that does not grow with them. There is at least one part, which may be
-        empty.
+        With this, sums over all events need a constant amount of memory. There is at least one part, which may be empty.
         """
         start = 0
         while start < len(self) or start == 0:
@@ -199,7 +199,7 @@ class Sequences:
         release_pages(*fields, *self.columns.values(), *self.targets.values())
 
     def slice_users(self, start: int, stop: int) -> Sequences:
-        """Return the users [start, stop) without copying; item indices stay the same."""
+        """Return the sequences of users [start, stop) without copying events; item indices stay the same."""
         if start == 0 and stop == len(self):
             return self
         first, last = int(self.offsets[start]), int(self.offsets[stop])
@@ -222,13 +222,13 @@ class Sequences:
         return some
 
     def find_split_events(self, split: int) -> np.ndarray:
-        """Return the indices of the events of a split, ascending, without a mask of all events."""
+        """Return the ascending indices of the events of a split; memory for a mask of all events is not needed."""
         blocks = range(0, len(self.split), _PART_EVENTS)
         chosen = [np.flatnonzero(self.split[at : at + _PART_EVENTS] == split) + at for at in blocks]
         return np.concatenate([np.empty(0, np.int64), *chosen])
 
     def find_users(self, events: np.ndarray) -> np.ndarray:
-        """Return the user rows [n] of events [n] by index, without expanding all events."""
+        """Return the user rows [n] of events [n] given by index; `user` is not computed."""
         return np.searchsorted(self.offsets, events, "right") - 1
 
     def count_events(self) -> dict[str, int]:
@@ -244,7 +244,7 @@ class Sequences:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write folder/part-0.parquet atomically, and item_keys.npy beside it. Returns the path of the first."""
+        """Write folder/part-0.parquet atomically, with item_keys.npy beside it, and return the path of part-0.parquet."""
         path = Path(folder) / USER_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         users = {"user_id": self.user_id}
@@ -259,7 +259,11 @@ class Sequences:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Sequences:
-        """Load the sequences of a folder. Raises DataError if it holds none that this version reads."""
+        """Load the sequences of a folder.
+
+        Raises:
+            DataError: If the folder has no sequences in a format that this version reads.
+        """
         if is_flat(Path(folder)):
             return cls._load_mapped(Path(folder))
         path = Path(folder) / USER_FILE
@@ -267,19 +271,19 @@ class Sequences:
         meta = file.metadata
         if meta.get("format") not in (_ROW_NUMBERS, _FORMAT):
             raise DataError(
-                f"{path}: format {meta.get('format')}, this Nonet reads {_ROW_NUMBERS} and {_FORMAT}. Run the tokenise stage "
+                f"{path}: format {meta.get('format')}; this version reads {_ROW_NUMBERS} and {_FORMAT}. Run the tokenise stage "
                 "again."
             )
-        keyed = meta["format"] != _ROW_NUMBERS
-        kinds = meta["columns"] if keyed else dict.fromkeys(meta["columns"], "<f4")
+        has_keys = meta["format"] != _ROW_NUMBERS
+        dtypes = meta["columns"] if has_keys else dict.fromkeys(meta["columns"], "<f4")
         return cls(
             user_id=file.get_users("user_id"),
             offsets=file.compute_offsets("item", 4),
             **{name: file.get_events(name, dtype) for name, dtype in _DTYPES.items()},
-            columns={name: file.get_events(f"column:{name}", kind) for name, kind in kinds.items()},
+            columns={name: file.get_events(f"column:{name}", dtype) for name, dtype in dtypes.items()},
             targets={name: file.get_events(f"target:{name}", "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
-            user_key=file.get_users("user_key") if keyed else None,
+            user_key=file.get_users("user_key") if has_keys else None,
             item_key=load_item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
@@ -296,11 +300,11 @@ class Sequences:
         return seq
 
     def _count_per_user(self, mask_N: np.ndarray) -> np.ndarray:
-        total = np.concatenate([[0], np.cumsum(mask_N)])
-        return total[self.offsets[1:]] - total[self.offsets[:-1]]
+        cumulative = np.concatenate([[0], np.cumsum(mask_N)])
+        return cumulative[self.offsets[1:]] - cumulative[self.offsets[:-1]]
 
     def _get_fields(self) -> dict[str, np.ndarray]:
-        """Return the event columns by the names that they have in the file."""
+        """Return the event fields by the names that they have in the file."""
         fields = {name: getattr(self, name).astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
         fields |= {
             f"column:{name}": values.astype(_get_dtype(values), copy=False)
@@ -312,9 +316,12 @@ class Sequences:
 
     def _make_metadata(self) -> dict[str, Any]:
         """Return the metadata of the file."""
-        keyed = self.user_key is not None
-        kinds = {name: _get_dtype(values) for name, values in self.columns.items()}
-        meta = {"format": _FORMAT if keyed else _ROW_NUMBERS, "columns": kinds if keyed else list(kinds)}
+        has_keys = self.user_key is not None
+        dtypes = {name: _get_dtype(values) for name, values in self.columns.items()}
+        meta = {
+            "format": _FORMAT if has_keys else _ROW_NUMBERS,
+            "columns": dtypes if has_keys else list(dtypes),
+        }
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
         meta |= {"dropped": list(self.dropped)} if self.dropped else {}
         if self.repeats != MASK:  # omitted for "mask", because a hash of the file names the artifact
@@ -337,19 +344,22 @@ def build_sequences(
     repeats: str | None = None,
     strict: bool = False,
 ) -> tuple[Sequences, pa.Table]:
-    """Group events by user; items are returned in dense index order (see `nonet.samples.sequences.build`).
+    """Build the sequences of a log, and the table of the items that are kept (see `nonet.samples.sequences.build`).
 
     Args:
         interactions: The checked interactions.
         items: The checked items; None to use the items that occur.
-        keep: Least `item_events` and `user_events`.
+        keep: Minimum numbers of events of an item and of a user, as `item_events` and `user_events`.
         split: Options `use`, `test`, `valid` and `rl`.
-        targets: Condition of each stage's target by stage.
-        where: Condition on the interactions.
-        columns: Columns to carry; None for all of numbers or text.
-        tie_seed: Seed that shuffles events of one user in the same second, to measure the effect of their file order.
-        repeats: "allow" or "mask"; None to decide by the data's share of repeats.
+        targets: Condition of the target by stage.
+        where: Condition on the interactions; None for all.
+        columns: Columns to keep; None for all columns of numbers or text.
+        tie_seed: Seed for shuffling the events that a user has in the same second, to measure the effect of their file order.
+        repeats: "allow" or "mask"; None to decide by the share of repeated items in the data.
         strict: See `Sequences`.
+
+    Returns:
+        The sequences, and the items in the order of their dense indices.
     """
     built = build_arrays(
         interactions,
@@ -366,7 +376,7 @@ def build_sequences(
 
 
 def count_repeats(seq: Sequences) -> np.ndarray:
-    """Count per split the events that return to an item of their user (without duplicates), and all events [2, 4]."""
+    """Count by split the events that repeat an item of their user (row 0, without duplicates) and all events (row 1), [2, 4]."""
     counts = np.zeros((2, len(NAMES)), np.int64)
     for some in seq.iterate_parts():
         back = some.repeated if some is seq else find_repeats(some.user, some.item)
@@ -377,4 +387,5 @@ def count_repeats(seq: Sequences) -> np.ndarray:
 
 
 def _get_dtype(values: np.ndarray) -> str:
+    """Return the dtype in which a column is saved."""
     return "<i8" if values.dtype.kind in "iu" else "<f4"

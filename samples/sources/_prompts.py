@@ -1,4 +1,4 @@
-"""The prompts of an RL stage: events held out for RL, each used once per epoch; a fifth of the users is never used."""
+"""The prompts of an RL stage: events of the RL split, each used once per epoch. A fifth of the users is held out."""
 
 # Shapes: U prompts, N events.
 
@@ -13,25 +13,31 @@ from nonet.samples.batches import find_rl_events, locate_events, make_row_order,
 from nonet.samples.ledger import DataManifest, EpochSteps, OrderSlice, SampleLedger
 from nonet.samples.sequences import Sequences
 
-_KEPT_OUT = 5
+_HELD_OUT_DIVISOR = 5
 
 
 class RlPrompts:
-    """The prompts of one stage; a global step has `users` of them over all ranks."""
+    """The prompts of one stage; a step uses `users` prompts over all ranks."""
 
     def __init__(self, seq: Sequences, seed: int, stage: str, users: int):
         self._seq, self._seed, self._stage, self._users = seq, seed, stage, users
 
     def get_step_prompts(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return users [U] and positions [U] of a step, which depend only on its number."""
+        """Return the user rows [U] and positions [U] of the prompts of a step; they depend only on the step's number."""
         return select_step_prompts(
             self._seq, self._users, self._seed, self._stage, step, events=self._events
         )[1:]
 
     def record_step(self, step: int, users: np.ndarray, positions: np.ndarray) -> None:
-        """Mark all prompts of a step as done after a rank's share was used; a loop's own prompts are not counted."""
-        asked = locate_events(self._seq, *self.get_step_prompts(step))
-        if not np.isin(locate_events(self._seq, users, positions), asked).all():
+        """Record in the ledger that the prompts of a step were used.
+
+        Args:
+            step: The step.
+            users: User rows of the prompts that a rank used.
+            positions: Their positions. If they are not prompts of this step, as in a custom loop, nothing is recorded.
+        """
+        step_events = locate_events(self._seq, *self.get_step_prompts(step))
+        if not np.isin(locate_events(self._seq, users, positions), step_events).all():
             return
         epoch, start, stop = self._steps.get_places(step)
         self.ledger.lease(OrderSlice(step, 0, epoch, start, stop))
@@ -51,7 +57,7 @@ class RlPrompts:
 
     @cached_property
     def _events(self) -> np.ndarray:
-        """The events of all prompts, found once because a step uses few of them."""
+        """The indices of the events of all prompts; computed once for all steps."""
         events = find_rl_events(self._seq)
         return events[
             ~np.isin(self._seq.find_users(events), select_held_out_users(self._seq, self._seed, events))
@@ -59,7 +65,7 @@ class RlPrompts:
 
 
 def select_held_out_users(seq: Sequences, seed: int, rl_event_ids: np.ndarray | None = None) -> np.ndarray:
-    """Sample a fifth of the users that have RL events, to keep out of RL; at least one user remains.
+    """Sample a fifth of the users that have RL events, rounded down; they are held out of RL.
 
     Args:
         seq: The sequences.
@@ -67,4 +73,4 @@ def select_held_out_users(seq: Sequences, seed: int, rl_event_ids: np.ndarray | 
         rl_event_ids: Indices of the RL events, if they are known.
     """
     users = np.unique(seq.find_users(find_rl_events(seq) if rl_event_ids is None else rl_event_ids))
-    return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _KEPT_OUT])
+    return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _HELD_OUT_DIVISOR])

@@ -1,12 +1,12 @@
 """A store of immutable segments in memory-mapped files; a later segment takes precedence over an earlier one.
 
-A segment is sorted by key, then time: `keys.npy` [U] holds distinct keys, `first.npy` [U + 1] the first row of each,
-`times.npy` [R] the times if there are versions, and `rows.arrow` one Arrow batch that is never copied. A read is one binary
-search and one gather, without a Python object per key. With more than eight segments, `put` merges all of them. There may
-be one writer at a time; readers see complete segments.
+A segment is sorted by key, then time. `keys.npy` [U] has the distinct keys and `rows.arrow` the rows as one Arrow batch. If the
+store has versions, `first.npy` [U + 1] has the first row of each key and `times.npy` [R] the times. A read is one binary search
+and one gather, without a Python object per key. If there are more than eight segments, `put` merges all of them. There can be one
+writer at a time; readers see only complete segments.
 """
 
-# Shapes: K keys asked for, U distinct keys of a segment, R its rows.
+# Shapes: K requested keys, U distinct keys of a segment, R rows of a segment.
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ from nonet.samples.stores.base import (
 from nonet.samples.tables import as_numbers
 
 _META = "store.json"
-_MOST = 8  # segments before they are merged
-_SCANNED = 1 << 16
+_MAX_SEGMENTS = 8  # Maximum number of segments before they are merged.
+_SCAN_ROWS = 1 << 16
 
 
 class PackedStore(Store):
-    """A store in a folder. Raises ConfigError if the folder holds no store that this version reads."""
+    """A store in a folder.
+
+    Raises:
+        StoreNotFoundError: If the folder has no store.
+        ConfigError: If this version cannot read the store.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = Path(folder)
@@ -70,72 +75,71 @@ class PackedStore(Store):
     def create(
         cls, folder: str | os.PathLike[str], schema: pa.Schema, *, key: pa.DataType, versions: bool = False
     ) -> PackedStore:
-        """Create an empty store with the columns of a schema. Raises ConfigError if there is one already."""
-        place = Path(folder)
-        if (place / _META).exists():
-            raise ConfigError(f"store {place}: there is one already; put into it, or give another folder")
-        described = StoreDescription.create(schema, key, versions, f"store {place}")
-        make_folder(place)
-        _write_meta(place, described._replace(schema=_widen_schema(schema)), [])
-        return cls(place)
+        """Create an empty store with the columns of a schema. Raises ConfigError if the folder has a store."""
+        path = Path(folder)
+        if (path / _META).exists():
+            raise ConfigError(f"store {path}: there is one already; add rows to it, or use another folder")
+        described = StoreDescription.create(schema, key, versions, f"store {path}")
+        make_folder(path)
+        _write_meta(path, described._replace(schema=_widen_schema(schema)), [])
+        return cls(path)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
-        """Write rows as a new segment; merge the segments if there are too many."""
-        asked, rows = self.check_put(keys, values)
-        when = self.check_times(times, len(rows))
+        """Write rows as a new segment, and merge all segments if there are more than eight."""
+        checked_keys, rows = self.check_put(keys, values)
+        times_R = self.check_times(times, len(rows))
         if not len(rows):
             return
-        name = write_segment(self._folder, asked, rows, when, self.name)
+        name = write_segment(self._folder, checked_keys, rows, times_R, self.name)
         self._names.append(name)
         self._publish()
-        if len(self._names) > _MOST:
+        if len(self._names) > _MAX_SEGMENTS:
             self._merge()
 
     def refresh(self) -> None:
-        """Open the segments that another process has written since."""
+        """Open the segments that another process has written since the store was opened or refreshed."""
         self._read_meta(json.loads((self._folder / _META).read_text()))
 
     def _publish(self) -> None:
+        """Write the list of segments to the store's metadata, and open the new ones."""
         _write_meta(self._folder, self._described, self._names)
         self.refresh()
 
     def _merge(self) -> None:
-        """Merge all segments and delete the old files; readers keep what they have mapped."""
+        """Merge all segments and delete the old files; other processes can still read files that they have mapped."""
         old, parts = list(self._names), list(self.scan())
         table = pa.Table.from_batches(parts)
         rows = table.select(self.schema.names).combine_chunks().to_batches()[0]
         keys = self.check_keys(table["key"].combine_chunks())
-        when = table["time"].to_numpy() if self.versions else None
-        self._names = [write_segment(self._folder, keys, rows, when, self.name)]
+        times_R = table["time"].to_numpy() if self.versions else None
+        self._names = [write_segment(self._folder, keys, rows, times_R, self.name)]
         self._publish()
         for name in old:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
-        """Return the rows of keys, newest or as of a time per key."""
+        """Return the newest row of each key, or its newest row before a time."""
         numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
         if len(self._segments) == 1:
             segment = self._segments[0]
             return gather_rows(segment, columns, segment.find_rows(numbers, before))
-        best, best_time = (
-            np.full((2, len(numbers)), -1, np.int64),
-            np.full(len(numbers), np.iinfo(np.int64).min),
-        )
+        segment_K, row_K = np.full((2, len(numbers)), -1, np.int64)
+        best_time = np.full(len(numbers), np.iinfo(np.int64).min)
         for at, segment in enumerate(self._segments):
             row = segment.find_rows(numbers, before)
             time = segment.times[np.maximum(row, 0)] if self.versions else np.zeros(len(row), np.int64)
             newer = (row >= 0) & (time >= best_time)
-            best[0, newer], best[1, newer], best_time[newer] = at, row[newer], time[newer]
-        return self._gather_segments(columns, best[0], best[1])
+            segment_K[newer], row_K[newer], best_time[newer] = at, row[newer], time[newer]
+        return self._gather_segments(columns, segment_K, row_K)
 
     def _gather_segments(self, columns: list[str], segment_K: np.ndarray, row_K: np.ndarray) -> StoreRows:
-        """Gather rows from several segments."""
+        """Gather the row of each key from its segment; keys with segment -1 have no row."""
         place, parts, count = np.full(len(row_K), -1, np.int64), [], 0
         for at, segment in enumerate(self._segments):
-            mine = np.flatnonzero(segment_K == at)
-            parts.append(segment.batch.select(columns).take(pa.array(row_K[mine])))
-            place[mine] = np.arange(count, count + len(mine))
-            count += len(mine)
+            keys = np.flatnonzero(segment_K == at)
+            parts.append(segment.batch.select(columns).take(pa.array(row_K[keys])))
+            place[keys] = np.arange(count, count + len(keys))
+            count += len(keys)
         schema = pa.schema([self.schema.field(name) for name in columns])
         whole = pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema)
         return align_rows(whole, place)
@@ -150,10 +154,10 @@ class PackedStore(Store):
         if not batches:
             return
         table = pa.Table.from_batches(batches)
-        yield from table.take(pa.array(self._find_latest(table))).combine_chunks().to_batches(_SCANNED)
+        yield from table.take(pa.array(self._find_latest(table))).combine_chunks().to_batches(_SCAN_ROWS)
 
     def _find_latest(self, table: pa.Table) -> np.ndarray:
-        """Return the rows of a scan in order of key and time; of duplicate versions only the later segment's."""
+        """Return row indices in order of key and time; of rows with equal key and time, only that of the latest segment."""
         order = np.arange(len(table))
         numbers = as_numbers(table["key"].combine_chunks())
         time = table["time"].to_numpy() if self.versions else np.zeros(len(table), np.int64)
@@ -163,7 +167,7 @@ class PackedStore(Store):
         return order[last]
 
     def collect_stats(self) -> dict[str, Any]:
-        """Return the number of keys, rows and segments, and the bytes on disk."""
+        """Return the numbers of keys, rows and segments, and the bytes on disk."""
         keys = [segment.keys for segment in self._segments]
         return {
             "keys": len(np.unique(np.concatenate([np.empty(0, np.int64), *keys]))),
@@ -174,14 +178,14 @@ class PackedStore(Store):
 
 
 class StoreSegment:
-    """One segment, mapped when it is first read."""
+    """A segment, whose files are mapped when they are first read."""
 
     def __init__(self, folder: Path, versions: bool):
         self.folder, self._versions = folder, versions
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """Distinct keys [U] ascending: numbers, or of text their hashes."""
+        """The distinct keys [U], ascending; text keys are hashed."""
         return np.load(self.folder / "keys.npy", mmap_mode="r")
 
     @cached_property
@@ -201,7 +205,7 @@ class StoreSegment:
             return pa.ipc.open_file(source).get_batch(0)
 
     def find_rows(self, numbers: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """Return the row of each key [K], -1 if there is none, or none before its time."""
+        """Return the newest row of each key [K], or the newest before its time `before` [K]; -1 if there is none."""
         place = np.searchsorted(self.keys, numbers)
         place = np.minimum(place, len(self.keys) - 1)
         there = self.keys[place] == numbers
@@ -213,10 +217,10 @@ class StoreSegment:
         return np.where(there & (high > low), high - 1, -1)
 
     def scan(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Iterate over the rows with their keys and times."""
+        """Iterate over the rows, with the keys as column `key` and the times as column `time`."""
         names = self.batch.schema.names
-        for start in range(0, len(self.batch), _SCANNED):
-            part = self.batch.slice(start, _SCANNED)
+        for start in range(0, len(self.batch), _SCAN_ROWS):
+            part = self.batch.slice(start, _SCAN_ROWS)
             if "key:" in names:
                 key = part.column("key:").cast(pa.string())
             else:
@@ -226,14 +230,14 @@ class StoreSegment:
                     else slice(start, start + len(part))
                 )
                 key = pa.array(self.keys[rows])
-            fixed = {"key": key} | (
+            key_columns = {"key": key} | (
                 {"time": pa.array(self.times[start : start + len(part)])} if self._versions else {}
             )
-            yield pa.RecordBatch.from_pydict(fixed | {name: part.column(name) for name in columns})
+            yield pa.RecordBatch.from_pydict(key_columns | {name: part.column(name) for name in columns})
 
 
 def gather_rows(segment: StoreSegment, columns: list[str], row_K: np.ndarray) -> StoreRows:
-    """Gather the rows of a segment for keys."""
+    """Gather the rows of a segment by their indices [K]; -1 for a key without a row."""
     found = row_K >= 0
     offsets = np.zeros(len(row_K) + 1, np.int64)
     np.cumsum(found, out=offsets[1:])
@@ -242,29 +246,33 @@ def gather_rows(segment: StoreSegment, columns: list[str], row_K: np.ndarray) ->
 
 
 def _find_last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return one past the last row in [low, high) whose time is before `before`, for all keys at once."""
+    """Find, for all keys at once, the end of the rows in [low, high) whose time is below `before`, by binary search."""
     left, right = low.copy(), high.copy()
     for _ in range(int((high - low).max(initial=0)).bit_length()):
-        open_ = left < right
-        middle = np.where(open_, (left + right) // 2, 0)
-        earlier = open_ & (times[middle] < before)
+        unresolved = left < right
+        middle = np.where(unresolved, (left + right) // 2, 0)
+        earlier = unresolved & (times[middle] < before)
         left = np.where(earlier, middle + 1, left)
-        right = np.where(open_ & ~earlier, middle, right)
+        right = np.where(unresolved & ~earlier, middle, right)
     return left
 
 
 def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarray | None, label: str) -> str:
-    """Write rows as a new segment atomically and return its name. Raises DataError for a duplicate version."""
+    """Write rows as a new segment atomically and return its name.
+
+    Raises:
+        DataError: If two rows have the same key and time.
+    """
     numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
-    when = np.zeros(len(numbers), np.int64) if times is None else times
-    order = np.lexsort((when, numbers))
-    key, time = numbers[order], when[order]
-    twice = np.flatnonzero((key[1:] == key[:-1]) & (time[1:] == time[:-1]))
-    if len(twice):
-        first = keys[int(order[twice[0]])]
+    times_R = np.zeros(len(numbers), np.int64) if times is None else times
+    order = np.lexsort((times_R, numbers))
+    key, time = numbers[order], times_R[order]
+    duplicates = np.flatnonzero((key[1:] == key[:-1]) & (time[1:] == time[:-1]))
+    if len(duplicates):
+        first = keys[int(order[duplicates[0]])]
         raise DataError(
-            f"{label}: {len(twice)} rows repeat a key{' and its time' if times is not None else ''}, the first: {first}"
-            + ("" if times is not None else "; name the column of their times, and they become versions")
+            f"{label}: {len(duplicates)} rows repeat a key{' and its time' if times is not None else ''}, the first: {first}"
+            + ("" if times is not None else "; to store them as versions, name the column of their times")
         )
     starts = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
     rows = rows.take(pa.array(order)) if not (order == np.arange(len(order))).all() else rows
@@ -292,7 +300,7 @@ def _write_meta(folder: Path, described: StoreDescription, segments: Sequence[st
 
 
 def _widen_schema(schema: pa.Schema) -> pa.Schema:
-    """Use large offsets for all types of variable length, because a segment is one batch of any size."""
+    """Use 64-bit offsets for all types of variable length, because a segment is one batch of any size."""
     return pa.schema([pa.field(field.name, _widen_type(field.type)) for field in schema])
 
 

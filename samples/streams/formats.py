@@ -1,10 +1,11 @@
-"""The file formats of streams, their row groups, and how to read one: Parquet, packed Arrow, CSV, and one user per line.
+"""The file formats of streams, and how their row groups are found and read: Parquet, packed Arrow, CSV, and one user per line.
 
-Parquet has row groups of its own; the fingerprint is a hash of the footer. Packed Arrow (`nonet pack SRC FOLDER`, or any
-Arrow IPC file) has record batches as groups; a local file is memory-mapped and its values are not copied. A mapped file
-must not be written in place: replace it by a rename, as `nonet pack` does. Text is cut at the ends of lines into groups of
-about 8 MiB, once, when the file is inspected (1 GB/s); its fingerprint is a hash of the cuts and of both ends. A line `user
-item item ...` is a row with the columns user_id and item_id (a list); both are integers if all of the first group are.
+A Parquet file has row groups; its fingerprint is a hash of the footer. The groups of a packed Arrow file (`nonet pack SRC
+FOLDER`, or any Arrow IPC file) are its record batches; a local file is memory-mapped, without copying values. Never overwrite a
+mapped file in place: replace it by a rename, as `nonet pack` does. A text file is cut at line ends into groups of about 8 MiB
+when it is inspected (1 GB/s); its fingerprint is a hash of the cuts and of its first and last bytes. In the format "lines", a
+line `user item item ...` is a row with the columns user_id and item_id (a list). A column is integer if all its values in the
+first group of the first file are.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
+pc: Any = pyarrow.compute  # Its functions are generated at import time, so type checkers do not know them.
 
 _GROUP_BYTES = 8 << 20
 _OPEN_FILES = 4
-_open = local()
+_thread_local = local()  # `files`: the open readers of this thread by (path, fingerprint).
 _ENDINGS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
@@ -48,41 +49,67 @@ _ENDINGS = {
     ".inter": "lines",
 }
 FOLDER_ENDINGS = {
-    form: tuple(ending for ending, of in _ENDINGS.items() if of == form)
+    form: tuple(ending for ending, its_form in _ENDINGS.items() if its_form == form)
     for form in dict.fromkeys(_ENDINGS.values())
 }
-"""The endings of the files that a folder stands for, by format."""
+"""The endings of the files that are read from a folder, by format."""
 FORMATS = ("parquet", "arrow", "csv", "lines")
 
 
 @dataclass(frozen=True)
 class OpenedFile:
-    """A file that was looked at: its entry in a manifest and its columns."""
+    """The result of inspecting a file: its entry in a manifest and its columns."""
 
     file: DataFile
     schema: pa.Schema
 
 
-def detect_format(path: str, said: str | None) -> str:
-    """Return parquet, arrow, csv or lines: the given format, or the one of the file's ending. Raises ConfigError."""
-    if said is not None and said not in FORMATS:
+def detect_format(path: str, given_format: str | None) -> str:
+    """Return the format of a file: parquet, arrow, csv or lines.
+
+    Args:
+        path: The path of the file; its ending determines the format if none is given.
+        given_format: The format that the user gave, or None.
+
+    Raises:
+        ConfigError: If the given format or the ending is unknown.
+    """
+    if given_format is not None and given_format not in FORMATS:
         raise ConfigError(
-            f"format {said!r}: there are {join_names(FORMATS)}.{suggest_sentence(said, FORMATS)}"
+            f"format is {given_format!r}; it must be one of {join_names(FORMATS)}.{suggest_sentence(given_format, FORMATS)}"
         )
     name = path.rpartition("/")[2]
     ending = name[name.rfind(".") :].lower() if "." in name else ""
-    if said is None and not ending:
-        return "parquet"  # Hive's parts; the footer is checked as the file is opened
-    if said is None and ending not in _ENDINGS:
-        raise ConfigError(f"{path}: say which format=: {join_names(FORMATS)}")
-    return said or _ENDINGS[ending]
+    if given_format is None and not ending:
+        return (
+            "parquet"  # Hive writes files without an ending; the footer is checked when the file is opened.
+        )
+    if given_format is None and ending not in _ENDINGS:
+        raise ConfigError(
+            f"{path}: the ending does not determine the format; set format= to one of {join_names(FORMATS)}"
+        )
+    return given_format or _ENDINGS[ending]
 
 
 def inspect_file(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
-    """Inspect a file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
+    """Inspect a file's row groups and columns.
+
+    Args:
+        system: Filesystem of the file.
+        path: Path of the file.
+        form: Format of the file.
+        first: Columns of the first file, which text files must have too; None for the first file.
+
+    Raises:
+        DataError: If the file cannot be read or has other columns.
+    """
 
     def read() -> OpenedFile:
-        return _LOOKS[form](system, path) if form in _LOOKS else _inspect_text(system, path, form, first)
+        return (
+            _INSPECTORS[form](system, path)
+            if form in _INSPECTORS
+            else _inspect_text(system, path, form, first)
+        )
 
     try:
         return read_with_retries(read, path, lambda error: is_corruption(error, system, path))
@@ -111,10 +138,10 @@ def read_group(
         columns: Columns to read; None for all.
 
     Raises:
-        CorruptDataError: If the content is invalid; names file and row group.
+        CorruptDataError: If the content is invalid; the message names the file and the row group.
         UnreachableDataError: If the file could not be read after several attempts.
     """
-    opened = False
+    opened = False  # Errors before the file is open are connection errors, not corruption.
 
     def read() -> pa.Table:
         nonlocal opened
@@ -141,13 +168,13 @@ def read_group(
     def is_corrupt(error: OSError) -> bool:
         if opened and is_corruption(error, system, file.path):
             return True
-        _open.__dict__.pop("files", None)  # a broken connection is not reused
+        _thread_local.__dict__.pop("files", None)  # A broken connection is not reused.
         return False
 
     table = read_with_retries(read, f"{file.path}, row group {group}", is_corrupt)
     if len(table) != file.groups[group]:
         raise DataError(
-            f"{file.path}, row group {group}: {len(table)} rows, but {file.groups[group]} when it was listed"
+            f"{file.path}, row group {group}: {len(table)} rows, but it had {file.groups[group]} when it was listed"
         )
     return table
 
@@ -166,7 +193,7 @@ def _inspect_parquet(system: pafs.FileSystem, path: str) -> OpenedFile:
 
 
 def _read_footer(source: pa.NativeFile) -> tuple[bytes, str]:
-    """Return a parsable file that consists of the footer alone, and the hash of the footer."""
+    """Return a valid Parquet file that consists only of the footer, and the hash of the footer."""
     size = source.size()
     if size < 12:
         raise pa.ArrowInvalid(f"{size} bytes are not a Parquet file")
@@ -186,19 +213,27 @@ def _open_parquet(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.Pa
 
 
 def _make_reader(source: Any) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        source, coerce_int96_timestamp_unit="us"
-    )  # nanoseconds would wrap beyond the year 2262
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")  # Nanoseconds overflow in the year 2262.
 
 
 def _open_once(path: str, fingerprint: str, open_file: Callable[[], Any]) -> Any:
-    """Return a file's reader, opened once per thread because two threads must not share one."""
-    files: dict[tuple[str, str], Any] = _open.__dict__.setdefault("files", {})
+    """Return the reader of a file, which is opened once per thread, because threads must not share a reader.
+
+    Args:
+        path: The path of the file.
+        fingerprint: The fingerprint that the file must have.
+        open_file: A function that returns the file's source, the function that computes the fingerprint of a source, and the
+            function that makes a reader from a source.
+
+    Raises:
+        DataError: If the file does not have the fingerprint.
+    """
+    files: dict[tuple[str, str], Any] = _thread_local.__dict__.setdefault("files", {})
     if (path, fingerprint) not in files:
-        source, digest, reader = open_file()
-        if digest(source) != fingerprint:
+        source, compute_fingerprint, make_reader = open_file()
+        if compute_fingerprint(source) != fingerprint:
             raise DataError(f"{path}: its content changed since it was listed")
-        files[path, fingerprint] = reader(source)
+        files[path, fingerprint] = make_reader(source)
         while len(files) > _OPEN_FILES:
             del files[next(iter(files))]
     return files[path, fingerprint]
@@ -212,16 +247,16 @@ def _inspect_arrow(system: pafs.FileSystem, path: str) -> OpenedFile:
     with system.open_input_file(path) as source:
         size, digest = source.size(), _hash_arrow_footer(source)
         reader = pa.ipc.open_file(source)
-        told = (reader.schema.metadata or {}).get(GROUP_ROWS)
-        if told is not None:
-            groups = tuple(int(rows) for rows in told.decode().split(",") if rows)
+        group_rows = (reader.schema.metadata or {}).get(GROUP_ROWS)
+        if group_rows is not None:
+            groups = tuple(int(rows) for rows in group_rows.decode().split(",") if rows)
         else:
             groups = tuple(reader.get_batch(at).num_rows for at in range(reader.num_record_batches))
         return OpenedFile(DataFile(path, size, groups, digest), reader.schema.remove_metadata())
 
 
 def _hash_arrow_footer(source: pa.NativeFile) -> str:
-    """Hash the footer, which contains the position of each batch, and the size."""
+    """Compute a hash of the footer, which has the position of each batch, and of the file's size."""
     size = source.size()
     tail = source.read_at(min(10, size), max(0, size - 10))
     if size < 18 or tail[4:] != b"ARROW1":
@@ -236,7 +271,7 @@ def _open_arrow(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.
     mapped = isinstance(system, pafs.LocalFileSystem)
 
     def open_source() -> Any:
-        # checked with plain reads before it is mapped, because reading a truncated mapped file kills the process
+        # The file is checked with plain reads before it is mapped, because reading a truncated mapped file kills the process.
         reader = (lambda _: pa.ipc.open_file(pa.memory_map(path))) if mapped else pa.ipc.open_file
         return system.open_input_file(path), _hash_arrow_footer, reader
 
@@ -253,12 +288,15 @@ def _check_size(system: pafs.FileSystem, file: DataFile) -> None:
 
 
 def _inspect_text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
-    """Inspect a text file and cut it into groups at the ends of lines."""
+    """Inspect a text file and cut it into groups at line ends."""
     marks, rows = [], []
     with system.open_input_file(path) as source:
         size = source.size()
         at = len(_read_header(source)) if form == "csv" else 0
-        ends = [source.read_at(min(4096, size), 0), source.read_at(min(4096, size), max(0, size - 4096))]
+        first_and_last = [
+            source.read_at(min(4096, size), 0),
+            source.read_at(min(4096, size), max(0, size - 4096)),
+        ]
         while at < size:
             block = source.read_at(min(_GROUP_BYTES, size - at), at)
             while block[-1:] != b"\n" and at + len(block) < size:
@@ -268,7 +306,7 @@ def _inspect_text(system: pafs.FileSystem, path: str, form: str, first: pa.Schem
             marks.append(at)
             rows.append(_count_lines(block))
             at += len(block)
-    digest = hashlib.blake2b(repr((marks, rows, ends)).encode(), digest_size=12).hexdigest()
+    digest = hashlib.blake2b(repr((marks, rows, first_and_last)).encode(), digest_size=12).hexdigest()
     file = DataFile(path, size, tuple(rows), digest, (*marks, size))
     if first is None:
         first = _read_text_group(system, file, 0, form, None).schema if rows else pa.schema([])
@@ -306,7 +344,9 @@ def _read_text_group(
     with system.open_input_file(file.path) as source:
         block = source.read_at(stop - start, start)
         if len(block) < stop - start:
-            raise pa.ArrowInvalid(f"it ends at byte {start + len(block)}, it had {file.bytes}: truncated")
+            raise pa.ArrowInvalid(
+                f"it ends at byte {start + len(block)}, but had {file.bytes} bytes when it was listed: truncated"
+            )
         header = _read_header(source) if form == "csv" else b""
     if form == "lines":
         return _parse_users(block, schema)
@@ -319,7 +359,7 @@ def _read_text_group(
 
 
 def _parse_users(block: bytes, schema: pa.Schema | None) -> pa.Table:
-    """Parse lines of `user item item ...`."""
+    """Parse lines of `user item item ...` to the columns user_id and item_id."""
     text = pa.array([block.decode("utf-8")])
     lines = pc.list_flatten(pc.split_pattern_regex(text, r"\r?\n"))
     lines = pc.utf8_trim_whitespace(lines)
@@ -347,4 +387,4 @@ def _parse_integers(texts: pa.Array) -> pa.Array:
         return texts
 
 
-_LOOKS = {"parquet": _inspect_parquet, "arrow": _inspect_arrow}
+_INSPECTORS = {"parquet": _inspect_parquet, "arrow": _inspect_arrow}

@@ -1,8 +1,7 @@
-"""Stores each user's tokenised events under the user's id in any writable store (`data.sequences`).
+"""Stores the tokenised events of each user by user id in any writable store (`data.sequences`).
 
-The tokenise stage writes them once, under a separate address for each data set and tokenizer, so that a resumed run finds
-them.
-Training reads the events that the run was made of; serving reads all events, including appended ones.
+The tokenise stage writes them once, to a separate address for each data set and tokenizer, so that a resumed run finds them.
+Training reads the events that existed when the run began; serving reads all events, including appended ones.
 """
 
 # Shapes: U users, N events, I items, L levels of a semantic id.
@@ -43,7 +42,7 @@ _COLUMN, _TARGET = "column:", "target:"
 
 
 class StoredSequences(StrictModel):
-    """A store that the tokenise stage writes users' sequences into, and that is read from by key (`nonet.samples.tokenised`)."""
+    """The store to which the tokenise stage writes the sequences of users (`nonet.samples.tokenised`)."""
 
     use: Annotated[
         str,
@@ -52,7 +51,9 @@ class StoredSequences(StrictModel):
             "the environment"
         ),
     ]
-    options: Annotated[dict[str, Any], Field(description="of the store, see docs/how-to/stores.md")] = {}
+    options: Annotated[
+        dict[str, Any], Field(description="options of the store, see docs/how-to/stores.md")
+    ] = {}
 
     @field_validator("use")
     @classmethod
@@ -68,13 +69,13 @@ class StoredSequences(StrictModel):
 
     def make_address(self, folders: Mapping[str, str]) -> str:
         """Return the address for the sequences and semantic ids in these artifact folders."""
-        marks = [Path(folders[kind]).name.rpartition("-")[2] for kind in ("sequences", "sids")]
-        return "-".join([self.use.rstrip("/"), *marks])
+        hashes = [Path(folders[kind]).name.rpartition("-")[2] for kind in ("sequences", "sids")]
+        return "-".join([self.use.rstrip("/"), *hashes])
 
     def write(self, seq: Sequences, folders: Mapping[str, str]) -> str:
-        """Write every user that is not there whole, and return the address.
+        """Write all users if the store has fewer users than the sequences, and return the address.
 
-        Semantic ids are not written: whoever reads events has those of the run's own items.
+        Semantic ids are not written; a reader of events looks them up by item.
         """
         use = self.make_address(folders)
         try:
@@ -84,23 +85,23 @@ class StoredSequences(StrictModel):
             store = create_store(use, _make_schema(seq), key=key, **self.options)
         if store.collect_stats()["keys"] < len(
             seq
-        ):  # nothing was written, or a process was killed while writing
+        ):  # Nothing was written, or a process was killed while it was writing.
             for start, stop in _iterate_parts(seq):
                 store.put(_get_ids(seq, start, stop), _make_rows(seq, start, stop))
         store.close()
         return use
 
     def open_events(self, folders: Mapping[str, str], seq: Sequences) -> UserEvents:
-        """Open the store for reading. Raises ConfigError if the tokenise stage has not written it."""
+        """Open the stored events of the users of `seq`. Raises ConfigError if the tokenise stage has not written them."""
         return UserEvents(open_store(self.make_address(folders), **self.options), seq)
 
 
 class UserEvents:
-    """The stored events of users by id.
+    """Access to the stored events of users by user id.
 
     Args:
         store: The opened store.
-        seq: The run's own sequences, which define the users and columns.
+        seq: The sequences of the run, which define its users, columns and numbers of events.
     """
 
     def __init__(self, store: Store, seq: Sequences):
@@ -108,32 +109,32 @@ class UserEvents:
         wanted = _make_schema(seq)
         if missing := [name for name in wanted.names if name not in store.schema.names]:
             raise DataError(
-                f"{store.name}: it has no {', '.join(missing)}; it holds sequences of another scenario"
+                f"{store.name}: it has no columns {', '.join(missing)}; it was written for another scenario"
             )
         self._columns = wanted.names
 
     def load_sequences(self, folder: Path | None = None) -> Sequences:
-        """Return the run's sequences [U users, N events] as read from the store, memory-mapped.
+        """Return the run's sequences with memory-mapped events that are read from the store.
 
-        The events are copied to flat files a few million at a time, so the memory does not grow with the log. What was appended
-        to a user since the run began is left out.
+        The events are copied to flat files, a few million at a time, so memory does not grow with the log. Events that were
+        appended after the run began are left out.
 
         Args:
-            folder: where the files are kept for all processes of the run; by default they are this process's own.
+            folder: The folder of the files, which all processes of the run share; by default a temporary folder of this process.
 
         Raises:
-            DataError: for a user who is not there, or has lost events.
+            DataError: If a user is missing or has fewer events than the run's sequences.
         """
         if folder is None:
             with tempfile.TemporaryDirectory(prefix="nonet-stored-") as name:
                 self._copy_events(Path(name))
-                return self._map_sequences(Path(name))  # the files live as long as their mappings
+                return self._map_sequences(Path(name))  # Deleted files stay readable while they are mapped.
         if not folder.is_dir():
             draft = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
             draft.mkdir(parents=True)
             try:
                 self._copy_events(draft)
-                with contextlib.suppress(OSError):  # another process was first
+                with contextlib.suppress(OSError):  # Another process has created the folder.
                     os.replace(draft, folder)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -154,7 +155,7 @@ class UserEvents:
             flat.close()
 
     def _map_sequences(self, folder: Path) -> Sequences:
-        """Map the copied files as sequences."""
+        """Return the run's sequences with the copied files as memory-mapped events."""
         arrays = {
             name: np.load(folder / f"{number}.npy", mmap_mode="r")
             for number, name in enumerate(self._columns)
@@ -166,16 +167,18 @@ class UserEvents:
         return seq
 
     def get_user_events(self, user: Any) -> dict[str, Any] | None:
-        """Return all events of a user: item, time, event [n], and columns by name [n]; None for an unknown user."""
+        """Return a user's events as arrays [n] `item`, `time` and `event`, and `columns` by name; None for an unknown user."""
         try:
             values, offsets = self.store.multi_get([self._convert_user(user)], self._columns)
         except DataError:
             return None  # text that is not an integer, while user ids are integers
         if not offsets[-1]:
             return None
-        found = {name: values.column(name).flatten().to_numpy(zero_copy_only=False) for name in self._columns}
-        columns = {name: found[_COLUMN + name] for name in self._seq.columns}
-        return {name: found[name] for name in ("item", "time", "event")} | {"columns": columns}
+        arrays = {
+            name: values.column(name).flatten().to_numpy(zero_copy_only=False) for name in self._columns
+        }
+        columns = {name: arrays[_COLUMN + name] for name in self._seq.columns}
+        return {name: arrays[name] for name in ("item", "time", "event")} | {"columns": columns}
 
     def append(self, users: list[Any], events: Mapping[str, np.ndarray], sids: np.ndarray) -> int:
         """Append events [N] to their users [N]. There must be only one writer at a time.
@@ -183,7 +186,7 @@ class UserEvents:
         Args:
             users: User id of each event [N].
             events: item, time, event, and columns by `column:` names, each [N].
-            sids: Semantic ids [I, L].
+            sids: Semantic ids of the items [I, L], used only for stores of earlier versions.
 
         Returns:
             The number of rows written. Unknown users get a new row.
@@ -199,11 +202,11 @@ class UserEvents:
         keys = [self._convert_user(users[order[cut]]) for cut in cuts[:-1]]
         values, offsets = self.store.multi_get(keys)
         for at, (start, stop) in enumerate(pairwise(cuts)):
-            mine = order[start:stop]
-            new = {name: np.zeros(len(mine), np.int64) for name in rows} | {
-                name: each[mine] for name, each in events.items()
+            user_events = order[start:stop]
+            new = {name: np.zeros(len(user_events), np.int64) for name in rows} | {
+                name: values_N[user_events] for name, values_N in events.items()
             }
-            if "sid" in rows:  # stores of earlier versions hold semantic ids, which nothing reads
+            if "sid" in rows:  # Stores of earlier versions have semantic ids, which nothing reads.
                 new["sid"] = sids[new["item"]].reshape(-1)
             for name in rows:
                 old = values.column(name)[int(offsets[at])].as_py() if offsets[at + 1] > offsets[at] else []
@@ -216,26 +219,26 @@ class UserEvents:
         return self.store.schema.field(name).type.value_type
 
     def _convert_user(self, user: Any) -> Any:
-        """Convert a user id to the type of the store's keys. Raises DataError."""
+        """Convert a user id to the type of the store's keys. Raises DataError if that is impossible."""
         if pa.types.is_string(self.store.key):
             return str(user)
         try:
             number = int(user)
         except ValueError:
-            raise DataError(f"{self.store.name}: users are whole numbers, got {user!r}") from None
+            raise DataError(f"{self.store.name}: user ids must be integers, got {user!r}") from None
         if not -(1 << 63) <= number < 1 << 63:
-            raise DataError(f"{self.store.name}: users are numbers of 64 bits, got {str(user)[:40]}")
+            raise DataError(f"{self.store.name}: user ids must fit into 64 bits, got {str(user)[:40]}")
         return number
 
     def _read_users(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Return the events of users [start, stop) that the run was made of, concatenated."""
+        """Read the concatenated events of users [start, stop) by field, without later appended ones."""
         ids = _get_ids(self._seq, start, stop)
         values, offsets = self.store.multi_get(ids, self._columns)
         lengths = np.diff(self._seq.offsets[start : stop + 1])
-        there = np.diff(offsets) > 0
-        if not there.all():
+        has_row = np.diff(offsets) > 0
+        if not has_row.all():
             raise DataError(
-                f"{self.store.name}: user {ids[int(np.argmin(there))]} is not there; run the tokenise stage again"
+                f"{self.store.name}: user {ids[int(np.argmin(has_row))]} is missing; run the tokenise stage again"
             )
         first = values.column("item")
         bounds = first.offsets.to_numpy().astype(np.int64)
@@ -243,18 +246,18 @@ class UserEvents:
         if (sizes < lengths).any():
             at = int(np.argmax(sizes < lengths))
             raise DataError(
-                f"{self.store.name}: user {ids[at]} has {sizes[at]} events, the run was made of {lengths[at]}; run the tokenise "
-                "stage again"
+                f"{self.store.name}: user {ids[at]} has {sizes[at]} events, but the run's data has {lengths[at]}; run the "
+                "tokenise stage again"
             )
         keep = None
-        if (sizes > lengths).any():  # appended since
+        if (sizes > lengths).any():  # Events were appended after the run began.
             starts = bounds[:-1] - bounds[0]
             keep, _ = expand_ranges(starts, starts + lengths)
-        found = {}
+        events = {}
         for name in self._columns:
             flat = values.column(name).flatten().to_numpy(zero_copy_only=False)
-            found[name] = flat if keep is None else flat[keep]
-        return found
+            events[name] = flat if keep is None else flat[keep]
+        return events
 
 
 def _make_schema(seq: Sequences) -> pa.Schema:
@@ -268,7 +271,7 @@ def _make_schema(seq: Sequences) -> pa.Schema:
 
 
 def _make_rows(seq: Sequences, start: int, stop: int) -> pa.Table:
-    """Return a row of lists for each of users [start, stop)."""
+    """Return a table with one row per user of [start, stop), whose columns are lists over the user's events."""
     first, last = int(seq.offsets[start]), int(seq.offsets[stop])
     cut = slice(first, last)
     bounds = (np.asarray(seq.offsets[start : stop + 1]) - first).astype(np.int32)
@@ -295,7 +298,7 @@ def _get_ids(seq: Sequences, start: int, stop: int) -> Any:
 
 
 def _iterate_parts(seq: Sequences) -> Iterator[tuple[int, int]]:
-    """Yield ranges of users with about four million events."""
+    """Yield ranges [start, stop) of users with about four million events each."""
     start, users = 0, len(seq)
     while start < users:
         stop = int(np.searchsorted(seq.offsets, seq.offsets[start] + _PART, "right")) - 1

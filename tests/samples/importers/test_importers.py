@@ -204,7 +204,7 @@ BAD = [
         import_movielens,
         {"ratings__dat": "1::2::3\n", "movies__dat": "2::a::b\n"},
         "",
-        "ratings.dat: line 1 has 3 fields, wanted 4",
+        "ratings.dat: line 1 has 3 fields; it must have 4",
     ),
     (
         import_csv,

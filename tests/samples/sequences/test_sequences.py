@@ -269,7 +269,7 @@ def test_missing_torn_or_foreign_file_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match="not a Parquet file"):
         Sequences.load(tmp_path)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "part-0.parquet")
-    with pytest.raises(DataError, match="format None, this Nonet reads 1"):
+    with pytest.raises(DataError, match="format None; this version reads 1"):
         Sequences.load(tmp_path)
 
 

@@ -120,5 +120,5 @@ def test_a_user_who_is_missing_is_named(tmp_path):
     stored.write(seq, FOLDERS)
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
-    with pytest.raises(DataError, match="user 1000 is not there; run the tokenise stage again"):
+    with pytest.raises(DataError, match="user 1000 is missing; run the tokenise stage again"):
         stored.open_events(FOLDERS, other).load_sequences()
