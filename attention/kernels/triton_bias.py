@@ -1,8 +1,9 @@
-"""The gradients of bias tables: a program owns one diagonal of tiles and adds them up in a fixed order, without atomics.
+"""The kernel for the gradients of the bias tables.
 
-A tile's scores are skewed so that pairs at equal distance are in one column. Times fall into few buckets per tile, which are
-summed one by one. Each program writes its own numbers, [2 BT] distances and the buckets, and torch adds them up in order. This
-takes O(tokens) memory, and two matrix products per tile in addition to the backward's seven.
+A program sums the gradients of one diagonal of square pieces of the score matrix in a fixed order, without atomics. The score
+gradients of a piece are skewed so that pairs at equal distance are in one column. The times of a piece fall into few buckets,
+which are summed one after the other. Each program stores its own partial sums, for 2 BT distances and for the buckets, and torch
+adds these in order. This takes O(tokens) memory, and two matrix products per piece in addition to the seven of the backward pass.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
@@ -23,12 +24,13 @@ from nonet.attention.kernels.triton_score import (
     load_rows,
 )
 
-# Shapes: BT queries and keys of a piece, BM and BN of the plan's tiles, W time buckets as a power of two.
+# Shapes: BT queries and BT keys of a piece, BM queries and BN keys of a tile of the plan, W time buckets, padded to a power of
+# two.
 
 
 @triton.jit
 def is_touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
-    """Return whether keys [low, high) meet any span of the tile."""
+    """Return whether keys [low, high) overlap any span of the tile."""
     meets = 0
     for span in range(used):
         begin = tl.load(SPANS + (tile * S + span) * 4) * BN
@@ -39,7 +41,7 @@ def is_touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def gather_rows(X, row, width, stride, WIDTH: tl.constexpr):
-    """Load any existing rows of the sequence at X."""
+    """Load the rows with indices `row` of the sequence at X; all of them must exist."""
     column = tl.arange(0, WIDTH)[None, :]
     return tl.load(X + row[:, None].to(tl.int64) * stride + column, mask=column < width, other=0.0)
 
@@ -54,10 +56,11 @@ def bias_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr, W: tl.constexpr,
     BT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the partial gradients of one (diagonal, head, split).
+    """Compute the partial gradients for one diagonal, head and split.
 
-    For every split-th piece of BT queries, the keys are the BT that are lowest + diagonal pieces behind it; a
-    plan's tile of BM queries has BM / BT pieces.
+    A tile of the plan has BM / BT pieces of queries. The splits share the pieces of queries of the diagonal. A piece of queries
+    is combined with the BT keys that are (lowest + diagonal) * BT positions after it; `lowest` is negative for keys before the
+    queries.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
@@ -87,7 +90,7 @@ def bias_kernel(
             grad_out = load_rows(
                 GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BT, WE, FULL
             )
-            # Missing keys read the nearest existing one; the mask removes them below.
+            # Positions without a key read the nearest existing key; `seen` excludes them below.
             nearest = tl.minimum(tl.maximum(key, 0), keys - 1)
             k = gather_rows(K + k_long * k_t + (head // group) * k_h, nearest, D, k_t, WD)
             v = gather_rows(V + k_long * v_t + (head // group) * v_h, nearest, E, v_t, WE)
@@ -111,12 +114,12 @@ def bias_kernel(
                 bucket = compute_time_buckets(bias, bounds, row[:, None], nearest[None, :])
                 first = tl.min(tl.where(seen, bucket, W))
                 last = tl.max(tl.where(seen, bucket, -1))
-                for iteration in range(first, last + 1):
-                    share = tl.sum(tl.where(bucket == iteration, grad, 0.0))
-                    by_time += tl.where(tl.arange(0, W) == iteration, share, 0.0)
+                for bucket_index in range(first, last + 1):
+                    share = tl.sum(tl.where(bucket == bucket_index, grad, 0.0))
+                    by_time += tl.where(tl.arange(0, W) == bucket_index, share, 0.0)
     program = (head * tl.num_programs(2) + split) * tl.num_programs(0) + diagonal
     if POSITION is not None:
-        # Distances [diagonal - 1, diagonal + 1) tiles: the lower half, then the upper.
+        # Distances from (lowest + diagonal - 1) * BT to (lowest + diagonal + 1) * BT: the lower half, then the upper half.
         tl.store(PARTIAL + program * (2 * BT) + place, lower)
         tl.store(PARTIAL + program * (2 * BT) + BT + place, upper)
     if TIME is not None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Shapes: BM queries and BN keys of a tile, K slots, S spans kept for a tile of queries, R spans for one of keys.
+# Shapes: BM queries and BN keys of a tile, K slots, S spans per tile of queries, R spans per tile of keys.
 _FAR = tl.constexpr(2**30)
 
 
 @triton.jit
 def find_sequence(BASE, tile, sequences, turns):
-    """Find the last sequence whose first tile is at or before this one; empty ones before it share its base."""
+    """Find the sequence of a tile by binary search: the last one whose first tile is not after this tile."""
     low = 0
     high = sequences
     for _ in range(turns):
@@ -31,19 +31,23 @@ def find_sequence(BASE, tile, sequences, turns):
 
 @triton.jit
 def combine_any_bits(a, b):
-    """Combine class words to the bits that any of them has."""
+    """Return the bits that at least one of two class words has."""
     return a | b
 
 
 @triton.jit
 def combine_all_bits(a, b):
-    """Combine class words to the bits that all of them have."""
+    """Return the bits that both class words have."""
     return a & b
 
 
 @triton.jit(do_not_specialize=["sequences", "turns"])
 def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequences, turns, BN: tl.constexpr):
-    """Summarise each key tile: hull and core of its columns, bits that any and that all words have, whether none is 0."""
+    """Summarise a tile of keys for `refine`.
+
+    SUMMARY [tiles, 8] gets the range of queries that any key allows (0, 1), the range that all keys allow (2, 3), the class bits of
+    any key (4) and of all keys (5), and 1 if every key has a class bit (6).
+    """
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):
         return
@@ -69,7 +73,7 @@ def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequenc
 
 @triton.jit
 def write_span(SPANS, count, begin, inner, outer, end):
-    """Write a span where it holds blocks; its core, if hollow, stands at its begin. Returns the spans so far."""
+    """Write a span if it has blocks, and return the number of spans so far. An empty core is written as [begin, begin)."""
     filled = (begin < end) & (begin < _FAR)
     hollow = inner >= outer
     at = SPANS + count * 4
@@ -82,7 +86,7 @@ def write_span(SPANS, count, begin, inner, outer, end):
 
 @triton.jit
 def extend(SPANS, count, state_begin, state_end, core, longest, core_at, block, keep, full, most):
-    """Add one block to run-length spans: open, lengthen or close a span; past `most` spans the last takes all."""
+    """Add one block to the spans: start, extend or end a span. From span number `most` on, blocks extend the last span."""
     gap = keep & (state_end > 0) & (block != state_end) & (count < most - 1)
     written = write_span(
         SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin)
@@ -105,7 +109,7 @@ def query_kernel(
     PLACE, SPANS, ROWS, BASE, KEY_BASE, CU_Q, START, STOP, SEES, SUMMARY, HULLS, sequences, turns, tokens,
     K: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Place, spans and row count of one tile of queries. SUMMARY is None unless columns or classes refine."""
+    """Compute the place, spans and number of rows of one tile of queries. SUMMARY is None without columns and classes."""
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):
         tl.store(PLACE + tile * 3, -1)
@@ -163,9 +167,9 @@ def query_kernel(
 
 @triton.jit
 def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
-    """Convert slots' hulls to disjoint spans in order of their begin, and return their number.
+    """Convert the spans of the slots to disjoint spans in order of their begin, and return their number.
 
-    This is spans.make_disjoint with scalars.
+    It computes the same as `spans.make_disjoint`, for one tile.
     """
     slot = tl.arange(0, 4)
     free = tl.full([4], 1, tl.int32)

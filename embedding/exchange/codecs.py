@@ -5,7 +5,7 @@ of 255 levels of the row's largest magnitude, so its error is at most 1/254 of i
 DataError instead of being silently wrong.
 """
 
-# Shapes: M rows, D width, B bytes a row.
+# Shapes: M rows, D width, B bytes per row.
 
 from __future__ import annotations
 
