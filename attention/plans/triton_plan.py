@@ -45,8 +45,8 @@ def combine_all_bits(a, b):
 def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequences, turns, BN: tl.constexpr):
     """Summarise a tile of keys for `refine`.
 
-    SUMMARY [tiles, 8] gets the range of queries that any key allows (0, 1), the range that all keys allow (2, 3), the class bits of
-    any key (4) and of all keys (5), and 1 if every key has a class bit (6).
+    SUMMARY [tiles, 8] gets the range of queries that any key allows (0, 1), the range that all keys allow (2, 3), the class bits
+    of any key (4) and of all keys (5), and 1 if every key has a class bit (6).
     """
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):

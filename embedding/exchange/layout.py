@@ -1,11 +1,13 @@
 """The layout of a sparse world: which ranks train and which store rows.
 
-Single: one process does both, without a process group. Fused: every rank does both. Apart: trainers come first,
-then shards. Everything else about a sparse world follows from these two ranges.
+A sparse world is the set of processes that train and store the rows of the sparse tables. Its layout is one of three:
+single: One process trains and stores rows, without a process group.
+fused: Every rank trains and stores rows.
+separate: The first ranks train, and the ranks after them store rows.
 
-`find_missing_ranks` names the missing ranks of a broken sparse world. When an exchange fails, every survivor sets a
-mark in the rendezvous store and waits a second for the marks of the others; ranks without a mark are named. This
-only informs people and decides nothing: without a store, or if the store is lost with its rank, no rank is named.
+When an exchange fails, every remaining rank calls `find_missing_ranks`: it sets a mark in the rendezvous store and waits a second
+for the marks of the others. The ranks without a mark are named in the error message. They are not used for anything else, and
+none is named if there is no store or the store was lost with its rank.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """The ranks 0..world-1: trainers and shards are ranges of them, equal if fused and disjoint if apart."""
+    """This rank, and the ranges of the ranks that train and that store rows; the ranges are equal or disjoint."""
 
     rank: int
     trainers: range
@@ -48,12 +50,12 @@ class RankLayout:
 
     @property
     def trains(self) -> bool:
-        """Whether this rank pulls and pushes."""
+        """Whether this rank is a trainer, which reads rows and sends gradients."""
         return self.rank in self.trainers
 
     @property
     def holds(self) -> bool:
-        """Whether this rank owns rows."""
+        """Whether this rank is a shard, which stores rows."""
         return self.rank in self.shards
 
     def __str__(self) -> str:
@@ -74,11 +76,11 @@ def _check_rank(rank: int, world: int) -> int:
     return rank
 
 
-_GRACE_S = 1.0
+_GRACE_S = 1.0  # Time that ranks have to set their marks.
 
 
 def find_missing_ranks(rank: int, world: int) -> str:
-    """Name the ranks that set no mark within a second, for example "rank 1"; "" if there are none."""
+    """Set this rank's mark and name the ranks that set none within a second, for example "rank 1"; "" for none."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     try:

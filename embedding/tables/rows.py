@@ -1,8 +1,9 @@
-"""Rows in transit and on disk: key int64, row and state fixed-size lists of float32, step int64, op string.
+"""The Arrow form of exported rows: key int64, row and state fixed-size lists of float32, step int64, op string.
 
-An optimizer without state has plain empty lists, because Parquet cannot read fixed-size lists of length 0. `step`
-is the step that last changed the row, stored so that a loaded table exports the same deltas as the saved one.
-Tables that evict add `seen` and `uses`. If admission counts, rows of op "wait" carry the keys that have no row yet.
+For an optimizer without state, `state` has variable-size empty lists, because Parquet cannot read fixed-size lists of length 0.
+`step` is the step that last changed the row; with it, a loaded table exports the same deltas as the saved one. Tables with an
+eviction policy have the columns `seen` and `uses` too. Tables with an admission policy also export rows of op "wait", for keys
+that have no row yet.
 """
 
 # Shapes: N rows, D width, S elements of optimizer state per row.
@@ -29,10 +30,10 @@ class RowColumns:
         row: Values, float32 [N, D].
         state: Optimizer state, float32 [N, S].
         step: The step that last changed each row, int64 [N].
-        deleted: Which keys are deleted, bool [N].
-        seen: The step in which each row was last looked up [N], if the table evicts.
-        uses: The number of steps that looked each row up [N], if the table evicts.
-        waiting: Which keys are only counted for admission, bool [N].
+        deleted: Which keys are deleted; their rows have no meaning, bool [N].
+        seen: The step in which each row was last looked up [N]; None without an eviction policy.
+        uses: The number of steps that looked each row up [N]; None without an eviction policy.
+        waiting: Which keys wait for admission and have no row, bool [N]; None for none.
     """
 
     key: np.ndarray
@@ -112,8 +113,8 @@ def from_arrow_table(
         )
     count = table.num_rows
     row = _read_matrix(table, "row", name, dim)
-    none = np.zeros((count, 0), dtype=np.float32)
-    state = _read_matrix(table, "state", name, state_width) if state_width else none
+    no_state = np.zeros((count, 0), dtype=np.float32)
+    state = _read_matrix(table, "state", name, state_width) if state_width else no_state
     step = _read_numbers(table, "step")
     op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
     unknown = set(op) - {UPSERT, DELETE, WAIT}
@@ -140,10 +141,12 @@ def from_arrow_table(
 
 
 def _read_numbers(table: pa.Table, column: str) -> np.ndarray | None:
+    """Return a column of numbers, or None if the table does not have it."""
     return table[column].to_numpy() if column in table.column_names else None
 
 
 def _to_lists(matrix: np.ndarray) -> pa.Array:
+    """Convert a matrix to an array of fixed-size lists; of variable-size lists if it has no columns."""
     if not matrix.shape[1]:
         return pa.array([[]] * len(matrix), pa.list_(pa.float32()))
     flat = pa.array(np.ascontiguousarray(matrix, dtype=np.float32).reshape(-1), pa.float32())
