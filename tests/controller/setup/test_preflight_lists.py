@@ -34,5 +34,5 @@ def test_repeats_are_allow_or_mask(tmp_path):
 
 def test_a_click_model_makes_no_lists_and_takes_no_word_on_repeats():
     assert make_data_setup(*load_scenario(find_scenario("ctr"))).options.repeats == "mask"
-    with pytest.raises(ConfigError, match=r"data\.repeats: deepfm makes no lists"):
+    with pytest.raises(ConfigError, match=r"data\.repeats: deepfm recommends no lists"):
         check(*load_scenario(find_scenario("ctr"), ["data.repeats=allow"]))

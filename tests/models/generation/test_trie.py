@@ -131,7 +131,7 @@ def test_a_folder_that_is_not_a_whole_catalogue_is_refused(make_sids, tmp_path):
     trie = Trie.build(make_sids(CODES, 30), CODES)
     trie.save(tmp_path)
     np.save(tmp_path / "code-1.npy", trie.code[1][:-1])
-    with pytest.raises(DataError, match="do not fit"):
+    with pytest.raises(DataError, match="do not match one another"):
         Trie.load(tmp_path)
     trie.save(tmp_path)
     np.save(tmp_path / "code-3.npy", (trie.code[3] + 1) % 3)
