@@ -39,7 +39,7 @@ def write_commands() -> str:
         "These are the commands of `nonet`, as `nonet COMMAND --help` prints them. A command exits with 0 if it succeeds, 1 if "
         "the run fails, 2 after a mistake of the caller, and 130 if it is interrupted.",
         "",
-        "Options with `...` may be repeated. These mean the same in several commands:",
+        "Options with `...` may be repeated. Several commands have these:",
         "",
         *(f"- `{label}`: {' In other commands: '.join(texts)}" for label, texts in sorted(common.items())),
         "",

@@ -134,12 +134,15 @@ class Checkpoints:
         """Return the complete checkpoint of a global step and its manifest.
 
         Raises:
-            ConfigError: The step has no complete checkpoint; the message lists the steps that have a directory.
+            ConfigError: The step has no complete checkpoint; the message lists the steps that have one.
         """
+        complete: dict[int, None] = {}
         for path in self._list_folders():
-            if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
-                return path, manifest
-        steps = ", ".join(str(_parse_step(path)) for path in self._list_folders()) or "none"
+            if (manifest := self._read_if_complete(path)) is not None:
+                if _parse_step(path) == step:
+                    return path, manifest
+                complete[_parse_step(path)] = None
+        steps = ", ".join(map(str, complete)) or "none"
         raise ConfigError(f"there is no complete checkpoint after step {step}; there are: {steps}")
 
     def mark_stage_end(self, step: int) -> tuple[Path, Manifest]:

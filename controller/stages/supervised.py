@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # The controller calls the trainers once per chunk of steps: with a call per step it would slow down steps of 20 ms.
 CHUNK_STEPS = 10
 _TRAINED = 6.0  # FLOPs per parameter and position: two forward, four backward
-_TARGETED = 0.5  # share of events that a `target:` condition keeps, as long as the data have not been read
 
 
 class Propensity(StrictModel):

@@ -101,11 +101,11 @@ def _has_tables_here(source: Any) -> bool:
     from nonet.samples.tables import find_parquet
 
     data = source.scenario.data
-    for path in (data.interactions, data.items or data.interactions):
+    for path, table in ((data.interactions, "interactions"), (data.items or data.interactions, "items")):
         if "://" in path:
             return False
         location = path if ":" in path else str(source.folder / path)
-        system, files = find_parquet(location, "interactions")
+        system, files = find_parquet(location, table)
         if sum(info.size for info in system.get_file_info(files)) > _MAX_TABLE_BYTES:
             return False
     return True
