@@ -287,6 +287,9 @@ def _check_size(system: pafs.FileSystem, file: DataFile) -> None:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
+_WHITESPACE = b" \t\v\f\x1c\x1d\x1e\x1f"  # what `_parse_users` trims from a line
+
+
 def _inspect_text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
     """Inspect a text file and cut it into groups at line ends."""
     marks, rows = [], []
@@ -304,7 +307,7 @@ def _inspect_text(system: pafs.FileSystem, path: str, form: str, first: pa.Schem
                 cut = block.find(b"\n", _GROUP_BYTES - 1)
                 block = block[: cut + 1] if cut >= 0 else block
             marks.append(at)
-            rows.append(_count_lines(block))
+            rows.append(_count_lines(block, _WHITESPACE if form == "lines" else b""))
             at += len(block)
     digest = hashlib.blake2b(repr((marks, rows, first_and_last)).encode(), digest_size=12).hexdigest()
     file = DataFile(path, size, tuple(rows), digest, (*marks, size))
@@ -327,13 +330,13 @@ def _read_names(system: pafs.FileSystem, path: str) -> list[str]:
         return pc_csv.read_csv(io.BytesIO(_read_header(source))).column_names
 
 
-def _count_lines(block: bytes) -> int:
-    """Count the lines that are not empty."""
-    data = np.frombuffer(block.replace(b"\r", b""), np.uint8)
-    ends = np.flatnonzero(data == 10)
-    starts = np.concatenate([[-1], ends])
-    lengths = np.diff(np.concatenate([starts, [len(data)]])) - 1
-    return int((lengths > 0).sum())
+def _count_lines(block: bytes, blank: bytes) -> int:
+    """Count the lines of a block that have another character than those in `blank` and the end of the line."""
+    data = np.frombuffer(block, np.uint8)
+    is_blank = np.zeros(256, bool)
+    is_blank[list(blank + b"\r\n")] = True
+    starts = np.concatenate([[0], np.flatnonzero(data == ord("\n")) + 1])
+    return int(np.logical_or.reduceat(~is_blank[data], starts[starts < len(data)]).sum()) if len(data) else 0
 
 
 def _read_text_group(

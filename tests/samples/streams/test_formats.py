@@ -45,6 +45,13 @@ def test_a_line_a_user_is_a_list_of_items(tmp_path):
     assert found == {n: [n + i for i in range(n % 4)] for n in range(100)}
 
 
+def test_blank_lines_are_no_users(tmp_path):
+    (tmp_path / "s.txt").write_text("\n1 2 3\n \t \n\r\n2 4\n  \r\n \t")
+    (batch,) = read(str(tmp_path / "s.txt"))
+    assert batch["user_id"].tolist() == [1, 2]
+    assert [batch["item_id"][at].tolist() for at in range(2)] == [[2, 3], [4]]
+
+
 def test_text_ids_stay_text(tmp_path):
     (tmp_path / "s.txt").write_text("ann a b\nbob c\n")
     (batch,) = read(str(tmp_path / "s.txt"))
