@@ -154,7 +154,7 @@ class DiskTier:
 
         A place is file number * records per file + position in the file.
         """
-        order = np.argsort(places, record_dtype="stable")
+        order = np.argsort(places, kind="stable")
         order = order[np.searchsorted(places[order], 0) :]
         numbers = places[order] // self._records_per_file
         for part in np.split(order, np.flatnonzero(np.diff(numbers)) + 1):
