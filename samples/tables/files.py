@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,10 +118,14 @@ def find_files(
 
 def _find_without_retry(text: str, what: str, endings: tuple[str, ...], remote: bool) -> FoundFiles:
     """Find the files behind a path once, without retries."""
+    query = ""
+    if remote and re.match(r"\w+=", text.rpartition("?")[2]):  # options of the file system, not a wildcard
+        text, _, options = text.rpartition("?")
+        query = f"?{options}"
     cut = min((text.find(mark) for mark in _WILD if mark in text), default=-1)
     base = text if cut < 0 else text[:cut].rpartition("/")[0]
     if remote:
-        system, root = pafs.FileSystem.from_uri(base)
+        system, root = pafs.FileSystem.from_uri(base + query)
         pattern = "" if cut < 0 else text[len(base) :].lstrip("/")
     else:
         system, root = pafs.LocalFileSystem(), base

@@ -91,7 +91,8 @@ class RewardWorker(DistributeWorker):
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
         """Return how many rows were looked up and found since the last call, for each join in `data.join`."""
-        return self._joins.pop_counts()
+        with self._state_lock:
+            return self._joins.pop_counts()
 
     @method(folders=Replicate, remember=True)
     def open(self, folders: Mapping[str, str]) -> None:

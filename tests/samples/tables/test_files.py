@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
 from nonet.samples.preparation import EventLog
 from nonet.samples.streams import read
-from nonet.samples.tables import find_files, read_interactions, read_parquet_schema
+from nonet.samples.tables import files, find_files, read_interactions, read_parquet_schema
 from nonet.samples.tables.paths import read_parquet
 
 EVENT = {"item_id": [1], "timestamp": [1_700_000_000]}
@@ -135,3 +136,32 @@ def test_a_column_that_a_later_file_adds_is_missing_before_and_unlike_columns_na
             DataError, match=r"c.parquet: column 'price' is string, in .*b.parquet it is double"
         ):
             reader()
+
+
+class _OneBucket:
+    """pyarrow.fs, whose `s3://bucket/` is a local folder; it notes the URIs that it is asked for."""
+
+    def __init__(self, folder):
+        self.asked, self._folder = [], str(folder)
+        self.FileSystem = self
+
+    def from_uri(self, uri):
+        self.asked.append(uri)
+        return pafs.LocalFileSystem(), uri.partition("?")[0].replace("s3://bucket", self._folder)
+
+    def __getattr__(self, name):
+        return getattr(pafs, name)
+
+
+@pytest.mark.parametrize(
+    "place", ["s3://bucket/day", "s3://bucket/day/*.parquet", "s3://bucket/day/?.parquet"]
+)
+def test_options_of_a_uri_reach_its_file_system_and_are_no_wildcard(tmp_path, monkeypatch, place):
+    (tmp_path / "day").mkdir()
+    write(tmp_path / "day" / "a.parquet", 1)
+    bucket = _OneBucket(tmp_path)
+    monkeypatch.setattr(files, "pafs", bucket)
+    options = "?scheme=http&endpoint_override=127.0.0.1:9000"
+    assert find_files(place + options, "interactions").files == [str(tmp_path / "day" / "a.parquet")]
+    assert bucket.asked == ["s3://bucket/day" + options]
+    assert find_files(place, "interactions").files == [str(tmp_path / "day" / "a.parquet")]
