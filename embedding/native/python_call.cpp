@@ -178,7 +178,7 @@ constexpr PyCFunction method(Function* function) {
 PyMethodDef methods[] = {
     {"lookup", method(lookup), METH_FASTCALL | METH_KEYWORDS,
      "lookup($self, keys, *, train, step=None, out=None)\n--\n\n"
-     "Read rows; absent keys get a row if `train` and admitted, else they read the default row."},
+     "Read the rows of keys. With `train`, rows are created for absent keys that the admission policy admits."},
     {"_push", method(push), METH_FASTCALL | METH_KEYWORDS,
      "_push($self, keys, grads, before, step, lr)\n--\n\nApply gradients; the core's code, negative where it could not."},
 };

@@ -269,7 +269,7 @@ def test_what_the_kernels_cannot_take_is_refused():
     for arguments, options, message in (
         ((q, k.half(), v), {}, "must share float32"),
         ((q, k[:, :0], v[:, :0]), {}, "must be a multiple"),
-        ((q[:9], k, v), {}, "made for 20 queries, there are 9"),
+        ((q[:9], k, v), {}, "made for 20 queries, but q has 9"),
         ((q, k[..., :8], v), {}, "attention takes q"),
         ((q, k, v), {"activation": "relu"}, "must be 'softmax' or 'silu'"),
         ((q, k, v), {"scale": -1.0}, "above 0"),

@@ -168,5 +168,5 @@ def test_widths_and_chips_between_take_the_next_that_is_shipped():
     assert select_config(64, torch.bfloat16, 89) == select_config(64, torch.bfloat16, 80)
     assert select_config(64, torch.float16, 120) == select_config(64, torch.bfloat16, 100)
     assert select_config(64, torch.bfloat16, 75) == select_config(64, torch.bfloat16, 80)
-    with pytest.raises(ConfigError, match="take 1 to 256"):
+    with pytest.raises(ConfigError, match="support 1 to 256"):
         select_config(264, torch.bfloat16, 90)

@@ -169,7 +169,7 @@ def test_sequences_file_alone_uses_positions_as_times(tmp_path):
 
 
 BAD = [
-    (import_movielens, {"x__txt": ""}, "", "no ratings.csv, ratings.dat, u.data in this folder"),
+    (import_movielens, {"x__txt": ""}, "", "this folder has none of ratings.csv, ratings.dat, u.data"),
     (
         import_movielens,
         {"ratings__csv": "userId,movieId,rating,timestamp\n1,2,3,4\n"},

@@ -88,7 +88,7 @@ def test_a_copy_that_fails_leaves_no_files(tmp_path):
     stored.write(seq, FOLDERS)
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="user 1000 is missing"):
         stored.open_events(FOLDERS, other).load_sequences(tmp_path / "artifacts" / "stored-1")
     assert list((tmp_path / "artifacts").iterdir()) == []
 
