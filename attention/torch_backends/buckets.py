@@ -27,16 +27,24 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketSide:
-    """Positions of a bucket's tokens: packed [t], in the padded layout [t], and its longest run."""
+    """The tokens of a bucket, on the query or the key side.
+
+    Attributes:
+        token: Packed index of each token [t].
+        slot: Its index in the flattened padded layout [t].
+        filler: Packed index of each padded position [B * longest]; padding repeats a sequence's last token.
+        longest: Length of the longest sequence.
+        whole: Whether the bucket has every token of the batch, in order.
+    """
 
     token: Tensor
     slot: Tensor
-    filler: Tensor  # [B * longest] packed token of each padded slot; after a sequence its last token
+    filler: Tensor
     longest: int
-    whole: bool  # Whether it has every token of the batch, in order.
+    whole: bool
 
     def pad_with_last(self, x_THD: Tensor, sequences: int) -> Tensor:
-        """Pad to [B, H, longest, D] by repeating each sequence's last token, whose weights cannot overflow."""
+        """Pad to [B, H, longest, D] by repeating each sequence's last token, so that padded scores stay finite."""
         return self._reshape(x_THD.index_select(0, self.filler), sequences)
 
     def pad_with_zeros(self, x_THD: Tensor, sequences: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""A seeded log of any size: sessions of users, items drawn by Zipf's law within an interest, and drifting popularity.
+"""A seeded log of any size: sessions near one random item each, popularity by Zipf's law, and drift.
 
 Files are written one at a time, so memory does not grow with the log. Each file is a span of time with random users,
-as in logs.
+as in an interaction log that is split by time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _FILE_EVENTS = 5_000_000
 _SPAN_S = 90 * 86_400
 _SESSION = 5  # events of a session on average
 _ZIPF = 1.1
-_NEAR = 0.6  # share of a session's events that lie near its first item
+_NEAR = 0.6  # share of a session's events that lie near its centre item
 _KINDS = ("view", "cart", "buy")
 CATEGORIES = 200
 
 
 def write_log(folder: Path, events: int, users: int, items: int, seed: int) -> dict[str, str]:
-    """Write events-*.parquet and items.parquet, and return the paths as the `data` of a scenario names them."""
+    """Write events-*.parquet and items.parquet, and return the section `data` of a scenario: path by key."""
     folder.mkdir(parents=True, exist_ok=True)
     files = -(-events // _FILE_EVENTS)
     for number in range(files):

@@ -99,7 +99,7 @@ class ClusterView:
         return sum(node.free.get(resource, 0.0) for node in self.nodes)
 
     def get_node(self, name: str) -> Node:
-        """Return the node with an id.
+        """Return the node whose id is `name`.
 
         Raises:
             KeyError: There is no such node.

@@ -1,7 +1,8 @@
 """A bounded buffer of the newest events of a run, for a driver that polls.
 
-The file metrics.jsonl has every step; the feed holds what a panel shows. When it is full, the oldest steps are dropped
-first. Every event has a sequence number, so that a driver that polls late can tell how many it has missed.
+The file metrics.jsonl has every step; the feed holds the recent events that a live display needs. When it is full, the
+oldest steps are dropped first. Every event has a sequence number, so that a driver that polls late can tell how many it has
+missed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class EventFeed:
 
 
 def count_missing(events: Sequence[dict[str, Any]], number: int) -> int:
-    """Count the events from a number on that are not in a list of events.
+    """Count the events that were dropped before they were read: those from a number on that are not in `events`.
 
     Args:
         events: The received events, in order.

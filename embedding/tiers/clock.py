@@ -1,7 +1,7 @@
 """The choice of rows that leave host memory: a clock hand samples slices, and the less recently trained half leaves.
 
-A key's slice is its hash, so that this is the oldest half of a random sample, and nothing has to be counted between
-steps. It reads two rows for every row that leaves.
+Slices are assigned by key hash, so a slice is a random sample of the rows. Evicting its older half needs no counters per
+step, and reads two rows for every row that leaves.
 """
 
 from __future__ import annotations

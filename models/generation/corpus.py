@@ -1,6 +1,6 @@
 """The artifacts of the tokenise stage: the catalogue of items, and the events of users, which are opened on first access.
 
-All of it is read-only; the trie is memory-mapped.
+All of it is read-only. The trie, the events and the counts of transitions are memory-mapped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Catalogue:
 
     @classmethod
     def load(cls, folders: Mapping[str, str]) -> Self:
-        """Open the artifacts by kind: sequences (for the item table), sids and catalogue."""
+        """Open the artifacts.
+
+        Args:
+            folders: Folder of each artifact by kind: `sequences` (for the item table), `sids` and `catalogue` (the trie).
+        """
         table = pq.read_table(Path(folders["sids"]) / "sids.parquet")
         levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
         trie = Trie.load(Path(folders["catalogue"]))
@@ -80,7 +84,7 @@ class Corpus(Catalogue):
         )
 
     def attach_store(self, stored: StoredSequences | None) -> Corpus:
-        """Return the corpus with events read from a store by user; call it before the events are first read."""
+        """Return a copy that reads each user's events from a store. Events that are loaded already stay."""
         other = copy.copy(self)
         other.__dict__["stored"] = stored
         return other
@@ -106,7 +110,7 @@ class Corpus(Catalogue):
 
 @dataclass(frozen=True)
 class JoinedEvents:
-    """The value of `Sequences.joined`.
+    """Reads the joined columns of events; `add_joins` sets it as `Sequences.joined`.
 
     Attributes:
         joins: The joins of the run.
@@ -122,7 +126,7 @@ class JoinedEvents:
 
 
 def add_joins(seq: Sequences, joins: StoreJoins, item_id: np.ndarray) -> Sequences:
-    """Return the same sequences; their batches have the joined columns beside those that they carry."""
+    """Return a copy of the sequences whose batches also contain the joined columns."""
     other = copy.copy(seq)
     other.__dict__["joined"] = JoinedEvents(joins, item_id)
     return other

@@ -1,7 +1,7 @@
 """Text around semantic ids: the backbone's tokenizer, and the words of a prompt around a history.
 
-A prompt is a template with `{history}` in it. The words before it are read once, before the user's START; the words after it are
-read before the codes of every item (`layout.py`).
+A prompt is a template with `{history}` in it. The text before it is read once, before the user's START; the text after it is
+read again before the codes of every item (`layout.py`).
 """
 
 from __future__ import annotations

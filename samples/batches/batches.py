@@ -106,7 +106,9 @@ def make_window_batch(
     index, offsets = expand_ranges(block - has_previous, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]
     mask[offsets[:-1][has_previous]] = False
-    if seq.strict:  # Otherwise an event would see earlier events of the same second.
+    if (
+        seq.strict
+    ):  # Only the first event of a second is a target; a later one would see events of its own second.
         mask &= seq.first_of_second[index] == index
     places = (block - seq.offsets[row]).tolist()
     uid = [f"{stage}/{epoch}/{r}:{p}" for r, p in zip(row.tolist(), places, strict=True)]

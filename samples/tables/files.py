@@ -94,12 +94,13 @@ def find_files(
     """Find the files behind a path, glob, folder, URI or builtin name.
 
     Args:
-        path: a folder stands for its files of `ending`, or, where it has none, for its Parquet files of any name.
-        label: opens every error.
-        ending: one ending or several.
+        path: The place. A folder means all files below it with `ending`; if there are none and Parquet files are wanted,
+            those that begin with the Parquet magic bytes.
+        label: Prefix of every error message.
+        ending: One ending or several.
 
     Raises:
-        DataError: there is no file, or the place cannot be listed.
+        DataError: There is no file, or the place cannot be listed.
     """
     text = os.fspath(path)
     endings = (ending,) if isinstance(ending, str) else tuple(ending)
@@ -228,8 +229,8 @@ class FolderColumns:
     """The columns that folders named `key=value` stand for.
 
     Attributes:
-        schema: their names and types, whole numbers where all values are, else text.
-        values: by file, a value of each column, None where it is missing.
+        schema: Names and types: int64 if all values of a column are integers, otherwise string.
+        values: Value of each column by file; None for Hive's null partition.
     """
 
     schema: pa.Schema
@@ -237,7 +238,7 @@ class FolderColumns:
 
     @classmethod
     def from_files(cls, files: Sequence[str]) -> FolderColumns:
-        """Read the names of the `key=value` folders that each file lies in. All files must have a key, or it is no column."""
+        """Read the names of the `key=value` folders of each file; a key that is not in every path is no column."""
         texts = {file: _parse_pairs(file) for file in files}
         names = [
             name for name in next(iter(texts.values()), {}) if all(name in pairs for pairs in texts.values())
@@ -261,7 +262,7 @@ class FolderColumns:
         return table
 
     def extend_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Return a file's schema with the folders' columns behind it."""
+        """Return a file's schema with the columns of the folders appended."""
         return pa.schema([*schema, *(field for field in self.schema if field.name not in schema.names)])
 
 

@@ -8,6 +8,8 @@ name, under which `list_failures` finds its failures. A reward that is async or 
 any other reward is called for one group after another.
 """
 
+# Shapes: U prompts, W beams per prompt, n prompts that are scored again.
+
 from __future__ import annotations
 
 import inspect

@@ -43,7 +43,7 @@ class CatalogueVersions:
         return self._first if corpus is None else corpus
 
     def _list_versions(self) -> list[tuple[str, dict[str, str]]]:
-        """Return (version, artifact folders) of all catalogues, oldest first; the file is reread if it has changed."""
+        """Return (version, artifact folders) of all catalogues, oldest first, from the run's `CATALOGUES` file."""
         path = Path(self._folder.path) / CATALOGUES
         try:
             mtime_ns = path.stat().st_mtime_ns
