@@ -19,7 +19,7 @@ from nonet.controller.groups.lifetimes import list_remains
 from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.errors import ConfigError
 
-TIMEOUT_S = 12.0  # of leases: a busy machine may hold a process up for some seconds
+TIMEOUT_S = 24.0  # of leases: a busy machine may hold a process up for some seconds
 
 
 @pytest.fixture(scope="module")
