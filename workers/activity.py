@@ -49,6 +49,14 @@ class WorkerActivity:
     silent: bool = False
     stacks: str = ""
 
+    def describe(self) -> str:
+        """Describe in a clause what the worker is doing."""
+        if self.silent:
+            return f"{self.who} does not answer"
+        if not self.call:
+            return f"{self.who} is idle"
+        return f"{self.who} is in {self.call} for {self.for_s:.0f} s" + (f" at {self.at}" if self.at else "")
+
 
 @dataclass(frozen=True, slots=True)
 class _ThreadState:

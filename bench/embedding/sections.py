@@ -111,6 +111,7 @@ def _measure_speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
 def _add_times(
     result: dict[str, Any], times: dict[str, LapTimer], pairs: list[tuple[str, str]], case: str
 ) -> None:
+    """Add the times of all contenders, and the ratios of pairs of them, to the result of a section."""
     result["rows"] += [{"case": case, "what": name, **timer.to_row()} for name, timer in times.items()]
     result["ratio"] |= {f"{case}: {pair}": value for pair, value in compute_ratios(times, pairs).items()}
 

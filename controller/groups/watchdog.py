@@ -46,7 +46,7 @@ class Watchdog:
 
     def _write(self, seen: Sequence[WorkerActivity]) -> Path:
         path = self._folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        text = "\n\n".join(f"# {_describe_worker(one)}\n{one.stacks}".rstrip() for one in seen)
+        text = "\n\n".join(f"# {one.describe()}\n{one.stacks}".rstrip() for one in seen)
         path.write_text(text + "\n", encoding="utf-8")
         return path
 
@@ -62,22 +62,12 @@ def describe_hang(late: Sequence[WorkerActivity], others: Sequence[WorkerActivit
     working = [one for one in busy if not one.waits and (one in late or waiting or not late)]
     idle = [one for one in late if not one.call and not one.silent]
     parts = [f"{one.who} does not even answer what it is doing" for one in silent[:_MOST]]
-    parts += [
-        f"{_describe_worker(one)} and waits for nobody: it hangs, or needs longer" for one in working[:_MOST]
-    ]
+    parts += [f"{one.describe()} and waits for nobody: it hangs, or needs longer" for one in working[:_MOST]]
     whom = "for it" if silent or working else "for other ranks, all of them"
-    parts += [f"{_describe_worker(one)} and waits {whom}" for one in waiting[:_MOST]]
+    parts += [f"{one.describe()} and waits {whom}" for one in waiting[:_MOST]]
     parts += [
         f"{one.who} is idle: the call, or what it is to work on, has not reached it" for one in idle[:_MOST]
     ]
     left = len(silent) + len(working) + len(waiting) + len(idle) - len(parts)
     parts = parts or ["nobody seems to hang now"]
     return "; ".join([*parts, *([f"and {left} more"] if left > 0 else [])])
-
-
-def _describe_worker(one: WorkerActivity) -> str:
-    if one.silent:
-        return f"{one.who} does not answer"
-    if not one.call:
-        return f"{one.who} is idle"
-    return f"{one.who} is in {one.call} for {one.for_s:.0f} s" + (f" at {one.at}" if one.at else "")

@@ -136,12 +136,11 @@ class Checkpoints:
         Raises:
             ConfigError: The step has no complete checkpoint; the message lists the steps that have one.
         """
-        complete: dict[int, None] = {}
-        for path in self._list_folders():
-            if (manifest := self._read_if_complete(path)) is not None:
-                if _parse_step(path) == step:
-                    return path, manifest
-                complete[_parse_step(path)] = None
+        folders = self._list_folders()
+        for path in folders:
+            if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
+                return path, manifest
+        complete = {_parse_step(path): None for path in folders if self._read_if_complete(path) is not None}
         steps = ", ".join(map(str, complete)) or "none"
         raise ConfigError(f"there is no complete checkpoint after step {step}; there are: {steps}")
 

@@ -8,7 +8,6 @@ from typing import Any
 from nonet.controller.scenario import Scenario
 from nonet.controller.scenario.settings import describe_duplicates, describe_repeats, describe_shared_codes
 from nonet.controller.session.session import Session
-from nonet.workers.roles.evaluation import EXHAUSTIVE_ITEMS
 
 
 def make_start_notes(session: Session) -> Iterator[str]:
@@ -50,8 +49,7 @@ def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterat
         return
     if options.most_users is not None and tested > options.most_users:
         yield f"{options.most_users:,} of {tested:,} tested users are ranked, drawn by the seed (evaluate.users)"
-    off = data["items"] > EXHAUSTIVE_ITEMS if options.exhaustive is None else options.exhaustive == "off"
-    if off:
+    if not options.is_exhaustive(data["items"]):
         yield (
             f"models are ranked by beam alone among {data['items']:,} items (evaluate.exhaustive): what a beam does not hold is "
             "missed, so their metrics are lower bounds"

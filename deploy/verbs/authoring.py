@@ -10,6 +10,15 @@ import typer
 
 from nonet.deploy.verbs.questions import JsonOption
 
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="ROLE=NAME",
+        help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
+    ),
+]
+ItemsOption = Annotated[Path | None, typer.Option(help="The file of items.")]
 MissingOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -26,15 +35,8 @@ def import_(
     target: Annotated[
         Path, typer.Argument(metavar="DST", help="Folder for interactions.parquet and items.parquet.")
     ],
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="ROLE=NAME",
-            help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
-        ),
-    ] = None,
-    items: Annotated[Path | None, typer.Option(help="The file of items.")] = None,
+    column: ColumnOption = None,
+    items: ItemsOption = None,
     missing: MissingOption = None,
 ) -> None:
     """Convert another format to the two Parquet tables."""
@@ -69,15 +71,8 @@ def new(
     data: Annotated[
         Path | None, typer.Option(help="Your tables: a folder, or a file of interactions.")
     ] = None,
-    items: Annotated[Path | None, typer.Option(help="The file of items.")] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="ROLE=NAME",
-            help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
-        ),
-    ] = None,
+    items: ItemsOption = None,
+    column: ColumnOption = None,
     missing: MissingOption = None,
 ) -> None:
     """Write a new scenario: one for your data, or a copy of a shipped one with its reward files."""

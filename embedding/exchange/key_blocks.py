@@ -24,11 +24,11 @@ class BlockCapacity:
 
     def grow(self, given_counts: list[int], got_counts: list[int]) -> BlockCapacity:
         """Return the capacity for the next exchange, after these numbers of keys [W] were sent and received."""
-        return BlockCapacity(_grow_room(given_counts, self.given), _grow_room(got_counts, self.got))
+        return BlockCapacity(_compute_room(given_counts, self.given), _compute_room(got_counts, self.got))
 
 
-def _grow_room(counts: list[int], room: list[int]) -> list[int]:
-    """Return these counts plus an eighth; unused capacity shrinks slowly."""
+def _compute_room(counts: list[int], room: list[int]) -> list[int]:
+    """Return the room [W] of the next blocks: an eighth more than these counts, but at least 7/8 of the room before."""
     return [
         max(count + count // 8 + 16 if count else 0, space - (space + 7) // 8)
         for count, space in zip(counts, room, strict=True)

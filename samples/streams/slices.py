@@ -229,9 +229,11 @@ class SliceReader:
         return compose_operators(self.leaves[leaf].stream.operators)(rows)
 
     def _get_first_group(self, leaf: int) -> int:
+        """Return the number of a leaf's first row group in the manifest of all leaves."""
         return sum(len(each.manifest.group_rows) for each in self.leaves[:leaf])
 
     def _get_row_range(self, part: GroupPart) -> RowRange:
+        """Return the physical rows of a part whose group is not shuffled."""
         group = int(self.leaves[part.leaf].groups[part.group]) + self._get_first_group(part.leaf)
         return self.manifest.get_row_range(group, part.first, part.last, part.epoch)
 

@@ -167,12 +167,7 @@ class ActorGroup:
         late = [
             one for one, ref in zip(self.describe_activities(), self._built, strict=True) if ref not in built
         ]
-        busy = [
-            f"{one.who} is in {one.call or 'no call'} for {one.for_s:.0f} s"
-            + (f" at {one.at}" if one.at else "")
-            for one in late
-            if not one.silent
-        ]
+        busy = [one.describe() for one in late if not one.silent]
         if unplaced := [one.who for one in late if one.silent]:
             total, free = ray.cluster_resources(), ray.available_resources()
             busy.append(

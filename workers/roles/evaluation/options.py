@@ -12,6 +12,8 @@ from nonet.options import Positive, StrictModel
 from nonet.plugins import LocatedName, parse_file
 from nonet.replaceable import get_files
 
+_EXHAUSTIVE_ITEMS = 25_000  # exhaustive scores of a larger catalogue take seconds per prompt
+
 
 class Evaluate(StrictModel):
     """Metrics, users and baselines of evaluations."""
@@ -58,6 +60,10 @@ class Evaluate(StrictModel):
     def most_users(self) -> int | None:
         """The largest number of users that are ranked; None for all."""
         return None if self.users == "all" else int(self.users)
+
+    def is_exhaustive(self, items: int) -> bool:
+        """Return whether models score every item of a catalogue of this size; otherwise they are ranked by beam alone."""
+        return items <= _EXHAUSTIVE_ITEMS if self.exhaustive is None else self.exhaustive == "on"
 
     def make_baseline_configs(self, defaults: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return `use` and options of each baseline by its name in the report, as `make_baseline` takes them.

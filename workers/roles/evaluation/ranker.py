@@ -58,7 +58,6 @@ SHUFFLED = "shuffled"
 """Name of the split of test events with ties in time shuffled."""
 ALONE = "model alone"
 """Way of ranking with a memory's model alone, without votes; other ways are "exhaustive" and "beam"."""
-EXHAUSTIVE_ITEMS = 25_000
 SHOWN_USERS, SHOWN_ITEMS = 8, 5
 """Number of users that reports show, and of the items that they show per user."""
 _CHUNK = 256
@@ -134,8 +133,7 @@ class Ranker:
     @property
     def scores_all(self) -> bool:
         """Whether models score every item."""
-        exhaustive = self._options.exhaustive
-        return len(self.corpus.items) <= EXHAUSTIVE_ITEMS if exhaustive is None else exhaustive == "on"
+        return self._options.is_exhaustive(len(self.corpus.items))
 
     def rank_share(
         self, scores: Scores, recommender: Recommender | None = None, share: int = 0, shares: int = 1

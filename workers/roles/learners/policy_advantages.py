@@ -60,9 +60,8 @@ class PolicyAdvantages:
         column = self.algorithm.feedback_column(self.stage.algorithm)
         if column is not None:
             drawn["feedback_U"] = torch.from_numpy(self.prompts.read_feedback(beams, column))
-        compute = load_heavy(
-            self.algorithm.advantage
-        )  # A small computation in float64, so it runs on the host.
+        # A small computation in float64, so it runs on the host.
+        compute = load_heavy(self.algorithm.advantage)
         options = self.stage.algorithm
         found = compute(
             rewards, self._get_reward_weights(beams), valid_UW, options, self._sum_moments, **drawn
