@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import nonet
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
@@ -178,8 +179,9 @@ def run_bench(
     results = function(
         **options | _parse_options(name, [key for key in parameters if key != "json_file"], changes)
     )
-    versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
-        "python": platform.python_version()
+    versions = {package: version(package) for package in ("ray", "torch", "numpy")} | {
+        "nonet": nonet.__version__,  # Sources on PYTHONPATH have no package metadata.
+        "python": platform.python_version(),
     }
     result = {
         "name": name,

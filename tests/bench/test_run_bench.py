@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import inspect
 import json
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+import nonet
 from nonet.bench.run import BENCHES, find, run_bench
 from nonet.errors import ConfigError
 
@@ -23,6 +25,16 @@ def bench(monkeypatch, tmp_path):
         return json.loads((tmp_path / "out.json").read_text())
 
     return run
+
+
+def test_a_bench_runs_where_nonet_is_only_on_the_path_and_not_installed(monkeypatch, bench):
+    def find_version(package: str) -> str:
+        if package == "nonet":
+            raise PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr("nonet.bench.run.version", find_version)
+    assert bench()["versions"]["nonet"] == nonet.__version__
 
 
 def test_every_bench_is_listed_and_is_a_function_that_can_be_called_without_options(capsys):

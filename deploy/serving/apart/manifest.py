@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import nonet
 from nonet import yaml
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig, ServicesConfig
@@ -47,7 +48,7 @@ def _build_service(
     run: str, config: dict[str, Any], services: ServicesConfig, image: str | None
 ) -> dict[str, Any]:
     """Build the RayService."""
-    used = image or _IMAGE.format(version=version("nonet"))
+    used = image or _IMAGE.format(version=nonet.__version__)
     application = {
         "name": "nonet",
         "import_path": "nonet.deploy.serving:build_app",
