@@ -1,4 +1,4 @@
-"""Addresses of stores: a folder, lmdb:FOLDER, redis://HOST:PORT/NAME, hbase://HOST:PORT/TABLE; what opens and makes them."""
+"""Opens and creates stores by address: a folder, lmdb:FOLDER, redis://HOST:PORT/NAME or hbase://HOST:PORT/TABLE."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from nonet.plugins import load_heavy
 from nonet.samples.stores.base import Store
 from nonet.suggest import join_names, suggest_sentence
 
-_GROUP = "nonet.stores"  # entry points of other packages: a scheme of addresses and a subclass of Store
-_PAGE = "docs/how-to/stores.md"
-_SHIPPED = {
+_ENTRY_POINT_GROUP = (
+    "nonet.stores"  # Other packages register a scheme of addresses and a subclass of Store here.
+)
+_DOCS_PAGE = "docs/how-to/stores.md"
+_BUILT_IN = {
     "packed": "nonet.samples.stores.packed:PackedStore",
     "lmdb": "nonet.samples.stores.lmdb:LMDBStore",
     "redis": "nonet.samples.stores.redis:RedisStore",
     "hbase": "nonet.samples.stores.hbase:HBaseStore",
 }
-_SHOWN = "a folder, lmdb:FOLDER, redis://HOST:PORT/NAME and hbase://HOST:PORT/TABLE"
+_ADDRESS_FORMS = "a folder, lmdb:FOLDER, redis://HOST:PORT/NAME and hbase://HOST:PORT/TABLE"
 
 
 def create_store(
@@ -31,15 +33,22 @@ def create_store(
 ) -> Store:
     """Create an empty store at an address.
 
+    Args:
+        use: The address.
+        schema: Names and types of the columns.
+        key: Type of the keys: any integer or text.
+        versions: Whether rows have times.
+        **options: Options of the store.
+
     Raises:
-        ConfigError: A store is already there, or a database makes stores of this kind itself.
+        ConfigError: If there is a store at the address already, or Nonet cannot create stores of this kind.
     """
-    scheme, rest = split_address(use)
+    scheme, location = split_address(use)
     cls = find_store_class(scheme)
     if cls.made_elsewhere:
         raise ConfigError(f"store {use}: {cls.made_elsewhere}: {cls.creation_command}")
     _check_options(cls, use, options)
-    return cls.create(rest, schema, key=key, versions=versions, **options)
+    return cls.create(location, schema, key=key, versions=versions, **options)
 
 
 def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
@@ -52,65 +61,78 @@ def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = Non
 
     Raises:
         ConfigError: If the address or an option is not valid.
-        NoStore: If there is no store at the address.
+        StoreNotFoundError: If there is no store at the address.
     """
-    scheme, rest = split_address(use)
+    scheme, location = split_address(use)
     cls = find_store_class(scheme)
     _check_options(cls, use, options)
     if cls.takes_columns:
         options = {"columns": columns, **options}
-    return cls(rest, **options)
+    return cls(location, **options)
 
 
 def find_store_class(scheme: str) -> Any:
-    """Return the class of stores behind a scheme of addresses, a shipped one or one of an installed package.
+    """Return the class of the stores at addresses with this scheme, Nonet's own or that of an installed package.
 
     Raises:
-        ConfigError: The scheme is taken twice, or the class does not meet the contract of a store.
+        ConfigError: If several packages register the scheme, or the class does not meet the contract of a store.
     """
     title = f"store {scheme!r}"
-    point = find_entry_point(scheme, _GROUP, title, _SHIPPED)
-    if point is None:
-        return load_heavy(_SHIPPED[scheme])
-    cls = load_heavy(point.value)
-    check_class(cls, Store, title, _PAGE)
+    entry_point = find_entry_point(scheme, _ENTRY_POINT_GROUP, title, _BUILT_IN)
+    if entry_point is None:
+        return load_heavy(_BUILT_IN[scheme])
+    cls = load_heavy(entry_point.value)
+    check_class(cls, Store, title, _DOCS_PAGE)
     if not cls.made_elsewhere and not callable(getattr(cls, "create", None)):
-        raise ConfigError(f"{title} ({point.value}): class {cls.__name__} has no create; see {_PAGE}")
+        raise ConfigError(
+            f"{title} ({entry_point.value}): class {cls.__name__} has no create; see {_DOCS_PAGE}"
+        )
     return cls
 
 
 def _check_options(cls: Any, use: str, options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that the class of a store does not have."""
     parameters = inspect.signature(cls).parameters.values()
-    known = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return  # the class checks its own options
+    known_options = [
+        parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return  # The class checks its options itself.
     for name in options:
-        if name not in known:
-            there = f"there are {join_names(known)}" if known else "it has none"
-            raise ConfigError(f"store {use}: no option {name!r}; {there}.{suggest_sentence(name, known)}")
+        if name not in known_options:
+            available = f"there are {join_names(known_options)}" if known_options else "it has none"
+            raise ConfigError(
+                f"store {use}: no option {name!r}; {available}.{suggest_sentence(name, known_options)}"
+            )
 
 
 def split_address(use: str) -> tuple[str, str]:
-    """Split an address into its scheme and the folder or host:port/name. Raises ConfigError; passwords are refused."""
-    scheme, colon, rest = use.partition(":")
+    """Split an address into its scheme and the folder or host:port/name.
+
+    Raises:
+        ConfigError: If the scheme is unknown, or the address has a user or password.
+    """
+    scheme, colon, location = use.partition(":")
     if not colon or "/" in scheme:
-        return "packed", use
-    if find_entry_point(scheme, _GROUP, f"store {scheme!r}", _SHIPPED) is None and scheme not in _SHIPPED:
-        raise ConfigError(f"store {use!r}: there are {_SHOWN}.{suggest_sentence(scheme, _SHIPPED)}")
+        return "packed", use  # A path of a folder.
+    if (
+        find_entry_point(scheme, _ENTRY_POINT_GROUP, f"store {scheme!r}", _BUILT_IN) is None
+        and scheme not in _BUILT_IN
+    ):
+        raise ConfigError(f"store {use!r}: there are {_ADDRESS_FORMS}.{suggest_sentence(scheme, _BUILT_IN)}")
     if "@" in urlsplit(use).netloc:
-        place = use.rpartition("@")[2]
+        address_without_user = use.rpartition("@")[2]
         raise ConfigError(
-            f"store {scheme}://{place}: a user or password stands in the address; take it out and set "
+            f"store {scheme}://{address_without_user}: a user or password stands in the address; take it out and set "
             f"NONET_{scheme.upper()}_PASSWORD in the environment"
         )
-    return scheme, rest.removeprefix("//")
+    return scheme, location.removeprefix("//")
 
 
 def check_address(use: str) -> None:
     """Raise ConfigError for an address that `open_store` does not know, or that holds a password."""
     scheme, _ = split_address(use)
-    if scheme not in _SHIPPED:
+    if scheme not in _BUILT_IN:
         find_store_class(scheme)
 
 

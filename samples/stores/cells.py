@@ -1,4 +1,4 @@
-"""Converts the values of one column between the bytes in HBase and Arrow, and names values of a wrong width.
+"""Converts the values of one column between the bytes in HBase and Arrow, and reports values of a wrong width.
 
 text     UTF-8                        int64, int32, float64, float32   big-endian, as written by HBase's Bytes class
 number   a number written as text     list<int64>, list<int32>, ...    the values concatenated
@@ -15,6 +15,7 @@ import pyarrow as pa
 from nonet.errors import ConfigError, DataError
 from nonet.suggest import suggest_sentence
 
+# The NumPy type of the bytes and the Arrow type of each kind of numbers.
 _FIXED = {
     "int64": (">i8", pa.int64()),
     "int32": (">i4", pa.int32()),
@@ -26,7 +27,12 @@ KINDS = ("text", "number", *_FIXED, *(f"list<{name}>" for name in _FIXED))
 
 @dataclass(frozen=True)
 class CellCodec:
-    """Encoding of one column's values; `kind` is one of `KINDS`."""
+    """Converter of one column's values.
+
+    Attributes:
+        name: Name of the column in messages.
+        kind: Form of the bytes, one of `KINDS`.
+    """
 
     name: str
     kind: str
@@ -47,16 +53,30 @@ class CellCodec:
             return pa.float64()
         if self.kind in _FIXED:
             return _FIXED[self.kind][1]
-        return pa.list_(_FIXED[self.kind[5:-1]][1])
+        return pa.list_(_FIXED[self._number_kind][1])
+
+    @property
+    def _number_kind(self) -> str:
+        """The key in `_FIXED` of a kind of numbers or of lists of numbers."""
+        return self.kind.removeprefix("list<").removesuffix(">")
 
     def decode(self, values: Sequence[bytes | None], keys: Sequence[bytes], label: str) -> pa.Array:
-        """Decode values [R], null for None. Raises DataError that names the first invalid one by its key."""
-        there = [value for value in values if value is not None]
+        """Decode values to an Arrow array.
+
+        Args:
+            values: The bytes of each value [R]; None becomes null.
+            keys: The row key of each value [R], for error messages.
+            label: Prefix of error messages.
+
+        Raises:
+            DataError: If a value is not valid; the message names the first invalid one by its row key.
+        """
+        present = [value for value in values if value is not None]
         try:
-            made = self._decode_present(there)
+            decoded = self._decode_present(present)
         except (ValueError, pa.ArrowException):
-            made = None
-        if made is None:
+            decoded = None
+        if decoded is None:
             key, value = next(
                 (k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._can_decode(v)
             )
@@ -65,10 +85,10 @@ class CellCodec:
                 f"{label}: row {key.decode(errors='replace')!r} has {len(value)} bytes in column {self.name!r} ({shown!r}), "
                 f"which are no {self.kind}"
             )
-        if len(there) == len(values):
-            return made
-        place = np.cumsum([value is not None for value in values]) - 1
-        return made.take(pa.array(place, mask=np.array([value is None for value in values])))
+        if len(present) == len(values):
+            return decoded
+        present_index = np.cumsum([value is not None for value in values]) - 1
+        return decoded.take(pa.array(present_index, mask=np.array([value is None for value in values])))
 
     def encode(self, column: pa.Array) -> list[bytes | None]:
         """Encode each value as bytes; None for null."""
@@ -77,16 +97,17 @@ class CellCodec:
             return [None if value is None else value.encode() for value in values]
         if self.kind == "number":
             return [None if value is None else repr(value).encode() for value in values]
-        dtype = _FIXED[self.kind if self.kind in _FIXED else self.kind[5:-1]][0]
+        dtype = _FIXED[self._number_kind][0]
         return [None if value is None else np.array(value, dtype).tobytes() for value in values]
 
     def _decode_present(self, values: list[bytes]) -> pa.Array | None:
-        """Decode values that are not missing; None if one has a wrong width."""
+        """Decode values that are not missing. Returns None if one has a wrong width."""
         if self.kind == "text":
             return pa.array(values, pa.binary()).cast(pa.string())
         if self.kind == "number":
             return pa.array([float(value) for value in values], pa.float64())
-        dtype, kind = _FIXED[self.kind if self.kind in _FIXED else self.kind[5:-1]]
+        dtype, kind = _FIXED[self._number_kind]
+        # The width of a number and the size of each value, in bytes.
         width, sizes = np.dtype(dtype).itemsize, np.fromiter(map(len, values), np.int64, len(values))
         single = self.kind in _FIXED
         if (sizes != width).any() if single else (sizes % width).any():
@@ -99,6 +120,7 @@ class CellCodec:
         )
 
     def _can_decode(self, value: bytes) -> bool:
+        """Return whether the bytes are a valid value."""
         try:
             return self._decode_present([value]) is not None
         except (ValueError, pa.ArrowException):

@@ -30,8 +30,8 @@ from nonet.samples.tables import (
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # Its functions are generated at import time, so type checkers do not know them.
-_PART = 1 << 22  # Minimum number of rows per write, except for the last one.
-Progress = Callable[[int, int], None]
+_MIN_WRITE_ROWS = 1 << 22  # Minimum number of rows per write, except for the last one.
+Progress = Callable[[int, int], None]  # Arguments: the number of rows written and the total number of rows.
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class StoreFiller:
 
     Attributes:
         source: Path of the Parquet files.
-        key: Column of keys.
-        time: Column with the time of each row's version; None for a store without versions.
+        key: Name of the column with the keys.
+        time: Name of the column with the time of each row's version; None for a store without versions.
         columns: Columns to write; None writes all except the key and the time. HBase needs a mapping from each column's
             name to "family:qualifier type".
         options: Options that are passed to the store.
@@ -73,10 +73,10 @@ class StoreFiller:
         if use.startswith("hbase:"):
             return self.put(open_store(use, self._require_mapping(), **self.options), progress)
         local_folder = _get_local_folder(use)
-        existed = local_folder is None or local_folder.exists()
+        is_new_folder = local_folder is not None and not local_folder.exists()
         store = create_store(
             use,
-            pa.schema([schema.field(name) for name in self._list_kept(schema)]),
+            pa.schema([schema.field(name) for name in self._list_columns(schema)]),
             key=schema.field(self.key).type,
             versions=self.time is not None,
             **self.options,
@@ -85,41 +85,45 @@ class StoreFiller:
             return self.put(store, progress)
         except BaseException:
             store.close()
-            if not existed and local_folder is not None:
+            if is_new_folder and local_folder is not None:
                 shutil.rmtree(local_folder, ignore_errors=True)
             raise
 
     def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
         """Write every row to an open store; return the store and the number of rows written."""
-        schema, written, unit = self._read_schema(), 0, None
-        names = [name for name in self._list_kept(schema) if name in store.schema.names]
-        total = self._count_rows()
-        for part in self._iterate_parts([self.key, *([self.time] if self.time else []), *names]):
-            keys = part[self.key].combine_chunks()
+        schema, written_count, unit = self._read_schema(), 0, None
+        names = [name for name in self._list_columns(schema) if name in store.schema.names]
+        total_count = self._count_rows()
+        for rows in self._iterate_parts([self.key, *([self.time] if self.time else []), *names]):
+            keys = rows[self.key].combine_chunks()
             if keys.null_count:
                 raise DataError(
                     f"{self.source}: column {self.key!r} has {keys.null_count} rows without a key"
                 )
             times = None
             if self.time is not None:
-                if unit is None and is_plain(part[self.time].type):
-                    unit = get_unit_by_size(
-                        pc.max(pc.abs(part[self.time])).as_py() or 0
-                    )  # The unit is determined from the first part and used for all parts.
-                times, finer = self._convert_times(part[self.time], self.time, unit)
-                if finer is not None:
-                    newest = pa.array(_select_newest(keys, times, finer))
-                    keys, part, times = keys.take(newest), part.take(newest), times[newest.to_numpy()]
-            store.put(keys, part.select(names), times)
-            written += len(part)
+                if unit is None and is_plain(rows[self.time].type):
+                    # The unit of plain numbers is determined from the first part and used for all parts.
+                    unit = get_unit_by_size(pc.max(pc.abs(rows[self.time])).as_py() or 0)
+                times, raw_times = self._convert_times(rows[self.time], self.time, unit)
+                if raw_times is not None:  # A store keeps one version per second: the newest.
+                    newest = pa.array(_select_newest(keys, times, raw_times))
+                    keys, rows, times = keys.take(newest), rows.take(newest), times[newest.to_numpy()]
+            store.put(keys, rows.select(names), times)
+            written_count += len(rows)
             if progress is not None:
-                progress(written, total)
-        return store, written
+                progress(written_count, total_count)
+        return store, written_count
 
     def _convert_times(
         self, column: pa.ChunkedArray, name: str, unit: str | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Convert times to unix seconds.
+
+        Args:
+            column: The times [N].
+            name: Name of the column.
+            unit: Unit of times that are plain numbers ("s", "ms", ...); None for others.
 
         Returns:
             Unix seconds [N], and the raw values [N] if they are finer than seconds (None otherwise).
@@ -150,7 +154,8 @@ class StoreFiller:
                 )
         return schema
 
-    def _list_kept(self, schema: pa.Schema) -> list[str]:
+    def _list_columns(self, schema: pa.Schema) -> list[str]:
+        """Return the names of the columns to write."""
         if self.columns is not None:
             return list(self.columns)
         return [name for name in schema.names if name not in (self.key, self.time)]
@@ -160,33 +165,42 @@ class StoreFiller:
         return sum(read_parquet_footer(system, file, "rows").num_rows for file in files)
 
     def _iterate_parts(self, names: list[str]) -> Iterator[pa.Table]:
-        """Yield the rows of all files in parts of at least four million rows, except for the last part."""
+        """Yield columns of the rows of all files in parts of at least four million rows, except for the last part."""
         sources, full_schema = find_files(self.source, "rows"), self._read_schema()
         schema = pa.schema([full_schema.field(name) for name in dict.fromkeys(names)])
-        pending: list[pa.Table] = []
+        pending_tables: list[pa.Table] = []
         for file in sources.files:
-            for group in range(read_parquet_footer(sources.system, file, "rows").num_row_groups):
-                table = read_groups(sources.system, file, [group], "rows", names)
+            for group_index in range(read_parquet_footer(sources.system, file, "rows").num_row_groups):
+                table = read_groups(sources.system, file, [group_index], "rows", names)
                 table = sources.partitions.add_to_table(table, file, names)
-                pending.append(conform(table, schema, f"rows {file}"))
-                if sum(map(len, pending)) >= _PART:
-                    yield pa.concat_tables(pending)
-                    pending = []
-        if pending:
-            yield pa.concat_tables(pending)
+                pending_tables.append(conform(table, schema, f"rows {file}"))
+                if sum(map(len, pending_tables)) >= _MIN_WRITE_ROWS:
+                    yield pa.concat_tables(pending_tables)
+                    pending_tables = []
+        if pending_tables:
+            yield pa.concat_tables(pending_tables)
 
 
-def _select_newest(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.ndarray:
-    """Return the indices of the rows to write, without those that a newer row of the same key and second replaces."""
-    code = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    order = np.lexsort((finer, times, code))
-    if not len(order):
-        return order
-    # The last row of each run of equal key and second has the newest raw time; rows with an older one are replaced.
-    changes = (np.diff(code[order]) != 0) | (np.diff(times[order]) != 0)
-    last = np.append(np.flatnonzero(changes), len(order) - 1)
-    newest = np.repeat(finer[order][last], np.diff(last, prepend=-1))
-    return np.sort(order[finer[order] == newest])
+def _select_newest(keys: pa.Array, times: np.ndarray, raw_times: np.ndarray) -> np.ndarray:
+    """Return the indices of the rows to write, without those that a newer row of the same key and second replaces.
+
+    Args:
+        keys: Keys [N].
+        times: Unix seconds [N].
+        raw_times: The same times [N] in a finer unit.
+
+    Returns:
+        Row indices, ascending. Rows with the same key and raw time are all returned, so that the store reports them.
+    """
+    key_codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    row_order = np.lexsort((raw_times, times, key_codes))
+    if not len(row_order):
+        return row_order
+    # In `row_order`, the last row of each run of equal key and second has the newest raw time; older rows are replaced.
+    is_run_end = (np.diff(key_codes[row_order]) != 0) | (np.diff(times[row_order]) != 0)
+    run_ends = np.append(np.flatnonzero(is_run_end), len(row_order) - 1)  # The last row ends the last run.
+    newest_raw_times = np.repeat(raw_times[row_order][run_ends], np.diff(run_ends, prepend=-1))
+    return np.sort(row_order[raw_times[row_order] == newest_raw_times])
 
 
 def _get_local_folder(use: str) -> Path | None:
@@ -209,13 +223,13 @@ def get_rows(store: Store, keys: Sequence[str], as_of: int | None = None) -> lis
     Raises:
         DataError: If the store has integer keys and a key is not an integer.
     """
-    typed: Any = list(keys)
+    typed_keys: Any = list(keys)
     if pa.types.is_integer(store.key):
         try:
-            typed = np.array([int(key) for key in keys], np.int64)
+            typed_keys = np.array([int(key) for key in keys], np.int64)
         except ValueError:
             raise DataError(f"{store.name}: keys are whole numbers, got {join_names(keys)}") from None
-    values, offsets = store.multi_get(typed, None, None if as_of is None else [as_of] * len(keys))
+    values, offsets = store.multi_get(typed_keys, None, None if as_of is None else [as_of] * len(keys))
     rows = values.to_pylist()
     return [
         rows[start] if stop > start else None

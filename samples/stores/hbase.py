@@ -7,7 +7,7 @@ call per batch; older versions are read in batches too (`hbase_versions.py`). HB
 column is read as of the time separately; a row without any cell before the time is missing.
 """
 
-# Shapes: K keys asked for, U distinct ones.
+# Shapes: K requested keys, C requested columns. A row is one distinct key, and a slot is one column of one row.
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from nonet.samples.stores.hbase_connections import HBaseConnections, HBaseServer
 from nonet.samples.stores.hbase_versions import VersionSearch
 from nonet.suggest import join_names, suggest_sentence
 
-_UNITS = {"ms": 1000, "s": 1}
-_PLACE = tuple(HBaseServer.__dataclass_fields__)[2:]
+_UNITS = {"ms": 1000, "s": 1}  # Units of cell times per second.
+_ALL_VERSIONS = 1 << 30  # More than any cell has; the Thrift call requires a limit.
+_SERVER_OPTIONS = tuple(HBaseServer.__dataclass_fields__)[2:]  # Host and port are in the address.
 
 
 class HBaseStore(Store):
@@ -38,8 +39,8 @@ class HBaseStore(Store):
         family: Column family of columns without one.
         keys: Form of row keys: "text" (integers in decimal), or "int64", eight bytes big-endian.
         unit: Unit of cell times: "ms" as HBase writes them, or "s".
-        batch: Most rows of a call.
-        **place: Options of `HBaseServer`.
+        batch: Maximum number of rows per call.
+        **server_options: Options of `HBaseServer` other than the host and the port.
 
     Raises:
         ConfigError: If the table or a column family does not exist.
@@ -60,56 +61,61 @@ class HBaseStore(Store):
         keys: str = "text",
         unit: str = "ms",
         batch: int = 1000,
-        **place: Any,
+        **server_options: Any,
     ):
         self.name = f"store hbase://{address}"
-        where, slash, table = address.partition("/")
-        host, _, port = where.partition(":")
-        if not (slash and table and host) or not (port or "9090").isdecimal():
+        host_and_port, slash, table_name = address.partition("/")
+        host, _, port = host_and_port.partition(":")
+        if not (slash and table_name and host) or not (port or "9090").isdecimal():
             raise ConfigError(f"{self.name}: wanted hbase://HOST:PORT/TABLE")
         if unit not in _UNITS or keys not in ("text", "int64"):
             raise ConfigError(f"{self.name}: unit is ms or s, keys are text or int64; got {unit} and {keys}")
-        for option in place:
-            if option not in _PLACE:
+        for option in server_options:
+            if option not in _SERVER_OPTIONS:
                 raise ConfigError(
-                    f"{self.name}: no option {option!r}; there are {join_names(_PLACE)}."
-                    f"{suggest_sentence(option, _PLACE)}"
+                    f"{self.name}: no option {option!r}; there are {join_names(_SERVER_OPTIONS)}."
+                    f"{suggest_sentence(option, _SERVER_OPTIONS)}"
                 )
         self.key = pa.int64() if keys == "int64" else pa.string()
-        self._table, self._scale, self._batch = table.encode(), _UNITS[unit], batch
-        self._cells = {
+        self._table, self._scale, self._batch = table_name.encode(), _UNITS[unit], batch
+        # The source (family:qualifier, as bytes) and the codec of each column.
+        self._source_and_codec = {
             name: _parse_column(name, source, family, self.name)
             for name, source in _name_columns(columns, self.name).items()
         }
-        self.schema = pa.schema([pa.field(name, cells.type) for name, (_, cells) in self._cells.items()])
-        self._wire = HBaseConnections(HBaseServer(host, int(port or 9090), **place), self.name)
-        self._readers = ThreadPoolExecutor(self._wire.place.connections, "hbase")
+        self.schema = pa.schema(
+            [pa.field(name, codec.type) for name, (_, codec) in self._source_and_codec.items()]
+        )
+        self._connections = HBaseConnections(
+            HBaseServer(host, int(port or 9090), **server_options), self.name
+        )
+        self._readers = ThreadPoolExecutor(self._connections.server.connections, "hbase")
         self._check_table()
 
     def _check_table(self) -> None:
-        """Check that the table and the column families exist, and read how many versions they keep."""
-        tables = self._wire.read(lambda connection: connection.tables())
+        """Check that the table and the column families exist, and set `kept_versions` to the smallest limit of the families."""
+        tables = self._connections.read(lambda connection: connection.tables())
         if self._table not in tables:
             known = [table.decode(errors="replace") for table in tables]
             raise ConfigError(
                 f"{self.name}: there is no such table; there are {join_names(known)}."
                 f"{suggest_sentence(self._table.decode(), known)}"
             )
-        families = self._wire.read(lambda connection: connection.table(self._table).families())
-        there = [name.decode().rstrip(":") for name in families]
-        read = {source.decode().partition(":")[0] for source, _ in self._cells.values()}
-        kept = [
-            facts.get("max_versions")
-            for name, facts in families.items()
-            if name.decode().rstrip(":") in read and isinstance(facts, dict)
+        families = self._connections.read(lambda connection: connection.table(self._table).families())
+        family_names = [name.decode().rstrip(":") for name in families]
+        read_families = {source.decode().partition(":")[0] for source, _ in self._source_and_codec.values()}
+        version_limits = [
+            options.get("max_versions")
+            for name, options in families.items()
+            if name.decode().rstrip(":") in read_families and isinstance(options, dict)
         ]
-        self.kept_versions = min((number for number in kept if number is not None), default=None)
-        for name, (source, _) in self._cells.items():
+        self.kept_versions = min((limit for limit in version_limits if limit is not None), default=None)
+        for name, (source, _) in self._source_and_codec.items():
             family = source.decode().partition(":")[0]
-            if family not in there:
+            if family not in family_names:
                 raise ConfigError(
-                    f"{self.name}: column {name!r} is in family {family!r}; the table has {join_names(there)}."
-                    f"{suggest_sentence(family, there)}"
+                    f"{self.name}: column {name!r} is in family {family!r}; the table has {join_names(family_names)}."
+                    f"{suggest_sentence(family, family_names)}"
                 )
 
     def check_keys(self, keys: Any) -> Any:
@@ -125,117 +131,158 @@ class HBaseStore(Store):
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
-        values, place = find_distinct(keys)
-        rows = self._encode_keys(values)
-        newest = self._read_newest(rows, columns)
+        distinct_keys, row_K = find_distinct(keys)
+        row_keys = self._encode_keys(distinct_keys)
+        newest_cells = self._read_newest(row_keys, columns)
         if before is None:
-            found = np.array([row is not None for row in newest], bool)
-            index = np.flatnonzero(found)
-            batch = self._decode_rows([rows[i] for i in index], [newest[i] for i in index], columns)
-            at = np.where(found, np.cumsum(found) - 1, -1)
-            return align_rows(batch, at[place])
-        return self._get_as_of(rows, newest, columns, place, before * self._scale)
+            has_cells = np.array([row is not None for row in newest_cells], bool)
+            found_rows = np.flatnonzero(has_cells)
+            batch = self._decode_rows(
+                [row_keys[i] for i in found_rows], [newest_cells[i] for i in found_rows], columns
+            )
+            batch_row = np.where(has_cells, np.cumsum(has_cells) - 1, -1)
+            return align_rows(batch, batch_row[row_K])
+        return self._get_as_of(row_keys, newest_cells, columns, row_K, before * self._scale)
 
     def _get_as_of(
-        self, rows: list[bytes], newest: list[Any], columns: list[str], place: np.ndarray, before: np.ndarray
+        self,
+        row_keys: list[bytes],
+        newest_cells: list[Any],
+        columns: list[str],
+        row_K: np.ndarray,
+        before: np.ndarray,
     ) -> StoreRows:
-        """Return each key's row as of its time; a slot is one column of one row."""
-        sources = [self._cells[name][0] for name in columns]
-        slots = (place[:, None] * len(columns) + np.arange(len(columns))).reshape(-1)
-        search = VersionSearch(slots, np.repeat(before, len(columns)), len(rows) * len(columns))
-        cells = [None if row is None else row.get(source) for row in newest for source in sources]
+        """Return each key's row as of its time.
+
+        Args:
+            row_keys: The distinct rows.
+            newest_cells: The newest cells of each row, {source: (value, time)}; None for a missing row.
+            columns: Names of the columns.
+            row_K: Index of each key's row.
+            before: Times [K] in the unit of the cells.
+        """
+        sources = [self._source_and_codec[name][0] for name in columns]
+        slots = (row_K[:, None] * len(columns) + np.arange(len(columns))).reshape(-1)
+        search = VersionSearch(slots, np.repeat(before, len(columns)), len(row_keys) * len(columns))
+        cells = [
+            None if cells_of_row is None else cells_of_row.get(source)
+            for cells_of_row in newest_cells
+            for source in sources
+        ]
         search.add_versions(np.arange(len(cells)), cells)
         while groups := list(search.iterate_groups()):
-            self._read_round(rows, sources, search, groups)
-        chosen = search.answer.reshape(len(place), len(columns))
-        found = (chosen >= 0).any(1)
-        chosen, asked = chosen[found], place[found]
+            self._read_round(row_keys, sources, search, groups)
+        cell_KC = search.answer.reshape(len(row_K), len(columns))
+        has_value = (cell_KC >= 0).any(1)
+        cell_KC, chosen_rows = cell_KC[has_value], row_K[has_value]
         arrays = []
-        for number, name in enumerate(columns):
-            used, first, back = np.unique(chosen[:, number], return_index=True, return_inverse=True)
-            values = [None if i < 0 else search.cells[i] for i in used.tolist()]
-            made = self._cells[name][1].decode(values, [rows[asked[i]] for i in first.tolist()], self.name)
-            arrays.append(made.take(pa.array(back)))
+        for column, name in enumerate(columns):
+            # Each cell is decoded once, however many keys get it; `first_use` has a key of it for error messages.
+            cell_indices, first_use, index = np.unique(
+                cell_KC[:, column], return_index=True, return_inverse=True
+            )
+            cell_bytes = [None if i < 0 else search.cells[i] for i in cell_indices.tolist()]
+            values = self._source_and_codec[name][1].decode(
+                cell_bytes, [row_keys[chosen_rows[i]] for i in first_use.tolist()], self.name
+            )
+            arrays.append(values.take(pa.array(index)))
         schema = pa.schema([self.schema.field(name) for name in columns])
         return StoreRows(
             pa.RecordBatch.from_arrays(arrays, schema=schema),
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]),
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(has_value)]),
         )
 
     def _read_round(
         self,
-        rows: list[bytes],
+        row_keys: list[bytes],
         sources: list[bytes],
         search: VersionSearch,
         groups: list[tuple[int, np.ndarray]],
     ) -> None:
-        """Read one older version of every pending slot, or all of them where few slots share a time."""
-        many = [(time, slots) for time, slots in groups if len(slots) > search.rounds]
-        few = [
+        """Read one older version of every pending slot, or all its versions where few slots share a time, into the search.
+
+        Args:
+            row_keys: The distinct rows.
+            sources: The sources of the columns.
+            search: The search; the versions that are read are added to it.
+            groups: The pending slots by the time as of which they can be read, from `VersionSearch.iterate_groups`.
+        """
+        large_groups = [(time, slots) for time, slots in groups if len(slots) > search.rounds]
+        single_slots = [
             (time, slot) for time, slots in groups if len(slots) <= search.rounds for slot in slots.tolist()
         ]
-        parts = []
-        for time, slots in many:
-            rows_of_slots = np.unique(slots // len(sources))
-            wanted = [sources[column] for column in np.unique(slots % len(sources))]
-            for at in range(0, len(rows_of_slots), self._batch):
-                parts.append(([rows[i] for i in rows_of_slots[at : at + self._batch]], wanted, time))
-        found: dict[tuple[int, bytes], Any] = {}
-        for (_, _, time), answer in zip(
-            parts, self._readers.map(lambda part: self._read_rows(*part), parts), strict=True
+        row_reads = []
+        for time, slots in large_groups:
+            group_rows = np.unique(slots // len(sources))
+            group_sources = [sources[column] for column in np.unique(slots % len(sources))]
+            for at in range(0, len(group_rows), self._batch):
+                row_reads.append(
+                    ([row_keys[i] for i in group_rows[at : at + self._batch]], group_sources, time)
+                )
+        cells_by_row: dict[tuple[int, bytes], Any] = {}
+        for (_, _, time), cells_read in zip(
+            row_reads, self._readers.map(lambda row_read: self._read_rows(*row_read), row_reads), strict=True
         ):
-            found |= {(time, row): cells for row, cells in answer.items()}
+            cells_by_row |= {(time, row_key): cells for row_key, cells in cells_read.items()}
 
-        def read_versions(asked: tuple[int, int]) -> list[tuple[bytes, int]]:
-            time, slot = asked
-            row, source = rows[slot // len(sources)], sources[slot % len(sources)]
-            return self._wire.read(
+        def read_versions(time_and_slot: tuple[int, int]) -> list[tuple[bytes, int]]:
+            time, slot = time_and_slot
+            row_key, source = row_keys[slot // len(sources)], sources[slot % len(sources)]
+            return self._connections.read(
                 lambda connection: connection.table(self._table).cells(
-                    row, source, versions=1 << 30, timestamp=time, include_timestamp=True
+                    row_key, source, versions=_ALL_VERSIONS, timestamp=time, include_timestamp=True
                 )
             )
 
-        for (_, slot), all_versions in zip(few, self._readers.map(read_versions, few), strict=True):
+        for (_, slot), all_versions in zip(
+            single_slots, self._readers.map(read_versions, single_slots), strict=True
+        ):
             search.add_all_versions(slot, all_versions)
-        for time, slots in many:
+        for time, slots in large_groups:
             cells = [
-                found.get((time, rows[slot // len(sources)]), {}).get(sources[slot % len(sources)])
+                cells_by_row.get((time, row_keys[slot // len(sources)]), {}).get(sources[slot % len(sources)])
                 for slot in slots.tolist()
             ]
             search.add_versions(slots, cells)
 
-    def _read_newest(self, rows: list[bytes], columns: list[str]) -> list[Any]:
+    def _read_newest(self, row_keys: list[bytes], columns: list[str]) -> list[Any]:
         """Read the newest cells of distinct rows, {source: (value, time)}; None for a missing row."""
-        wanted = [self._cells[name][0] for name in columns]
-        parts = [rows[at : at + self._batch] for at in range(0, len(rows), self._batch)]
+        sources = [self._source_and_codec[name][0] for name in columns]
+        parts = [row_keys[at : at + self._batch] for at in range(0, len(row_keys), self._batch)]
 
         def read(part: list[bytes]) -> dict[bytes, Any]:
-            return self._read_rows(part, wanted)
+            return self._read_rows(part, sources)
 
-        found: dict[bytes, Any] = {}
-        for answer in map(read, parts) if len(parts) == 1 else self._readers.map(read, parts):
-            found |= answer
-        return [found.get(row) or None for row in rows]
+        cells_by_row: dict[bytes, Any] = {}
+        for cells_read in map(read, parts) if len(parts) == 1 else self._readers.map(read, parts):
+            cells_by_row |= cells_read
+        return [cells_by_row.get(row_key) or None for row_key in row_keys]
 
     def _read_rows(
-        self, rows: list[bytes], sources: list[bytes], before: int | None = None
+        self, row_keys: list[bytes], sources: list[bytes], before: int | None = None
     ) -> dict[bytes, Any]:
-        """Read rows in one call: the newest cells, or the newest before a time, {row: {source: (value, time)}}."""
+        """Read rows in one call.
+
+        Returns:
+            The newest cells of each row that exists, or the newest before a time: {row key: {source: (value, time)}}.
+        """
         return dict(
-            self._wire.read(
+            self._connections.read(
                 lambda connection: connection.table(self._table).rows(
-                    rows, sources, timestamp=before, include_timestamp=True
+                    row_keys, sources, timestamp=before, include_timestamp=True
                 )
             )
         )
 
-    def _decode_rows(self, rows: list[bytes], found: list[Any], columns: list[str]) -> pa.RecordBatch:
-        """Decode cells to a record batch."""
+    def _decode_rows(
+        self, row_keys: list[bytes], cells_of_rows: list[Any], columns: list[str]
+    ) -> pa.RecordBatch:
+        """Decode the cells of rows, {source: (value, time)} for each row, to a record batch of the columns."""
         arrays = []
         for name in columns:
-            source, cells = self._cells[name]
-            values = [cell[0] if (cell := row.get(source)) else None for row in found]
-            arrays.append(cells.decode(values, rows, self.name))
+            source, codec = self._source_and_codec[name]
+            values = [cell[0] if (cell := cells.get(source)) else None for cells in cells_of_rows]
+            arrays.append(codec.decode(values, row_keys, self.name))
         schema = pa.schema([self.schema.field(name) for name in columns])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -245,35 +292,38 @@ class HBaseStore(Store):
         return [key.encode() for key in keys.to_pylist()]
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
-        """Write rows; values of one time are sent together."""
-        asked, batch = self.check_keys(keys), self.check_values(values)
-        when = (
+        """Write rows without retries; the rows of one time are sent together. Null values are not written."""
+        checked_keys, batch = self.check_keys(keys), self.check_values(values)
+        times_K = (
             np.broadcast_to(np.asarray(times if times is not None else 0, np.int64), len(batch)) * self._scale
         )
-        rows, columns = self._encode_keys(asked), []
-        for name, (source, cells) in self._cells.items():
-            columns.append([(source, value) for value in cells.encode(batch.column(name))])
-        for time in np.unique(when).tolist():
-            mine = np.flatnonzero(when == time)
+        row_keys, cells_by_column = self._encode_keys(checked_keys), []
+        for name, (source, codec) in self._source_and_codec.items():
+            cells_by_column.append([(source, value) for value in codec.encode(batch.column(name))])
+        for time in np.unique(times_K).tolist():
+            rows_of_time = np.flatnonzero(times_K == time)
 
-            def write(connection: Any, mine: Any = mine, time: int = time) -> None:
+            def write(connection: Any, rows_of_time: Any = rows_of_time, time: int = time) -> None:
                 table = connection.table(self._table)
-                with table.batch(timestamp=None if times is None else time, batch_size=self._batch) as sent:
-                    for row in mine.tolist():
+                with table.batch(
+                    timestamp=None if times is None else time, batch_size=self._batch
+                ) as pending:
+                    for row in rows_of_time.tolist():
                         data = {
                             source: value
-                            for source, value in (column[row] for column in columns)
+                            for source, value in (column[row] for column in cells_by_column)
                             if value is not None
                         }
                         if data:
-                            sent.put(rows[row], data)
+                            pending.put(row_keys[row], data)
 
-            self._wire.write(write)
+            self._connections.write(write)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over the newest version of every row in the order of row keys."""
         names = self.check_columns(columns)
-        sources, start = [self._cells[name][0] for name in names], b""
+        sources = [self._source_and_codec[name][0] for name in names]
+        start = b""  # The smallest row key that has not been read.
         while True:
 
             def read(connection: Any, start: bytes = start) -> list[Any]:
@@ -288,45 +338,53 @@ class HBaseStore(Store):
                     )
                 )
 
-            found = self._wire.read(read)
-            if not found:
+            scanned = self._connections.read(read)
+            if not scanned:
                 return
-            rows = [row for row, _ in found]
-            times = [max(at for _, at in cells.values()) // self._scale for _, cells in found]
-            whole = self._decode_rows(rows, [cells for _, cells in found], names)
-            key = (
-                pa.array([int.from_bytes(row, "big", signed=True) for row in rows])
+            row_keys = [row_key for row_key, _ in scanned]
+            times = [max(time for _, time in cells.values()) // self._scale for _, cells in scanned]
+            batch = self._decode_rows(row_keys, [cells for _, cells in scanned], names)
+            keys = (
+                pa.array([int.from_bytes(row_key, "big", signed=True) for row_key in row_keys])
                 if pa.types.is_integer(self.key)
-                else pa.array([row.decode() for row in rows])
+                else pa.array([row_key.decode() for row_key in row_keys])
             )
-            fixed = {"key": key, "time": pa.array(times, pa.int64())}
-            yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
-            start = rows[-1] + b"\0"
+            key_columns = {"key": keys, "time": pa.array(times, pa.int64())}
+            yield pa.RecordBatch.from_pydict(key_columns | {name: batch.column(name) for name in names})
+            start = row_keys[-1] + b"\0"  # The smallest row key after the last one.
 
     def collect_stats(self) -> dict[str, Any]:
-        """Return the number of keys, the retries and the server."""
+        """Return the number of keys, the number of failed read attempts, and the server."""
         keys = sum(len(batch) for batch in self.scan(self.schema.names[:1]))
-        return {"keys": keys, "retries": self._wire.retries, "place": str(self._wire.place)}
+        return {"keys": keys, "retries": self._connections.retries, "place": str(self._connections.server)}
 
     def close(self) -> None:
         """Close the connections and the reader threads."""
-        self._wire.close()
+        self._connections.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _name_columns(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict[str, str]:
+def _name_columns(columns: Sequence[str] | Mapping[str, str] | None, label: str) -> dict[str, str]:
+    """Return "family:qualifier type" by the name of each column. Raises ConfigError if there are no columns."""
     if not columns:
         raise ConfigError(
-            f"{what}: an HBase table has no list of columns; name them: {{price: 'family:qualifier float64'}}"
+            f"{label}: an HBase table has no list of columns; name them: {{price: 'family:qualifier float64'}}"
         )
     return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
 
 
-def _parse_column(name: str, source: str, family: str, what: str) -> tuple[bytes, CellCodec]:
-    """Parse "family:qualifier type" to the column's bytes and the encoding of its values."""
-    where, _, kind = source.partition(" ")
-    where = where if ":" in where else f"{family}:{where}"
+def _parse_column(name: str, source: str, family: str, label: str) -> tuple[bytes, CellCodec]:
+    """Parse "family:qualifier type" to the source (family:qualifier, as bytes) and the codec of a column's values.
+
+    Args:
+        name: Name of the column.
+        source: The text to parse; the family and the type may be missing.
+        family: Column family if the text has none.
+        label: Prefix of error messages.
+    """
+    qualified_name, _, kind = source.partition(" ")
+    qualified_name = qualified_name if ":" in qualified_name else f"{family}:{qualified_name}"
     try:
-        return where.encode(), CellCodec(name, kind.strip() or "text")
+        return qualified_name.encode(), CellCodec(name, kind.strip() or "text")
     except ConfigError as error:
-        raise DataError(f"{what}: {error}") from None
+        raise DataError(f"{label}: {error}") from None

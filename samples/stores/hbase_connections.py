@@ -27,9 +27,9 @@ class HBaseServer:
         port: Port.
         transport: "buffered" or "framed".
         protocol: "binary" or "compact".
-        timeout_s: Timeout of a call.
+        timeout_s: Timeout of a call in seconds.
         attempts: Maximum number of attempts of a read.
-        idle_s: Idle time after which a connection is reopened.
+        idle_s: Seconds without a call after which a connection is reopened.
         connections: Number of concurrent connections.
     """
 
@@ -50,15 +50,16 @@ class HBaseConnections:
     """The connection pool of one process.
 
     Args:
-        place: The server.
+        server: The server.
         name: Prefix of error messages.
 
     Attributes:
-        retries: Number of read attempts that failed.
+        retries: Number of read attempts that failed, also the last ones.
     """
 
-    def __init__(self, place: HBaseServer, name: str):
-        self.place, self.name = place, name
+    def __init__(self, server: HBaseServer, name: str):
+        self.server, self.name = server, name
+        # Idle connections with the time of their last call, (monotonic seconds, connection).
         self._idle: queue.LifoQueue[tuple[float, Any]] = queue.LifoQueue()
         self._errors = _list_wire_errors()
         self.retries = 0
@@ -66,17 +67,16 @@ class HBaseConnections:
     def read(self, call: Callable[[Any], Any]) -> Any:
         """Return the result of `call(connection)`, with retries; raise StoreError if every attempt fails."""
         last_error: BaseException | None = None
-        for attempt in range(self.place.attempts):
+        for attempt in range(self.server.attempts):
             try:
                 return self._call_once(call)
             except self._errors as error:
                 last_error = error
                 self.retries += 1
-                if attempt + 1 < self.place.attempts:
-                    time.sleep(
-                        min(2.0, 0.05 * 2**attempt) * (0.5 + random.random())
-                    )  # Random jitter keeps clients from retrying at the same time.
-        raise StoreError(self._describe_lost(last_error, self.place.attempts)) from last_error
+                if attempt + 1 < self.server.attempts:
+                    # Exponential back-off from 0.05 s to 2 s; random jitter keeps clients from retrying at the same time.
+                    time.sleep(min(2.0, 0.05 * 2**attempt) * (0.5 + random.random()))
+        raise StoreError(self._describe_no_answer(last_error, self.server.attempts)) from last_error
 
     def write(self, call: Callable[[Any], Any]) -> Any:
         """Return the result of `call(connection)` without retries; raise StoreError if the connection fails."""
@@ -84,7 +84,7 @@ class HBaseConnections:
             return self._call_once(call)
         except self._errors as error:
             raise StoreError(
-                f"{self._describe_lost(error, 1)}; a write is not repeated, some of its rows may be there"
+                f"{self._describe_no_answer(error, attempts=1)}; a write is not repeated, some of its rows may be there"
             ) from error
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class HBaseConnections:
             _close(self._idle.get_nowait()[1])
 
     def _call_once(self, call: Callable[[Any], Any]) -> Any:
-        """Call with a pooled connection; close the connection if the call fails."""
+        """Return the result of `call(connection)`; the connection is put back, or closed if the call fails."""
         connection = self._take_connection()
         try:
             result = call(connection)
@@ -110,7 +110,7 @@ class HBaseConnections:
                 idle_since, connection = self._idle.get_nowait()
             except queue.Empty:
                 return self._open_connection()
-            if time.monotonic() - idle_since < self.place.idle_s:
+            if time.monotonic() - idle_since < self.server.idle_s:
                 return connection
             _close(connection)
 
@@ -118,13 +118,13 @@ class HBaseConnections:
         """Open a connection."""
         import happybase
 
-        place = self.place
+        server = self.server
         return happybase.Connection(
-            place.host,
-            place.port,
-            timeout=int(1000 * place.timeout_s),
-            transport=place.transport,
-            protocol=place.protocol,
+            server.host,
+            server.port,
+            timeout=int(1000 * server.timeout_s),
+            transport=server.transport,
+            protocol=server.protocol,
         )
 
     def _translate_error(self, error: BaseException) -> BaseException:
@@ -137,23 +137,23 @@ class HBaseConnections:
             return DataError(f"{self.name}: the server refused: {text}")
         if isinstance(error, TApplicationException):
             return ConfigError(
-                f"{self.name}: {self.place} answers in another version of the protocol ({error}); a Thrift 1 server is "
+                f"{self.name}: {self.server} answers in another version of the protocol ({error}); a Thrift 1 server is "
                 "wanted: hbase thrift start"
             )
         return error
 
-    def _describe_lost(self, error: BaseException | None, attempts: int) -> str:
-        """Return the error message for a server that does not respond."""
+    def _describe_no_answer(self, error: BaseException | None, attempts: int) -> str:
+        """Return the error message for a server that does not respond; `error` is the last one of the attempts."""
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         times = f"in {attempts} attempts" if attempts > 1 else "once"
         return (
-            f"{self.name}: no answer from {self.place}, asked {times} within {self.place.timeout_s:g} s each ({cause}); is a "
+            f"{self.name}: no answer from {self.server}, asked {times} within {self.server.timeout_s:g} s each ({cause}); is a "
             "Thrift 1 server there (hbase thrift start), started with this transport and protocol?"
         )
 
 
 def _list_wire_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that a broken connection raises; raise ConfigError if happybase is not installed."""
+    """Return the types of the exceptions that a broken connection raises; raise ConfigError if happybase is not installed."""
     try:
         import happybase  # noqa: F401  This also loads its IDL.
         from thriftpy2.protocol.exc import TProtocolException

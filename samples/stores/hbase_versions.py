@@ -1,13 +1,13 @@
-"""VersionSearch: which version of a cell each request reads as of its time, found with few calls.
+"""Finds the version of a cell that each request reads as of its time, with few calls to the server (`VersionSearch`).
 
-HBase's Thrift 1 server reads many rows as of one time, or all versions of one cell. A request of cell c as of time t may be
+HBase's Thrift 1 server reads many rows as of one time, or all versions of one cell. A request of slot c as of time t may be
 answered by any call as of a time T between t and the oldest version of c that is known so far: the call returns the newest
-version before T, and where that is still too young, the search goes on from there. So one time serves all cells whose
-intervals contain it. Where cells were written together, a round of calls reads one version of every cell, and there are as many
-rounds as versions. A group of cells that is smaller than the number of rounds so far is read cell by cell instead.
+version before T, and if that is not older than t, the search continues from there. So one time serves all slots whose intervals
+contain it. If slots were written together, a round of calls reads one version of every slot, and there are as many rounds as
+versions. A group of slots that is not larger than the number of rounds so far is read slot by slot instead (`HBaseStore`).
 """
 
-# Shapes: R requests, S slots (a slot is a row and a column), P pending slots.
+# Shapes: R requests, S slots (a slot is one column of one row), P slots with pending requests. A cell is a value with its time.
 
 from __future__ import annotations
 
@@ -15,59 +15,84 @@ from collections.abc import Iterator
 
 import numpy as np
 
+# The time of the oldest known version of a slot that has no older version in the store.
 NO_VERSION = np.iinfo(np.int64).min
 
 
 class VersionSearch:
-    """Requests (slot, time), each answered by the newest version of its slot that is strictly older.
+    """A search for the newest version of each request's slot that is strictly older than the request's time.
+
+    Args:
+        slots: The slot of each request [R].
+        before: The time of each request [R].
+        slot_count: The number of slots, S.
 
     Attributes:
         answer: [R] index into `cells` of the version that answers each request; -1 for none.
-        cells: values of versions.
-        rounds: rounds of calls so far.
+        cells: Values (without their times) of the cells that were read.
+        rounds: Number of rounds of calls so far.
     """
 
     def __init__(self, slots: np.ndarray, before: np.ndarray, slot_count: int):
         self._slots, self._before = slots, before
+        # Indices of the requests without an answer, ordered by slot; the newest time of a slot is first.
         self._pending = np.lexsort((-before, slots))
-        self._oldest = np.full(slot_count, np.iinfo(np.int64).max)  # time of the oldest known version [S]
+        self._oldest = np.full(slot_count, np.iinfo(np.int64).max)  # Time of the oldest known version [S].
         self.answer = np.full(len(slots), -1, np.int64)
         self.cells: list[bytes] = []
         self.rounds = 0
 
     def add_versions(self, slots: np.ndarray, cells: list[tuple[bytes, int] | None]) -> None:
-        """Record for slots [P] the newest version before the time that was asked about; None where there is none."""
+        """Add the versions of one call, and answer the pending requests that they answer.
+
+        Args:
+            slots: The slots [P] that were read as of one time.
+            cells: The (value, time) of the newest version before that time per slot; None if the slot has none.
+        """
         times = np.array([NO_VERSION if cell is None else cell[1] for cell in cells], np.int64)
-        there = times != NO_VERSION
-        index = np.where(there, len(self.cells) + np.cumsum(there) - 1, -1)
+        exists = times != NO_VERSION
+        answer_index = np.where(exists, len(self.cells) + np.cumsum(exists) - 1, -1)
         self.cells.extend(cell[0] for cell in cells if cell is not None)
-        place = np.full(len(self._oldest), -1, np.int64)
-        place[slots] = np.arange(len(slots))
-        mine = place[self._slots[self._pending]]
-        answered = (mine >= 0) & (self._before[self._pending] > times[mine])
-        self.answer[self._pending[answered]] = index[mine[answered]]
+        position_of_slot = np.full(len(self._oldest), -1, np.int64)
+        position_of_slot[slots] = np.arange(len(slots))
+        position = position_of_slot[self._slots[self._pending]]
+        answered = (position >= 0) & (self._before[self._pending] > times[position])
+        self.answer[self._pending[answered]] = answer_index[position[answered]]
         self._pending = self._pending[~answered]
         self._oldest[slots] = times
 
     def add_all_versions(self, slot: int, versions: list[tuple[bytes, int]]) -> None:
-        """Record all versions of a slot before the newest time that is pending for it."""
+        """Add all versions of a slot before its newest pending time, and answer all its requests.
+
+        Args:
+            slot: The slot.
+            versions: The (value, time) of each version, in any order.
+        """
         versions = sorted(versions, key=lambda version: version[1])
         first, last = np.searchsorted(self._slots[self._pending], [slot, slot + 1])
-        mine = self._pending[first:last]
-        older = np.searchsorted([time for _, time in versions], self._before[mine]) - 1
-        self.answer[mine] = np.where(older >= 0, len(self.cells) + older, -1)
+        slot_requests = self._pending[first:last]
+        version_index = np.searchsorted([time for _, time in versions], self._before[slot_requests]) - 1
+        self.answer[slot_requests] = np.where(version_index >= 0, len(self.cells) + version_index, -1)
         self.cells.extend(value for value, _ in versions)
         self._oldest[slot] = NO_VERSION
 
     def iterate_groups(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (time, slots [P]) groups that one call can read as of that time; together all slots with pending requests."""
+        """Begin a round: group all slots with pending requests so that one call as of one time serves a group.
+
+        Each slot accepts the times between its newest pending request and its oldest known version. The slots are taken in the
+        order of the ends of these intervals, and a group ends before the first slot whose interval begins after the end of the
+        group's first one.
+
+        Yields:
+            The time and the slots [P] of each group.
+        """
         self._pending = self._pending[self._oldest[self._slots[self._pending]] != NO_VERSION]
         self.rounds += 1
         slots, first = np.unique(self._slots[self._pending], return_index=True)
-        low, high = self._before[self._pending[first]], self._oldest[slots]
-        order = np.argsort(high, kind="stable")
+        request_time, oldest_known = self._before[self._pending[first]], self._oldest[slots]
+        order = np.argsort(oldest_known, kind="stable")
         start = 0
-        sorted_low, sorted_high = low[order].tolist(), high[order].tolist()
+        sorted_low, sorted_high = request_time[order].tolist(), oldest_known[order].tolist()
         for at in range(1, len(order) + 1):
             if at == len(order) or sorted_low[at] > sorted_high[start]:
                 yield max(sorted_low[start:at]), slots[order[start:at]]

@@ -1,12 +1,11 @@
 """Joins item and user columns from stores to samples as they are made, each as of its sample's time.
 
 `Join` describes a join in a scenario, and `StoreJoin` reads its store. `StoreJoins` has the joins of a run: it opens their stores
-in the process that reads, and returns
-columns for models (`read_event_columns`) and for rewards (`read_beam_columns`). Missing values are NONE for an id, NaN for a
-number and "" for text, never zero.
+in the process that reads, and returns columns for models (`read_event_columns`) and for rewards (`read_beam_columns`). Missing
+values are NONE for an id, NaN for a number and "" for text, never zero.
 """
 
-# Shapes: N events or keys, U prompts, W beams.
+# Shapes: N events or keys, U prompts (one per user), W beams (items proposed for a prompt).
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from nonet.samples.stores.addresses import check_address, open_store
 from nonet.samples.stores.base import Store, simplify_type
 from nonet.samples.tables import as_numbers
 
-ITEM, USER = "item", "user"
+ITEM, USER = "item", "user"  # The kinds of ids that can be the keys of a join's store.
 
 
 class Join(StrictModel):
@@ -87,12 +86,13 @@ class Join(StrictModel):
 
 
 class StoreJoin:
-    """Columns of one store, aligned to keys.
+    """Reader of columns of one store, whose results are aligned to the requested keys. It may be used by several threads.
 
     Args:
         store: The opened store.
-        columns: Name -> name in the store.
-        as_of: "time", "newest", or None for time if the store has versions.
+        columns: The name in the store of each column, by its name in the run.
+        as_of: "time" reads the newest version before each event, "newest" the current one; None reads as "time" if the store has
+            versions.
 
     Raises:
         ConfigError: If a column does not exist, or the store cannot be read as of a time.
@@ -106,15 +106,15 @@ class StoreJoin:
             )
         if as_of == "time" and store.kept_versions == 1:
             raise ConfigError(
-                f"{store.name} keeps one version of each value (VERSIONS is 1), so it cannot be read as_of: "
-                f"time; raise VERSIONS, or "
-                "say as_of: newest"
+                f"{store.name} keeps one version of each value (VERSIONS is 1), so it cannot be read as_of: time; "
+                "raise VERSIONS, or say as_of: newest"
             )
         self.store, self.columns = store, dict(columns)
         self._as_of = as_of
         self.timed = store.versions and as_of != "newest"
+        # The rows looked up and those not found since the last `pop_counts`, and the time that took.
         self.rows, self.absent, self.seconds = 0, 0, 0.0
-        self._counting = Lock()
+        self._count_lock = Lock()
 
     @classmethod
     def open(
@@ -129,7 +129,7 @@ class StoreJoin:
         Args:
             use: Address of the store.
             columns: Names, or name -> name in the store (HBase: "family:qualifier type").
-            as_of: "time", "newest", or None for time if the store has versions.
+            as_of: As for the class.
             options: Options of the store.
 
         Raises:
@@ -140,7 +140,11 @@ class StoreJoin:
         return cls(store, {name: name for name in names} if use.startswith("hbase:") else names, as_of)
 
     def describe_warning(self) -> str | None:
-        """Return what makes this join see values that its events could not have seen; None where nothing does."""
+        """Return a warning if events may get values from after them, or may miss versions that the store has dropped.
+
+        Returns:
+            One sentence without the name of the join; None if there is nothing to warn about.
+        """
         if not self.store.versions and self._as_of is None:
             return (
                 f"{self.store.name} keeps no versions, so events of every age get today's values, which may "
@@ -148,9 +152,9 @@ class StoreJoin:
                 "write it with times, or say as_of: newest to mean it"
             )
         if self.timed and self.store.kept_versions is not None:
-            kept = self.store.kept_versions
+            version_count = self.store.kept_versions
             return (
-                f"{self.store.name} keeps {kept} version{'s' if kept > 1 else ''} of each value (VERSIONS), so "
+                f"{self.store.name} keeps {version_count} version{'s' if version_count > 1 else ''} of each value (VERSIONS), so "
                 f"older events find the "
                 "values of that time gone"
             )
@@ -158,33 +162,41 @@ class StoreJoin:
 
     @property
     def schema(self) -> dict[str, pa.DataType]:
-        """Name -> type."""
+        """The Arrow type of each column, by its name in the run."""
         return {
             name: simplify_type(self.store.schema.field(source).type) for name, source in self.columns.items()
         }
 
     def read(self, keys: Any, times: np.ndarray) -> dict[str, pa.Array]:
-        """Read the columns of keys [N] as of times [N] int64 unix seconds; missing values are null."""
-        began = time.perf_counter()
+        """Read the columns of keys as of times.
+
+        Args:
+            keys: Keys [N].
+            times: Unix seconds [N] int64; ignored if the newest version is read.
+
+        Returns:
+            The values [N] of each column, by its name in the run; null where the store has no value.
+        """
+        started_s = time.perf_counter()
         values, offsets = self.store.multi_get(
             keys, list(dict.fromkeys(self.columns.values())), times if self.timed else None
         )
-        found = np.diff(offsets) > 0
-        place = pa.array(np.where(found, offsets[:-1], 0), mask=~found)
-        out = {name: values.column(source).take(place) for name, source in self.columns.items()}
-        with self._counting:
-            self.rows += len(found)
-            self.absent += int(len(found) - found.sum())
-            self.seconds += time.perf_counter() - began
-        return out
+        has_row = np.diff(offsets) > 0
+        row_or_null = pa.array(np.where(has_row, offsets[:-1], 0), mask=~has_row)
+        columns = {name: values.column(source).take(row_or_null) for name, source in self.columns.items()}
+        with self._count_lock:  # `read` is called by several threads.
+            self.rows += len(has_row)
+            self.absent += int(len(has_row) - has_row.sum())
+            self.seconds += time.perf_counter() - started_s
+        return columns
 
     def get_counts(self) -> dict[str, float]:
-        """Return the rows that were looked up, how many were found, and the seconds that took."""
+        """Return the numbers of "rows" looked up and of those "found" since the last `pop_counts`, and the "seconds" it took."""
         return {"rows": self.rows, "found": self.rows - self.absent, "seconds": self.seconds}
 
     def pop_counts(self) -> dict[str, float]:
-        """Return the counts since the last call."""
-        with self._counting:
+        """Return the counts since the last call, as `get_counts`, and set them to zero."""
+        with self._count_lock:
             counts = self.get_counts()
             self.rows, self.absent, self.seconds = 0, 0, 0.0
         return counts
@@ -196,7 +208,7 @@ class StoreJoins:
     def __init__(self, joins: Mapping[str, Join]):
         self._joins = dict(joins)
         self._opened: dict[str, StoreJoin] = {}
-        self._opening = Lock()
+        self._open_lock = Lock()
 
     def __reduce__(self) -> Any:
         return StoreJoins, (self._joins,)
@@ -211,7 +223,7 @@ class StoreJoins:
 
     def open_join(self, name: str) -> StoreJoin:
         """Return one join, opening its store on first use."""
-        with self._opening:
+        with self._open_lock:
             if name not in self._opened:
                 self._opened[name] = self._joins[name].open(name)
             return self._opened[name]
@@ -221,29 +233,33 @@ class StoreJoins:
         return self._joins[name].on or name
 
     def read_event_columns(self, items: Any, users: Any, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Return columns of events [N]: ids int64 (text hashed, NONE if missing), other numbers float32 (NaN if missing).
-
-        List columns are omitted because models do not read them.
+        """Read the columns of all joins for events, as models read them.
 
         Args:
-            items: Own ids of the items [N].
-            users: Own ids of the users [N].
+            items: The items [N], by their ids in the user's tables.
+            users: The users [N], by their ids in the user's tables.
             times: Unix seconds of the events [N].
+
+        Returns:
+            Each column [N] by name: integers, booleans and text as int64 ids (text hashed, NONE if missing), other numbers as
+            float32 (NaN if missing). List columns are omitted because models do not read them.
         """
         columns = {}
         for name in self._joins:
-            found = self.open_join(name).read(items if self._get_key(name) == ITEM else users, times)
+            values_by_column = self.open_join(name).read(
+                items if self._get_key(name) == ITEM else users, times
+            )
             columns |= {
                 column: _convert_for_models(values)
-                for column, values in found.items()
+                for column, values in values_by_column.items()
                 if not pa.types.is_nested(values.type)
             }
         return columns
 
     def list_warnings(self) -> list[str]:
-        """Return a sentence for each join that may see values from after its events."""
-        said = ((name, self.open_join(name).describe_warning()) for name in self._joins)
-        return [f"data.join.{name}: {text}" for name, text in said if text]
+        """Return the warnings of all joins (see `StoreJoin.describe_warning`), each with the scenario key of its join."""
+        warnings = ((name, self.open_join(name).describe_warning()) for name in self._joins)
+        return [f"data.join.{name}: {text}" for name, text in warnings if text]
 
     def get_kinds(self) -> dict[str, str]:
         """Return the type of each column that models read: "int64" or "float32"."""
@@ -262,32 +278,35 @@ class StoreJoins:
         user_id: np.ndarray,
         times: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """Return item columns [U, W] and user columns [U] as of each prompt's time: float64 with NaN, or text with "".
+        """Read columns for the items of beams and for their users, as of each prompt's time, as rewards read them.
 
         Args:
             names: Columns to read.
-            item_id: Own ids of the items [U, W].
+            item_id: The beams' items [U, W], by their ids in the user's tables.
             valid: Where there is a beam [U, W] bool; elsewhere nothing is read.
-            user_id: Own ids of the users [U].
+            user_id: The prompts' users [U], by their ids in the user's tables.
             times: Unix seconds of the prompts [U].
+
+        Returns:
+            Item columns [U, W] and user columns [U] by name: float64 with NaN if missing, or text with "" if missing.
         """
         columns: dict[str, np.ndarray] = {}
-        for name, options in self._joins.items():
-            wanted = [column for column in names if column in options.sources]
-            if not wanted:
+        for name, join_options in self._joins.items():
+            join_columns = [column for column in names if column in join_options.sources]
+            if not join_columns:
                 continue
             join = self.open_join(name)
             if self._get_key(name) == USER:
-                found = join.read(user_id, times)
-                columns |= {column: _convert_for_rewards(found[column]) for column in wanted}
+                values_by_column = join.read(user_id, times)
+                columns |= {column: _convert_for_rewards(values_by_column[column]) for column in join_columns}
                 continue
-            row, beam = np.nonzero(valid)
-            found = join.read(item_id[row, beam], times[row])
-            for column in wanted:
-                flat = _convert_for_rewards(found[column])
-                whole = np.full(valid.shape, "" if flat.dtype.kind == "U" else np.nan, flat.dtype)
-                whole[row, beam] = flat
-                columns[column] = whole
+            prompt, beam = np.nonzero(valid)  # The prompt and the beam of each item that is looked up.
+            values_by_column = join.read(item_id[prompt, beam], times[prompt])
+            for column in join_columns:
+                values = _convert_for_rewards(values_by_column[column])
+                values_UW = np.full(valid.shape, "" if values.dtype.kind == "U" else np.nan, values.dtype)
+                values_UW[prompt, beam] = values
+                columns[column] = values_UW
         return columns
 
     def close(self) -> None:
@@ -297,20 +316,21 @@ class StoreJoins:
         self._opened.clear()
 
     def get_counts(self) -> dict[str, dict[str, float]]:
-        """Return by join the rows that this process looked up, how many it found, and the seconds that took."""
+        """Return the counts of this process by join, as `StoreJoin.get_counts`."""
         return {name: join.get_counts() for name, join in self._opened.items()}
 
     def pop_counts(self) -> dict[str, dict[str, float]]:
-        """Return the counts since the last call."""
+        """Return the counts since the last call by join, and set them to zero."""
         return {name: join.pop_counts() for name, join in self._opened.items()}
 
 
 def _map_columns(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the name in the store of each column; a list has the same names."""
+    """Return the name in the store of each column; columns in a list have the same name in the run and in the store."""
     return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
 
 
 def _convert_for_models(column: pa.Array) -> np.ndarray:
+    """Convert a column to int64 ids if `_is_id`, and to float32 otherwise."""
     if _is_id(column.type):
         return as_numbers(column)
     return _to_numbers(column, np.float32)
@@ -325,9 +345,9 @@ def _convert_for_rewards(column: pa.Array) -> np.ndarray:
     return _to_numbers(column, np.float64)
 
 
-def _to_numbers(column: pa.Array, kind: Any) -> np.ndarray:
+def _to_numbers(column: pa.Array, dtype: Any) -> np.ndarray:
     try:
-        return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(kind)
+        return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(dtype)
     except pa.ArrowException:
         raise DataError(f"a joined column is {column.type}; it wants numbers or text") from None
 
@@ -337,4 +357,5 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_id(kind: pa.DataType) -> bool:
+    """Return whether models look values of this type up in an embedding table, rather than read them as numbers."""
     return _is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)

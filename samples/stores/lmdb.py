@@ -2,11 +2,12 @@
 
     open_store("lmdb:/data/users.lmdb")
 
-The row of a key is one value. With versions, the key ends in its time (eight bytes), so the newest version before a time is
-one step back. Install with `pip install 'nonet[stores]'`. See https://lmdb.readthedocs.io.
+The row of a key is one value. With versions, an LMDB key is the store's key, a zero byte and the time (eight bytes), so the
+newest version before a time is one step back in the order of LMDB keys. Install with `pip install 'nonet[stores]'`. See
+https://lmdb.readthedocs.io.
 """
 
-# Shapes: K keys asked for, U distinct ones.
+# Shapes: K requested or written keys, U distinct keys.
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ from nonet.samples.stores.base import (
 )
 from nonet.samples.stores.rows import RowCodec, decode_keys, encode_keys
 
-_META = b"nonet"
-_LONGEST = 400  # bytes of a text key; LMDB's own limit is 511 with the time
-_SCANNED = 1 << 14
-_NEWEST = np.iinfo(np.int64).max
+_META = b"nonet"  # The LMDB key of the description, in the database "meta".
+_MAX_KEY_BYTES = 400  # Of a text key. LMDB's own limit is 511, with the time.
+_TIME_BYTES = 8  # The length of the time at the end of an LMDB key.
+_SCAN_ROWS = 1 << 14  # Maximum number of rows of a batch that `scan` yields and reads in one transaction.
+_NEWEST = np.iinfo(np.int64).max  # A time after every version.
 
 
 class LMDBStore(Store):
@@ -43,7 +45,7 @@ class LMDBStore(Store):
 
     Args:
         folder: The folder.
-        map_gb: Largest size of the environment; disk space is used only as it fills.
+        map_gb: Maximum size of the environment in GiB; disk space is used only as it fills.
 
     Raises:
         ConfigError: If the folder is not a store of Nonet.
@@ -57,9 +59,9 @@ class LMDBStore(Store):
                 f"{self.name}: there is no store; `nonet pack SRC lmdb:{self._folder}` writes one from Parquet"
             )
         self._env = _open_environment(self._folder, map_gb, self.name)
-        self._rows = self._env.open_db(b"rows")
-        with self._env.begin(db=self._env.open_db(b"meta")) as reading:
-            meta = reading.get(_META)
+        self._rows_db = self._env.open_db(b"rows")
+        with self._env.begin(db=self._env.open_db(b"meta")) as transaction:
+            meta = transaction.get(_META)
         if meta is None:
             raise ConfigError(f"{self.name}: this is an LMDB environment, but no store of Nonet")
         self.schema, self.key, self.versions = StoreDescription.from_json(json.loads(bytes(meta)), self.name)
@@ -76,96 +78,110 @@ class LMDBStore(Store):
         map_gb: float = 256,
     ) -> LMDBStore:
         """Create an empty store. Raises ConfigError if there is one already."""
-        place, name = Path(folder), f"store lmdb:{folder}"
-        if (place / "data.mdb").exists():
+        path, name = Path(folder), f"store lmdb:{folder}"
+        if (path / "data.mdb").exists():
             raise ConfigError(f"{name}: there is one already; put into it, or give another folder")
-        described = StoreDescription.create(schema, key, versions, name)
-        RowCodec(described.schema, name)
-        place.mkdir(parents=True, exist_ok=True)
-        env = _open_environment(place, map_gb, name)
-        with env.begin(write=True, db=env.open_db(b"meta")) as writing:
-            writing.put(_META, json.dumps(described.to_json()).encode())
-        return cls(place, map_gb=map_gb)
+        description = StoreDescription.create(schema, key, versions, name)
+        RowCodec(description.schema, name)  # Raises DataError for a column type that cannot be stored.
+        path.mkdir(parents=True, exist_ok=True)
+        env = _open_environment(path, map_gb, name)
+        with env.begin(write=True, db=env.open_db(b"meta")) as transaction:
+            transaction.put(_META, json.dumps(description.to_json()).encode())
+        return cls(path, map_gb=map_gb)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write all rows or none, in one transaction."""
-        asked, rows = self.check_put(keys, values)
-        when = self.check_times(times, len(rows))
-        places = self._encode_places(asked, when)
-        with self._translate_errors(), self._env.begin(write=True, db=self._rows) as writing:
-            writing.cursor().putmulti(zip(places, self._codec.encode(rows), strict=True), overwrite=True)
+        checked_keys, rows = self.check_put(keys, values)
+        times_K = self.check_times(times, len(rows))
+        lmdb_keys = self._encode_keys(checked_keys, times_K)
+        with self._translate_errors(), self._env.begin(write=True, db=self._rows_db) as transaction:
+            entries = zip(lmdb_keys, self._codec.encode(rows), strict=True)
+            transaction.cursor().putmulti(entries, overwrite=True)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
         if self.versions:
             return self._get_versions(keys, columns, before)
-        values, place = find_distinct(keys)
-        names = encode_keys(values)
-        with self._env.begin(db=self._rows, buffers=True) as reading:
-            found = [(bytes(name), bytes(row)) for name, row in reading.cursor().getmulti(names)]
-        at = {name: number for number, (name, _) in enumerate(found)}
-        row_U = np.fromiter((at.get(name, -1) for name in names), np.int64, len(names))
-        return align_rows(self._codec.decode([row for _, row in found], columns), row_U[place])
+        distinct_keys, distinct_index = find_distinct(keys)
+        lmdb_keys = encode_keys(distinct_keys)
+        with self._env.begin(db=self._rows_db, buffers=True) as transaction:
+            entries = [(bytes(key), bytes(row)) for key, row in transaction.cursor().getmulti(lmdb_keys)]
+        row_of_key = {
+            lmdb_key: index for index, (lmdb_key, _) in enumerate(entries)
+        }  # Missing keys have no entry.
+        row_U = np.fromiter((row_of_key.get(key, -1) for key in lmdb_keys), np.int64, len(lmdb_keys))
+        return align_rows(self._codec.decode([row for _, row in entries], columns), row_U[distinct_index])
 
     def _get_versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
-        """Step back once from each (key, time); a pair that occurs twice is read once."""
-        when = np.full(len(keys), _NEWEST) if before is None else before
-        places = self._encode_places(keys, when)
+        """Return the newest version before each (key, time); a pair that occurs twice is read once."""
+        before_K = np.full(len(keys), _NEWEST) if before is None else before
+        lmdb_keys = self._encode_keys(keys, before_K)
         rows: list[bytes] = []
-        known: dict[bytes, int] = {}
-        with self._env.begin(db=self._rows, buffers=True) as reading:
-            cursor = reading.cursor()
-            for place in places:
-                if place in known:
+        row_index: dict[
+            bytes, int
+        ] = {}  # The index in `rows` by LMDB key; -1 if there is no version before it.
+        with self._env.begin(db=self._rows_db, buffers=True) as transaction:
+            cursor = transaction.cursor()
+            for lmdb_key in lmdb_keys:
+                if lmdb_key in row_index:
                     continue
-                known[place] = -1
-                back = cursor.prev() if cursor.set_range(place) else cursor.last()
-                if back and bytes(cursor.key())[:-8] == place[:-8]:
-                    known[place] = len(rows)
+                row_index[lmdb_key] = -1
+                # Moves to the last entry before `lmdb_key`, which is a version of this key only if it begins alike.
+                has_previous = cursor.prev() if cursor.set_range(lmdb_key) else cursor.last()
+                if has_previous and bytes(cursor.key())[:-_TIME_BYTES] == lmdb_key[:-_TIME_BYTES]:
+                    row_index[lmdb_key] = len(rows)
                     rows.append(bytes(cursor.value()))
-        row_K = np.fromiter((known[place] for place in places), np.int64, len(places))
+        row_K = np.fromiter((row_index[key] for key in lmdb_keys), np.int64, len(lmdb_keys))
         return align_rows(self._codec.decode(rows, columns), row_K)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the order of keys."""
         names = self.check_columns(columns)
-        after: bytes | None = None
+        last_key: bytes | None = None
         while True:
-            with self._env.begin(db=self._rows) as reading:
-                cursor = reading.cursor()
-                there = cursor.first() if after is None else cursor.set_range(after + b"\0")
-                part = [cell for cell, _ in zip(cursor.iternext(), range(_SCANNED))] if there else []  # noqa: B905
-            if not part:
+            with self._env.begin(db=self._rows_db) as transaction:
+                cursor = transaction.cursor()
+                has_next = cursor.first() if last_key is None else cursor.set_range(last_key + b"\0")
+                scanned = cursor.iternext() if has_next else ()
+                entries = [entry for entry, _ in zip(scanned, range(_SCAN_ROWS))]  # noqa: B905
+            if not entries:
                 return
-            after = part[-1][0]
-            places = [name for name, _ in part]
-            fixed = {"key": decode_keys([name[:-9] if self.versions else name for name in places], self.key)}
+            last_key = entries[-1][0]
+            keys = [key for key, _ in entries]
             if self.versions:
-                fixed["time"] = decode_keys([name[-8:] for name in places], pa.int64())
-            whole = self._codec.decode([bytes(row) for _, row in part], names)
-            yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
+                times = decode_keys([key[-_TIME_BYTES:] for key in keys], pa.int64())
+                keys = [key[: -_TIME_BYTES - 1] for key in keys]  # A zero byte is between key and time.
+                key_columns = {"key": decode_keys(keys, self.key), "time": times}
+            else:
+                key_columns = {"key": decode_keys(keys, self.key)}
+            batch = self._codec.decode([bytes(row) for _, row in entries], names)
+            yield pa.RecordBatch.from_pydict(key_columns | {name: batch.column(name) for name in names})
 
     def collect_stats(self) -> dict[str, Any]:
         """Return the number of keys and rows, and the bytes on disk."""
-        with self._env.begin(db=self._rows) as reading:
-            rows = reading.stat()["entries"]
-        keys = rows
+        with self._env.begin(db=self._rows_db) as transaction:
+            row_count = transaction.stat()["entries"]
+        key_count = row_count
         if self.versions:
-            keys = len({key for part in self.scan(self.schema.names[:1]) for key in part["key"].to_pylist()})
-        return {"keys": keys, "rows": rows, "bytes": (self._folder / "data.mdb").stat().st_blocks * 512}
+            batches = self.scan(self.schema.names[:1])
+            key_count = len({key for batch in batches for key in batch["key"].to_pylist()})
+        bytes_on_disk = (
+            self._folder / "data.mdb"
+        ).stat().st_blocks * 512  # `st_blocks` counts units of 512 bytes.
+        return {"keys": key_count, "rows": row_count, "bytes": bytes_on_disk}
 
-    def _encode_places(self, keys: Any, times: np.ndarray | None) -> list[bytes]:
-        """Return the bytes of each key, followed by its time. Raises ConfigError for an unsupported text."""
-        names = encode_keys(keys)
-        for name in names if isinstance(keys, pa.Array) else ():
-            if len(name) > _LONGEST or b"\0" in name or not name:
+    def _encode_keys(self, keys: Any, times: np.ndarray | None) -> list[bytes]:
+        """Return the LMDB key of each key and its time, if there are times. Raises ConfigError for an unsupported text."""
+        encoded_keys = encode_keys(keys)
+        for key in encoded_keys if isinstance(keys, pa.Array) else ():
+            if len(key) > _MAX_KEY_BYTES or b"\0" in key or not key:
                 raise ConfigError(
-                    f"{self.name}: a key is text of 1 to {_LONGEST} bytes without a zero byte, got {name[:40]!r}"
+                    f"{self.name}: a key is text of 1 to {_MAX_KEY_BYTES} bytes without a zero byte, got {key[:40]!r}"
                 )
         if times is None:
-            return names
-        stamps = encode_keys(np.asarray(times, np.int64))
-        return [name + b"\0" + stamp for name, stamp in zip(names, stamps, strict=True)]
+            return encoded_keys
+        encoded_times = encode_keys(np.asarray(times, np.int64))
+        return [key + b"\0" + time for key, time in zip(encoded_keys, encoded_times, strict=True)]
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -182,23 +198,34 @@ class LMDBStore(Store):
             raise StoreError(f"{self.name}: {error}. Nothing was written") from error
 
 
-_ENVIRONMENTS: dict[Path, Any] = {}  # LMDB allows one environment per process and folder
-_OPENING = Lock()
+_ENVIRONMENTS: dict[
+    Path, Any
+] = {}  # The open environments by folder; LMDB allows one per process and folder.
+_OPEN_LOCK = Lock()
 
 
 def _open_environment(folder: Path, map_gb: float, name: str) -> Any:
-    """Open the environment of a folder once per process. Raises ConfigError."""
+    """Return the LMDB environment of a folder, which is opened once per process.
+
+    Args:
+        folder: Folder of the store.
+        map_gb: Maximum size in GiB.
+        name: Name of the store in messages.
+
+    Raises:
+        ConfigError: If lmdb is not installed or the environment cannot be opened.
+    """
     try:
         import lmdb
     except ImportError:
         raise ConfigError(f"{name} needs lmdb: pip install 'nonet[stores]'") from None
-    whole = folder.resolve()
-    with _OPENING:
-        if whole not in _ENVIRONMENTS or not (whole / "data.mdb").exists():
+    path = folder.resolve()
+    with _OPEN_LOCK:
+        if path not in _ENVIRONMENTS or not (path / "data.mdb").exists():
             try:
-                _ENVIRONMENTS[whole] = lmdb.open(
-                    str(whole), map_size=int(map_gb * 2**30), max_dbs=2, max_readers=1024
+                _ENVIRONMENTS[path] = lmdb.open(
+                    str(path), map_size=int(map_gb * 2**30), max_dbs=2, max_readers=1024
                 )
             except lmdb.Error as error:
                 raise ConfigError(f"{name}: cannot be opened ({error})") from None
-        return _ENVIRONMENTS[whole]
+        return _ENVIRONMENTS[path]

@@ -1,9 +1,10 @@
 """A store of immutable segments in memory-mapped files; a later segment takes precedence over an earlier one.
 
-A segment is sorted by key, then time. `keys.npy` [U] has the distinct keys and `rows.arrow` the rows as one Arrow batch. If the
-store has versions, `first.npy` [U + 1] has the first row of each key and `times.npy` [R] the times. A read is one binary search
-and one gather, without a Python object per key. If there are more than eight segments, `put` merges all of them. There can be one
-writer at a time; readers see only complete segments.
+A segment is sorted by key, then time. `keys.npy` [U] has the distinct keys as integers (text keys are hashed) and `rows.arrow`
+the rows as one Arrow batch, with text keys in the column `key:`. If the store has versions, `first.npy` [U + 1] has the first
+row of each key and `times.npy` [R] the times in unix seconds. A read is one binary search and one gather, without a Python
+object per key. If there are more than eight segments, `put` merges all of them. There can be one writer at a time; readers see
+only complete segments.
 """
 
 # Shapes: K requested keys, U distinct keys of a segment, R rows of a segment.
@@ -35,8 +36,8 @@ from nonet.samples.stores.base import (
 from nonet.samples.tables import as_numbers
 
 _META = "store.json"
-_MAX_SEGMENTS = 8  # Maximum number of segments before they are merged.
-_SCAN_ROWS = 1 << 16
+_MAX_SEGMENTS = 8  # Maximum number of segments before they are merged, because a read searches each of them.
+_SCAN_ROWS = 1 << 16  # Maximum number of rows of a batch that `scan` yields.
 
 
 class PackedStore(Store):
@@ -51,7 +52,7 @@ class PackedStore(Store):
         self._folder = Path(folder)
         self.name = f"store {self._folder}"
         try:
-            self._read_meta(json.loads((self._folder / _META).read_text()))
+            self._apply_meta(json.loads((self._folder / _META).read_text()))
         except FileNotFoundError:
             raise StoreNotFoundError(
                 f"{self.name}: there is no store; `nonet pack SRC {self._folder}` writes one from Parquet"
@@ -61,10 +62,10 @@ class PackedStore(Store):
                 f"{self.name}: {_META} cannot be read ({error}); write the store again"
             ) from None
 
-    def _read_meta(self, meta: dict[str, Any]) -> None:
-        """Read the description and open the segments."""
-        self._described = StoreDescription.from_json(meta, self.name)
-        self.schema, self.key, self.versions = self._described
+    def _apply_meta(self, meta: dict[str, Any]) -> None:
+        """Set the description from the store's metadata and open the segments that are not open yet."""
+        self._description = StoreDescription.from_json(meta, self.name)
+        self.schema, self.key, self.versions = self._description
         self._names: list[str] = meta["segments"]
         known = {segment.folder.name: segment for segment in getattr(self, "_segments", [])}
         self._segments = [
@@ -98,51 +99,58 @@ class PackedStore(Store):
 
     def refresh(self) -> None:
         """Open the segments that another process has written since the store was opened or refreshed."""
-        self._read_meta(json.loads((self._folder / _META).read_text()))
+        self._apply_meta(json.loads((self._folder / _META).read_text()))
 
     def _publish(self) -> None:
         """Write the list of segments to the store's metadata, and open the new ones."""
-        _write_meta(self._folder, self._described, self._names)
+        _write_meta(self._folder, self._description, self._names)
         self.refresh()
 
     def _merge(self) -> None:
         """Merge all segments and delete the old files; other processes can still read files that they have mapped."""
-        old, parts = list(self._names), list(self.scan())
-        table = pa.Table.from_batches(parts)
+        old_names = list(self._names)
+        table = pa.Table.from_batches(list(self.scan()))
         rows = table.select(self.schema.names).combine_chunks().to_batches()[0]
         keys = self.check_keys(table["key"].combine_chunks())
         times_R = table["time"].to_numpy() if self.versions else None
         self._names = [write_segment(self._folder, keys, rows, times_R, self.name)]
         self._publish()
-        for name in old:
+        for name in old_names:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the newest row of each key, or its newest row before a time."""
-        numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
+        key_numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
         if len(self._segments) == 1:
             segment = self._segments[0]
-            return gather_rows(segment, columns, segment.find_rows(numbers, before))
-        segment_K, row_K = np.full((2, len(numbers)), -1, np.int64)
-        best_time = np.full(len(numbers), np.iinfo(np.int64).min)
-        for at, segment in enumerate(self._segments):
-            row = segment.find_rows(numbers, before)
-            time = segment.times[np.maximum(row, 0)] if self.versions else np.zeros(len(row), np.int64)
-            newer = (row >= 0) & (time >= best_time)
-            segment_K[newer], row_K[newer], best_time[newer] = at, row[newer], time[newer]
+            return gather_rows(segment, columns, segment.find_rows(key_numbers, before))
+        segment_K, row_K = np.full((2, len(key_numbers)), -1, np.int64)
+        best_time = np.full(len(key_numbers), np.iinfo(np.int64).min)
+        for segment_index, segment in enumerate(self._segments):
+            rows = segment.find_rows(key_numbers, before)
+            times = segment.times[np.maximum(rows, 0)] if self.versions else np.zeros(len(rows), np.int64)
+            is_newer = (rows >= 0) & (times >= best_time)
+            segment_K[is_newer], row_K[is_newer] = segment_index, rows[is_newer]
+            best_time[is_newer] = times[is_newer]
         return self._gather_segments(columns, segment_K, row_K)
 
     def _gather_segments(self, columns: list[str], segment_K: np.ndarray, row_K: np.ndarray) -> StoreRows:
-        """Gather the row of each key from its segment; keys with segment -1 have no row."""
-        place, parts, count = np.full(len(row_K), -1, np.int64), [], 0
-        for at, segment in enumerate(self._segments):
-            keys = np.flatnonzero(segment_K == at)
-            parts.append(segment.batch.select(columns).take(pa.array(row_K[keys])))
-            place[keys] = np.arange(count, count + len(keys))
-            count += len(keys)
+        """Gather the row of each key from its segment.
+
+        Args:
+            columns: Names of the columns.
+            segment_K: Index of each key's segment; -1 for a key without a row.
+            row_K: Index of each key's row in its segment.
+        """
+        gathered_row, batches, gathered_count = np.full(len(row_K), -1, np.int64), [], 0
+        for segment_index, segment in enumerate(self._segments):
+            key_indices = np.flatnonzero(segment_K == segment_index)
+            batches.append(segment.batch.select(columns).take(pa.array(row_K[key_indices])))
+            gathered_row[key_indices] = np.arange(gathered_count, gathered_count + len(key_indices))
+            gathered_count += len(key_indices)
         schema = pa.schema([self.schema.field(name) for name in columns])
-        whole = pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema)
-        return align_rows(whole, place)
+        gathered = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema)
+        return align_rows(gathered, gathered_row)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the order of key and time."""
@@ -158,13 +166,16 @@ class PackedStore(Store):
 
     def _find_latest(self, table: pa.Table) -> np.ndarray:
         """Return row indices in order of key and time; of rows with equal key and time, only that of the latest segment."""
-        order = np.arange(len(table))
-        numbers = as_numbers(table["key"].combine_chunks())
-        time = table["time"].to_numpy() if self.versions else np.zeros(len(table), np.int64)
-        order = np.lexsort((order, time, numbers))
-        key, when = numbers[order], time[order]
-        last = np.append((key[1:] != key[:-1]) | (when[1:] != when[:-1]), True)
-        return order[last]
+        row_order = np.arange(len(table))
+        key_numbers = as_numbers(table["key"].combine_chunks())
+        times = table["time"].to_numpy() if self.versions else np.zeros(len(table), np.int64)
+        # Among rows of equal key and time, that of the latest segment is last, because its rows are last in the table.
+        row_order = np.lexsort((row_order, times, key_numbers))
+        sorted_keys, sorted_times = key_numbers[row_order], times[row_order]
+        is_last = np.append(
+            (sorted_keys[1:] != sorted_keys[:-1]) | (sorted_times[1:] != sorted_times[:-1]), True
+        )
+        return row_order[is_last]
 
     def collect_stats(self) -> dict[str, Any]:
         """Return the numbers of keys, rows and segments, and the bytes on disk."""
@@ -172,7 +183,9 @@ class PackedStore(Store):
         return {
             "keys": len(np.unique(np.concatenate([np.empty(0, np.int64), *keys]))),
             "rows": sum(len(segment.batch) for segment in self._segments),
-            "bytes": sum(f.stat().st_size for name in self._names for f in (self._folder / name).iterdir()),
+            "bytes": sum(
+                file.stat().st_size for name in self._names for file in (self._folder / name).iterdir()
+            ),
             "segments": len(self._segments),
         }
 
@@ -200,37 +213,47 @@ class StoreSegment:
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
-        """The rows, a view of the file."""
+        """The rows [R], a view of the file."""
         with pa.memory_map(str(self.folder / "rows.arrow")) as source:
             return pa.ipc.open_file(source).get_batch(0)
 
-    def find_rows(self, numbers: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """Return the newest row of each key [K], or the newest before its time `before` [K]; -1 if there is none."""
-        place = np.searchsorted(self.keys, numbers)
-        place = np.minimum(place, len(self.keys) - 1)
-        there = self.keys[place] == numbers
+    def find_rows(self, key_numbers: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+        """Find the newest row of each key, or its newest row before a time.
+
+        Args:
+            key_numbers: Keys [K] as integers; text keys are hashed.
+            before: Unix seconds [K]; None for the newest row.
+
+        Returns:
+            Row indices [K]; -1 if there is no such row.
+        """
+        key_index = np.searchsorted(self.keys, key_numbers)
+        key_index = np.minimum(key_index, len(self.keys) - 1)
+        has_key = self.keys[key_index] == key_numbers
         if not self._versions:
-            return np.where(there, place, -1)
-        low, high = self.first[place], self.first[place + 1]
+            return np.where(has_key, key_index, -1)  # Without versions, each key has one row.
+        low, high = self.first[key_index], self.first[key_index + 1]
         if before is not None:
-            high = _find_last_before(self.times, low, high, before)
-        return np.where(there & (high > low), high - 1, -1)
+            high = _find_end_before(self.times, low, high, before)
+        return np.where(has_key & (high > low), high - 1, -1)
 
     def scan(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Iterate over the rows, with the keys as column `key` and the times as column `time`."""
-        names = self.batch.schema.names
+        stored_names = self.batch.schema.names
         for start in range(0, len(self.batch), _SCAN_ROWS):
             part = self.batch.slice(start, _SCAN_ROWS)
-            if "key:" in names:
-                key = part.column("key:").cast(pa.string())
+            if (
+                "key:" in stored_names
+            ):  # Text keys are read from the rows, because `self.keys` has their hashes.
+                keys = part.column("key:").cast(pa.string())
             else:
-                rows = (
+                key_index = (
                     np.searchsorted(self.first, np.arange(start, start + len(part)), "right") - 1
                     if self._versions
                     else slice(start, start + len(part))
                 )
-                key = pa.array(self.keys[rows])
-            key_columns = {"key": key} | (
+                keys = pa.array(self.keys[key_index])
+            key_columns = {"key": keys} | (
                 {"time": pa.array(self.times[start : start + len(part)])} if self._versions else {}
             )
             yield pa.RecordBatch.from_pydict(key_columns | {name: part.column(name) for name in columns})
@@ -245,47 +268,72 @@ def gather_rows(segment: StoreSegment, columns: list[str], row_K: np.ndarray) ->
     return StoreRows(segment.batch.select(columns).take(pa.array(index)), offsets)
 
 
-def _find_last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Find, for all keys at once, the end of the rows in [low, high) whose time is below `before`, by binary search."""
-    left, right = low.copy(), high.copy()
+def _find_end_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Find, for all keys at once by binary search, where the rows of a key that are older than its time end.
+
+    Args:
+        times: Times [R] of the rows, ascending within a key.
+        low: First row of each key [K].
+        high: End of the rows of each key [K].
+        before: Time of each key [K].
+
+    Returns:
+        The end [K] of the rows in [low, high) whose time is below `before`.
+    """
+    next_low, next_high = low.copy(), high.copy()
     for _ in range(int((high - low).max(initial=0)).bit_length()):
-        unresolved = left < right
-        middle = np.where(unresolved, (left + right) // 2, 0)
+        unresolved = next_low < next_high
+        middle = np.where(unresolved, (next_low + next_high) // 2, 0)
         earlier = unresolved & (times[middle] < before)
-        left = np.where(earlier, middle + 1, left)
-        right = np.where(unresolved & ~earlier, middle, right)
-    return left
+        next_low = np.where(earlier, middle + 1, next_low)
+        next_high = np.where(unresolved & ~earlier, middle, next_high)
+    return next_low
 
 
 def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarray | None, label: str) -> str:
-    """Write rows as a new segment atomically and return its name.
+    """Write rows as a new segment atomically.
+
+    Args:
+        folder: Folder of the store.
+        keys: Keys [R], int64 or an Arrow array of text.
+        rows: Rows [R] in any order.
+        times: Unix seconds [R]; None without versions.
+        label: Prefix of error messages.
+
+    Returns:
+        The name of the segment, which is not in the store's metadata yet.
 
     Raises:
         DataError: If two rows have the same key and time.
     """
-    numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
-    times_R = np.zeros(len(numbers), np.int64) if times is None else times
-    order = np.lexsort((times_R, numbers))
-    key, time = numbers[order], times_R[order]
-    duplicates = np.flatnonzero((key[1:] == key[:-1]) & (time[1:] == time[:-1]))
+    key_numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
+    times_R = np.zeros(len(key_numbers), np.int64) if times is None else times
+    order = np.lexsort((times_R, key_numbers))
+    sorted_numbers, sorted_times = key_numbers[order], times_R[order]
+    duplicates = np.flatnonzero(
+        (sorted_numbers[1:] == sorted_numbers[:-1]) & (sorted_times[1:] == sorted_times[:-1])
+    )
     if len(duplicates):
         first = keys[int(order[duplicates[0]])]
         raise DataError(
             f"{label}: {len(duplicates)} rows repeat a key{' and its time' if times is not None else ''}, the first: {first}"
             + ("" if times is not None else "; to store them as versions, name the column of their times")
         )
-    starts = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
+    starts = np.flatnonzero(np.append(True, sorted_numbers[1:] != sorted_numbers[:-1]))
     rows = rows.take(pa.array(order)) if not (order == np.arange(len(order))).all() else rows
     if not isinstance(keys, np.ndarray):
         rows = rows.append_column("key:", keys.take(pa.array(order)).cast(pa.large_string()))
     name = f"segment-{uuid.uuid4().hex[:12]}"
     draft = folder / f".{name}"
     draft.mkdir()
-    np.save(draft / "keys.npy", key[starts])
+    np.save(draft / "keys.npy", sorted_numbers[starts])
     if times is not None:
-        np.save(draft / "times.npy", time)
-        np.save(draft / "first.npy", np.append(starts, len(key)).astype(np.int64))
-    with pa.OSFile(str(draft / "rows.arrow"), "wb") as out, pa.ipc.new_file(out, rows.schema) as writer:
+        np.save(draft / "times.npy", sorted_times)
+        np.save(draft / "first.npy", np.append(starts, len(sorted_numbers)).astype(np.int64))
+    with (
+        pa.OSFile(str(draft / "rows.arrow"), "wb") as out,
+        pa.ipc.new_file(out, rows.schema) as writer,
+    ):
         writer.write_batch(rows)
     for path in draft.iterdir():
         sync(path)

@@ -2,12 +2,13 @@
 
     open_store("redis://cache-1:6379/users")
 
-Keys are `users:7`; `users` itself holds the description of the columns. The password is read from NONET_REDIS_PASSWORD and
-the user
-from NONET_REDIS_USER. Install with `pip install 'nonet[stores]'`. Reads and writes are idempotent, so both are retried.
+The row of key 7 is in the Redis key `users:7`; `users` itself holds the description of the columns. With versions, a Redis key
+holds a sorted set of entries: the eight bytes of a time, followed by the row, with the time as the score. The password is read
+from NONET_REDIS_PASSWORD and the user from NONET_REDIS_USER. Install with `pip install 'nonet[stores]'`. Reads and writes are
+idempotent, so both are retried.
 """
 
-# Shapes: K keys asked for, U distinct ones.
+# Shapes: K requested or written keys, U distinct keys, or distinct (key, time) pairs if there are versions.
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ from nonet.samples.stores.base import (
 )
 from nonet.samples.stores.rows import RowCodec, decode_keys, encode_keys
 
-_META = "nonet"
-_EXACT = 1 << 53  # a score of a sorted set is a double
+_META = "nonet"  # The field of the Redis hash `users` that holds the description.
+_MAX_TIME = 1 << 53  # Scores of sorted sets are doubles, which hold integers exactly up to this one.
+_TIME_BYTES = 8  # The length of the time at the start of an entry.
 
 
 class RedisStore(Store):
@@ -41,9 +43,9 @@ class RedisStore(Store):
     Args:
         address: HOST:PORT/NAME.
         db: Database of the server.
-        batch: Most keys of a call.
+        batch: Maximum number of keys per call.
         timeout_s: Seconds until a call times out.
-        attempts: Calls before a read or write fails.
+        attempts: Maximum number of attempts of a read or write.
 
     Raises:
         ConfigError: If there is no such store.
@@ -53,9 +55,9 @@ class RedisStore(Store):
     def __init__(
         self, address: str, *, db: int = 0, batch: int = 1000, timeout_s: float = 5, attempts: int = 3
     ):
-        self.name, self._place, self._prefix = _parse_address(address)
+        self.name, self._host_and_port, self._prefix = _parse_address(address)
         self._batch, self._attempts, self._timeout_s = batch, attempts, timeout_s
-        self._server = _connect(self._place, db, timeout_s, attempts, self.name)
+        self._server = _connect(self._host_and_port, db, timeout_s, attempts, self.name)
         meta = self._call_server(lambda: self._server.hget(self._prefix, _META))
         if meta is None:
             raise StoreNotFoundError(
@@ -69,132 +71,152 @@ class RedisStore(Store):
         cls, address: str, schema: pa.Schema, *, key: pa.DataType, versions: bool = False, **options: Any
     ) -> RedisStore:
         """Create an empty store. Raises ConfigError if there is one already."""
-        name, place, prefix = _parse_address(address)
-        described = StoreDescription.create(schema, key, versions, name)
-        RowCodec(described.schema, name)
+        name, host_and_port, prefix = _parse_address(address)
+        description = StoreDescription.create(schema, key, versions, name)
+        RowCodec(description.schema, name)  # Raises DataError for a column type that cannot be stored.
         limits = {"timeout_s": 5, "attempts": 3} | {
-            key: options[key] for key in ("timeout_s", "attempts") if key in options
+            option: options[option] for option in ("timeout_s", "attempts") if option in options
         }
-        server = _connect(place, options.get("db", 0), limits["timeout_s"], limits["attempts"], name)
-        written = json.dumps(described.to_json())
-        if not _call_with_errors(
-            lambda: server.hsetnx(prefix, _META, written), name, limits["attempts"], limits["timeout_s"]
-        ):
+        server = _connect(host_and_port, options.get("db", 0), limits["timeout_s"], limits["attempts"], name)
+        description_json = json.dumps(description.to_json())
+        was_created = _call_with_errors(
+            lambda: server.hsetnx(prefix, _META, description_json),
+            name,
+            limits["attempts"],
+            limits["timeout_s"],
+        )
+        if not was_created:
             raise ConfigError(f"{name}: there is one already; put into it, or give another name")
         server.close()
         return cls(address, **options)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write rows in atomic batches; a version that is written again replaces the one before."""
-        asked, rows = self.check_put(keys, values)
-        when = self.check_times(times, len(rows))
-        if when is not None and len(when) and np.abs(when).max() >= _EXACT:
-            raise DataError(f"{self.name}: times are seconds below 2^53, got {np.abs(when).max()}")
-        names, cells = self._make_names(asked), self._codec.encode(rows)
-        for at in range(0, len(names), self._batch):
-            part = slice(at, at + self._batch)
+        checked_keys, rows = self.check_put(keys, values)
+        times_K = self.check_times(times, len(rows))
+        if times_K is not None and len(times_K) and np.abs(times_K).max() >= _MAX_TIME:
+            raise DataError(f"{self.name}: times are seconds below 2^53, got {np.abs(times_K).max()}")
+        redis_keys, row_bytes = self._make_redis_keys(checked_keys), self._codec.encode(rows)
+        for start in range(0, len(redis_keys), self._batch):
+            part = slice(start, start + self._batch)
+            part_times = None if times_K is None else times_K[part]
             self._call_server(
-                lambda part=part: self._write(names[part], cells[part], None if when is None else when[part])
+                lambda part=part, times=part_times: self._write(redis_keys[part], row_bytes[part], times)
             )
 
-    def _write(self, names: list[str], cells: list[bytes], times: np.ndarray | None) -> None:
+    def _write(self, redis_keys: list[str], row_bytes: list[bytes], times: np.ndarray | None) -> None:
         """Write one batch in a transaction."""
-        with self._server.pipeline(transaction=True) as sent:
+        with self._server.pipeline(transaction=True) as pipeline:
             if times is None:
-                sent.mset(dict(zip(names, cells, strict=True)))
+                pipeline.mset(dict(zip(redis_keys, row_bytes, strict=True)))
             else:
-                stamps = encode_keys(times)
-                for name, cell, time, stamp in zip(names, cells, times.tolist(), stamps, strict=True):
-                    sent.zremrangebyscore(name, time, time)
-                    sent.zadd(name, {stamp + cell: time})
-            sent.execute()
+                entries = [time + row for time, row in zip(encode_keys(times), row_bytes, strict=True)]
+                for redis_key, entry, time in zip(redis_keys, entries, times.tolist(), strict=True):
+                    pipeline.zremrangebyscore(redis_key, time, time)  # Removes the version that is replaced.
+                    pipeline.zadd(redis_key, {entry: time})
+            pipeline.execute()
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
         if self.versions:
             return self._get_versions(keys, columns, before)
-        values, place = find_distinct(keys)
-        names = self._make_names(values)
-        found: list[bytes | None] = []
-        for at in range(0, len(names), self._batch):
-            found += self._call_server(lambda at=at: self._server.mget(names[at : at + self._batch]))
-        return self._decode_rows(found, columns, place)
+        distinct_keys, distinct_index = find_distinct(keys)
+        redis_keys = self._make_redis_keys(distinct_keys)
+        row_bytes: list[bytes | None] = []
+        for start in range(0, len(redis_keys), self._batch):
+            part = redis_keys[start : start + self._batch]
+            row_bytes += self._call_server(lambda part=part: self._server.mget(part))
+        return self._decode_rows(row_bytes, columns, distinct_index)
 
     def _get_versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the newest version before each (key, time); a pair that occurs twice is read once."""
-        names = self._make_names(keys)
-        until: list[int | None] = [None] * len(names) if before is None else before.tolist()
-        pairs = list(zip(names, until, strict=True))
-        once = list(dict.fromkeys(pairs))
-        number = {pair: at for at, pair in enumerate(once)}
-        found: list[bytes | None] = []
-        for at in range(0, len(once), self._batch):
-            answers = self._call_server(lambda at=at: self._read_newest(once[at : at + self._batch]))
-            found += [answer[0][8:] if answer else None for answer in answers]
-        return self._decode_rows(found, columns, np.array([number[pair] for pair in pairs], np.int64))
+        redis_keys = self._make_redis_keys(keys)
+        before_K: list[int | None] = [None] * len(redis_keys) if before is None else before.tolist()
+        pairs = list(zip(redis_keys, before_K, strict=True))
+        distinct_pairs = list(dict.fromkeys(pairs))
+        index_of_pair = {pair: index for index, pair in enumerate(distinct_pairs)}
+        row_bytes: list[bytes | None] = []
+        for start in range(0, len(distinct_pairs), self._batch):
+            part = distinct_pairs[start : start + self._batch]
+            entries_of_pairs = self._call_server(lambda part=part: self._read_newest(part))
+            row_bytes += [entries[0][_TIME_BYTES:] if entries else None for entries in entries_of_pairs]
+        pair_index = np.array([index_of_pair[pair] for pair in pairs], np.int64)
+        return self._decode_rows(row_bytes, columns, pair_index)
 
     def _read_newest(self, pairs: list[tuple[str, int | None]]) -> list[list[bytes]]:
-        with self._server.pipeline(transaction=False) as asked:
-            for name, until in pairs:
-                most = "+inf" if until is None else f"({until}"
-                asked.zrevrangebyscore(name, most, "-inf", start=0, num=1)
-            return asked.execute()
+        """Return for each (Redis key, time) the newest entry before the time, or an empty list; None reads the newest of all."""
+        with self._server.pipeline(transaction=False) as pipeline:
+            for redis_key, before in pairs:
+                max_score = "+inf" if before is None else f"({before}"
+                pipeline.zrevrangebyscore(redis_key, max_score, "-inf", start=0, num=1)
+            return pipeline.execute()
 
-    def _decode_rows(self, found: list[bytes | None], columns: list[str], place: np.ndarray) -> StoreRows:
-        """Decode the rows that were found and align them to the keys."""
-        there = np.array([row is not None for row in found], bool)
-        row_U = np.where(there, np.cumsum(there) - 1, -1)
+    def _decode_rows(
+        self, row_bytes: list[bytes | None], columns: list[str], distinct_index: np.ndarray
+    ) -> StoreRows:
+        """Decode the rows that were found and align them to the keys.
+
+        Args:
+            row_bytes: The bytes of each distinct row [U]; None for a missing one.
+            columns: Names of the columns.
+            distinct_index: Index [K] into `row_bytes` of each key's row.
+        """
+        is_present = np.array([row is not None for row in row_bytes], bool)
+        row_U = np.where(is_present, np.cumsum(is_present) - 1, -1)
         return align_rows(
-            self._codec.decode([row for row in found if row is not None], columns),
-            row_U[place] if len(row_U) else np.empty(0, np.int64),
+            self._codec.decode([row for row in row_bytes if row is not None], columns),
+            row_U[distinct_index] if len(row_U) else np.empty(0, np.int64),
         )
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the server's order; a row that is written meanwhile may occur twice or not at all."""
         names, cursor = self.check_columns(columns), 0
         while True:
-            cursor, keys = self._call_server(
+            cursor, redis_keys = self._call_server(
                 lambda cursor=cursor: self._server.scan(cursor, f"{self._prefix}:*", self._batch)
             )
-            if keys:
-                yield self._read_scanned(keys, names)
+            if redis_keys:
+                yield self._read_scanned(redis_keys, names)
             if not cursor:
                 return
 
-    def _read_scanned(self, keys: list[bytes], names: list[str]) -> pa.RecordBatch:
-        """Read the rows of some keys of a scan."""
+    def _read_scanned(self, redis_keys: list[bytes], names: list[str]) -> pa.RecordBatch:
+        """Read all rows of some Redis keys, as a batch of `key`, `time` (if there are versions), and the columns."""
         if self.versions:
-            with self._server.pipeline(transaction=False) as asked:
-                for key in keys:
-                    asked.zrange(key, 0, -1)
-                answers = self._call_server(asked.execute)
-            keys = [key for key, rows in zip(keys, answers, strict=True) for _ in rows]
-            cells = [row for rows in answers for row in rows]
-            fixed = {"time": decode_keys([row[:8] for row in cells], pa.int64())}
-            cells = [row[8:] for row in cells]
+            with self._server.pipeline(transaction=False) as pipeline:
+                for redis_key in redis_keys:
+                    pipeline.zrange(redis_key, 0, -1)
+                entries_by_key = self._call_server(pipeline.execute)
+            redis_keys = [
+                key for key, entries in zip(redis_keys, entries_by_key, strict=True) for _ in entries
+            ]
+            all_entries = [entry for entries in entries_by_key for entry in entries]
+            time_column = {"time": decode_keys([entry[:_TIME_BYTES] for entry in all_entries], pa.int64())}
+            row_bytes = [entry[_TIME_BYTES:] for entry in all_entries]
         else:
-            cells = self._call_server(lambda: self._server.mget(keys))
-            keys = [key for key, row in zip(keys, cells, strict=True) if row is not None]
-            cells, fixed = [row for row in cells if row is not None], {}
-        told = [key[len(self._prefix) + 1 :].decode() for key in keys]
-        key = pa.array(told, pa.string()).cast(self.key)
-        whole = self._codec.decode(cells, names)
-        return pa.RecordBatch.from_pydict({"key": key} | fixed | {name: whole.column(name) for name in names})
+            # A key that was deleted since the scan listed it has no row.
+            rows_or_none = self._call_server(lambda: self._server.mget(redis_keys))
+            redis_keys = [key for key, row in zip(redis_keys, rows_or_none, strict=True) if row is not None]
+            row_bytes, time_column = [row for row in rows_or_none if row is not None], {}
+        key_texts = [redis_key[len(self._prefix) + 1 :].decode() for redis_key in redis_keys]
+        key_columns = {"key": pa.array(key_texts, pa.string()).cast(self.key)} | time_column
+        batch = self._codec.decode(row_bytes, names)
+        return pa.RecordBatch.from_pydict(key_columns | {name: batch.column(name) for name in names})
 
     def collect_stats(self) -> dict[str, Any]:
-        """Return the number of keys and rows, and the server."""
-        seen: dict[Any, int] = {}
-        for part in self.scan(self.schema.names[:1]):
-            for key in part["key"].to_pylist():
-                seen[key] = seen.get(key, 0) + 1
-        rows = sum(seen.values())
-        return {"keys": len(seen), "rows": rows, "place": self._place}
+        """Return the number of keys and rows, and the server (HOST:PORT)."""
+        row_count_by_key: dict[Any, int] = {}
+        for batch in self.scan(self.schema.names[:1]):
+            for key in batch["key"].to_pylist():
+                row_count_by_key[key] = row_count_by_key.get(key, 0) + 1
+        row_count = sum(row_count_by_key.values())
+        return {"keys": len(row_count_by_key), "rows": row_count, "place": self._host_and_port}
 
     def close(self) -> None:
         """Close the connection."""
         self._server.close()
 
-    def _make_names(self, keys: Any) -> list[str]:
+    def _make_redis_keys(self, keys: Any) -> list[str]:
         return [
             f"{self._prefix}:{key}"
             for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys.to_pylist())
@@ -222,9 +244,13 @@ def _call_with_errors(call: Callable[[], Any], name: str, attempts: int, timeout
 
 
 def _parse_address(address: str) -> tuple[str, str, str]:
-    """Parse an address to the store's name in messages, host:port, and the name in the server."""
-    where, _, prefix = address.partition("/")
-    host, _, port = where.partition(":")
+    """Parse an address HOST:PORT/NAME.
+
+    Returns:
+        The store's name in messages, "host:port", and the prefix of its Redis keys (NAME).
+    """
+    host_and_port, _, prefix = address.partition("/")
+    host, _, port = host_and_port.partition(":")
     if not host or not (port or "6379").isdecimal() or not re.fullmatch(r"[\w.:-]+", prefix):
         raise ConfigError(
             f"store redis://{address}: wanted redis://HOST:PORT/NAME, the name of letters, digits and _.:-"
@@ -232,7 +258,7 @@ def _parse_address(address: str) -> tuple[str, str, str]:
     return f"store redis://{address}", f"{host}:{port or 6379}", prefix
 
 
-def _connect(place: str, db: int, timeout_s: float, attempts: int, name: str) -> Any:
+def _connect(host_and_port: str, db: int, timeout_s: float, attempts: int, name: str) -> Any:
     """Connect to the server with retries. Raises ConfigError if redis is not installed."""
     try:
         import redis
@@ -240,7 +266,7 @@ def _connect(place: str, db: int, timeout_s: float, attempts: int, name: str) ->
         from redis.retry import Retry
     except ImportError:
         raise ConfigError(f"{name} needs redis: pip install 'nonet[stores]'") from None
-    host, _, port = place.partition(":")
+    host, _, port = host_and_port.partition(":")
     return redis.Redis(
         host,
         int(port),
@@ -249,6 +275,6 @@ def _connect(place: str, db: int, timeout_s: float, attempts: int, name: str) ->
         password=os.environ.get("NONET_REDIS_PASSWORD"),
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
-        retry=Retry(EqualJitterBackoff(cap=2, base=0.05), attempts - 1),
-        health_check_interval=30,
+        retry=Retry(EqualJitterBackoff(cap=2, base=0.05), attempts - 1),  # Back-off from 0.05 s to 2 s.
+        health_check_interval=30,  # Seconds idle after which a connection is checked before its next use.
     )

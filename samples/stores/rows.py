@@ -4,7 +4,7 @@ A row consists of the byte lengths of its columns (int32, -1 for null) and their
 rows are converted at once; no Python object is created per value.
 """
 
-# Shapes: R rows, C columns, B bytes of all rows.
+# Shapes: R rows, C columns, B bytes of one column's values in all rows.
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ import pyarrow as pa
 from nonet.errors import DataError
 from nonet.ranges import expand_ranges
 
-_LENGTH = np.dtype("<i4")
+_LENGTH = np.dtype("<i4")  # The type of the byte lengths at the start of a row (its header).
 KINDS = "whole numbers, floats, text, bytes, and lists of numbers"
+"""The types of columns that can be encoded, for messages."""
 
 
 class RowCodec:
-    """Converts rows of a schema to bytes. `name` is the store in messages. Raises DataError for an unsupported type."""
+    """Converter of rows to bytes and back.
+
+    Args:
+        schema: Names and types of the columns.
+        name: Name of the store in messages.
+
+    Raises:
+        DataError: If the type of a column is not one of `KINDS`.
+    """
 
     def __init__(self, schema: pa.Schema, name: str):
         self.schema, self._name = schema, name
@@ -31,65 +40,77 @@ class RowCodec:
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
         """Encode each row [R] as bytes."""
-        columns = [_flatten_column(rows.column(at)) for at in range(rows.num_columns)]
+        columns = [_flatten_column(column) for column in rows.columns]
         length_RC = np.stack([np.where(valid, sizes, -1) for _, sizes, valid in columns], 1).astype(_LENGTH)
-        head = _LENGTH.itemsize * len(columns)
-        size_R = head + np.maximum(length_RC, 0).sum(1, dtype=np.int64)
+        header_bytes = _LENGTH.itemsize * len(columns)
+        size_R = header_bytes + np.maximum(length_RC, 0).sum(1, dtype=np.int64)
         end_R = np.cumsum(size_R)
-        out = np.empty(int(end_R[-1]) if len(end_R) else 0, np.uint8)
-        place_R = end_R - size_R
-        out[place_R[:, None] + np.arange(head)] = length_RC.view(np.uint8).reshape(len(rows), head)
-        place_R = place_R + head
-        for flat, sizes, _ in columns:
-            place_B, _ = expand_ranges(place_R, place_R + sizes)
-            out[place_B] = flat
-            place_R = place_R + sizes
-        whole = out.tobytes()
-        return [whole[end - size : end] for end, size in zip(end_R.tolist(), size_R.tolist(), strict=True)]
+        all_bytes = np.empty(int(end_R[-1]) if len(end_R) else 0, np.uint8)
+        next_R = end_R - size_R  # Where the next part of each row goes: first its header, then its values.
+        header_RB = length_RC.view(np.uint8).reshape(len(rows), header_bytes)
+        all_bytes[next_R[:, None] + np.arange(header_bytes)] = header_RB
+        next_R = next_R + header_bytes
+        for values_B, sizes, _ in columns:
+            index_B, _ = expand_ranges(next_R, next_R + sizes)
+            all_bytes[index_B] = values_B
+            next_R = next_R + sizes
+        encoded = all_bytes.tobytes()
+        return [encoded[end - size : end] for end, size in zip(end_R.tolist(), size_R.tolist(), strict=True)]
 
     def decode(self, rows: Sequence[bytes], columns: Sequence[str]) -> pa.RecordBatch:
         """Decode columns of rows [R]. Raises DataError for bytes that were not written with this schema."""
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        buffer = np.frombuffer(b"".join(rows), np.uint8)
-        head = _LENGTH.itemsize * len(self.schema)
-        if (sizes < head).any():
+        size_R = np.fromiter(map(len, rows), np.int64, len(rows))
+        all_bytes = np.frombuffer(b"".join(rows), np.uint8)
+        header_bytes = _LENGTH.itemsize * len(self.schema)
+        if (size_R < header_bytes).any():
             raise self._make_format_error()
-        place_R = np.cumsum(sizes) - sizes
-        length_RC = np.ascontiguousarray(buffer[place_R[:, None] + np.arange(head)]).view(_LENGTH)
-        filled_RC = np.maximum(length_RC, 0).astype(np.int64)
-        if (head + filled_RC.sum(1) != sizes).any():
+        start_R = np.cumsum(size_R) - size_R
+        length_RC = np.ascontiguousarray(all_bytes[start_R[:, None] + np.arange(header_bytes)]).view(_LENGTH)
+        size_RC = np.maximum(length_RC, 0).astype(np.int64)
+        if (header_bytes + size_RC.sum(1) != size_R).any():
             raise self._make_format_error()
-        start_RC = place_R[:, None] + head + np.cumsum(filled_RC, 1) - filled_RC
+        value_start_RC = start_R[:, None] + header_bytes + np.cumsum(size_RC, 1) - size_RC
         arrays = []
         for name in columns:
-            at = self.schema.get_field_index(name)
-            place_B, _ = expand_ranges(start_RC[:, at], start_RC[:, at] + filled_RC[:, at])
-            flat = buffer[place_B]
-            kind = self.schema.field(at).type
-            arrays.append(self._make_array(name, kind, flat, filled_RC[:, at], length_RC[:, at] >= 0))
+            i = self.schema.get_field_index(name)
+            index_B, _ = expand_ranges(value_start_RC[:, i], value_start_RC[:, i] + size_RC[:, i])
+            values_B = all_bytes[index_B]
+            kind = self.schema.field(i).type
+            arrays.append(self._make_array(name, kind, values_B, size_RC[:, i], length_RC[:, i] >= 0))
         return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
     def _make_array(
-        self, name: str, kind: pa.DataType, flat: np.ndarray, sizes: np.ndarray, valid: np.ndarray
+        self, name: str, kind: pa.DataType, values_B: np.ndarray, size_R: np.ndarray, valid_R: np.ndarray
     ) -> pa.Array:
-        """Build one column from the concatenated bytes of its values."""
-        bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+        """Build the Arrow array of one column.
+
+        Args:
+            name: Name of the column in messages.
+            kind: Type of the column.
+            values_B: The concatenated bytes of its values.
+            size_R: The byte count of each value.
+            valid_R: Which values are not null.
+        """
+        bitmap = None if valid_R.all() else pa.py_buffer(np.packbits(valid_R, bitorder="little").tobytes())
         width = _get_width(kind)
         if pa.types.is_list(kind) or not width:
-            unit = _get_width(kind.value_type) if pa.types.is_list(kind) else 1
-            if (sizes % unit).any():
+            # Lists have elements of a fixed width; text and bytes have elements of one byte.
+            element_width = _get_width(kind.value_type) if pa.types.is_list(kind) else 1
+            if (size_R % element_width).any():
                 raise self._make_width_error(name, kind)
-            offsets = pa.py_buffer(np.append(0, np.cumsum(sizes // unit)).astype(np.int32).tobytes())
-            data = pa.py_buffer(flat.tobytes())
+            offsets = pa.py_buffer(
+                np.append(0, np.cumsum(size_R // element_width)).astype(np.int32).tobytes()
+            )
+            data = pa.py_buffer(values_B.tobytes())
             if not pa.types.is_list(kind):
-                return pa.Array.from_buffers(kind, len(sizes), [bitmap, offsets, data])
-            values = pa.Array.from_buffers(kind.value_type, len(flat) // unit, [None, data])
-            return pa.Array.from_buffers(kind, len(sizes), [bitmap, offsets], children=[values])
-        if (sizes[valid] != width).any():
+                return pa.Array.from_buffers(kind, len(size_R), [bitmap, offsets, data])
+            values = pa.Array.from_buffers(kind.value_type, len(values_B) // element_width, [None, data])
+            return pa.Array.from_buffers(kind, len(size_R), [bitmap, offsets], children=[values])
+        if (size_R[valid_R] != width).any():
             raise self._make_width_error(name, kind)
-        cells = np.zeros((len(sizes), width), np.uint8)
-        cells[valid] = flat.reshape(-1, width)
-        return pa.Array.from_buffers(kind, len(sizes), [bitmap, pa.py_buffer(cells.tobytes())])
+        fixed_width = np.zeros((len(size_R), width), np.uint8)
+        fixed_width[valid_R] = values_B.reshape(-1, width)
+        return pa.Array.from_buffers(kind, len(size_R), [bitmap, pa.py_buffer(fixed_width.tobytes())])
 
     def _make_width_error(self, name: str, kind: pa.DataType) -> DataError:
         return DataError(f"{self._name}: a value of column {name!r} has another width than {kind}")
@@ -101,16 +122,17 @@ class RowCodec:
 def encode_keys(keys: np.ndarray | pa.Array) -> list[bytes]:
     """Encode keys [K] as bytes with the same order: integers as eight bytes, text as UTF-8."""
     if isinstance(keys, np.ndarray):
-        whole = (keys.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
-        return [whole[at : at + 8] for at in range(0, len(whole), 8)]
+        # With the sign bit flipped, big-endian bytes sort like signed integers.
+        joined = (keys.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
+        return [joined[start : start + 8] for start in range(0, len(joined), 8)]
     return [key.encode() for key in keys.to_pylist()]
 
 
-def decode_keys(found: Sequence[bytes], key: pa.DataType) -> pa.Array:
-    """Decode keys that `encode_keys` encoded."""
-    if pa.types.is_string(key):
-        return pa.array([each.decode() for each in found], pa.string())
-    numbers = np.frombuffer(b"".join(found), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
+def decode_keys(encoded_keys: Sequence[bytes], key_type: pa.DataType) -> pa.Array:
+    """Decode keys that `encode_keys` encoded to an Arrow array of `key_type` (text or int64)."""
+    if pa.types.is_string(key_type):
+        return pa.array([key.decode() for key in encoded_keys], pa.string())
+    numbers = np.frombuffer(b"".join(encoded_keys), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
     return pa.array(numbers.view(np.int64))
 
 
@@ -121,26 +143,30 @@ def _can_encode(kind: pa.DataType) -> bool:
 
 
 def _get_width(kind: pa.DataType) -> int:
-    """Return the bytes of a number; 0 for other types."""
-    whole = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return kind.bit_width // 8 if whole else 0
+    """Return the width of a number in bytes; 0 for other types."""
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return kind.bit_width // 8 if is_number else 0
 
 
 def _flatten_column(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the bytes of all values, the byte count of each [R], and which are not null [R]."""
-    kind, valid = column.type, column.is_valid().to_numpy(zero_copy_only=False)
+    """Convert a column to bytes.
+
+    Returns:
+        The concatenated bytes [B] of all values, the byte count of each value [R], and which values are not null [R] bool.
+    """
+    kind, valid_R = column.type, column.is_valid().to_numpy(zero_copy_only=False)
     if width := _get_width(kind):
-        there = column.drop_null().to_numpy(zero_copy_only=False)
-        return np.ascontiguousarray(there).view(np.uint8), np.where(valid, width, 0), valid
+        values = column.drop_null().to_numpy(zero_copy_only=False)
+        return np.ascontiguousarray(values).view(np.uint8), np.where(valid_R, width, 0), valid_R
     if pa.types.is_list(kind):
-        sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        there = column.flatten()
-        if there.null_count:
+        size_R = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        values = column.flatten()
+        if values.null_count:
             raise DataError("a list has a value that is missing; such a store holds whole lists")
-        flat = np.ascontiguousarray(there.to_numpy(zero_copy_only=False))
-        return flat.view(np.uint8), sizes * _get_width(kind.value_type), valid
-    there = column.cast(pa.binary()).drop_null()
-    joined = np.frombuffer(b"".join(there.to_pylist()), np.uint8)
-    sizes = np.zeros(len(column), np.int64)
-    sizes[valid] = np.fromiter(map(len, there.to_pylist()), np.int64, len(there))
-    return joined, sizes, valid
+        numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+        return numbers.view(np.uint8), size_R * _get_width(kind.value_type), valid_R
+    values = column.cast(pa.binary()).drop_null()
+    value_bytes = np.frombuffer(b"".join(values.to_pylist()), np.uint8)
+    size_R = np.zeros(len(column), np.int64)
+    size_R[valid_R] = np.fromiter(map(len, values.to_pylist()), np.int64, len(values))
+    return value_bytes, size_R, valid_R

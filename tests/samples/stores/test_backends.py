@@ -133,7 +133,7 @@ def test_addresses_that_say_too_much_or_nothing_are_refused():
 def test_a_row_that_another_store_wrote_is_named(tmp_path):
     store = create_store(f"lmdb:{tmp_path / 's'}", pa.schema([("n", pa.int64())]), key=pa.int64())
     store.put([1], pa.table({"n": [1]}))
-    with store._env.begin(write=True, db=store._rows) as writing:
+    with store._env.begin(write=True, db=store._rows_db) as writing:
         writing.put(bytes([128, 0, 0, 0, 0, 0, 0, 1]), b"\x04\x00\x00\x00abcd")
     with pytest.raises(DataError, match="a value of column 'n' has another width than int64"):
         store.multi_get([1])
