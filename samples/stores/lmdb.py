@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -142,8 +143,7 @@ class LMDBStore(Store):
             with self._env.begin(db=self._rows_db) as transaction:
                 cursor = transaction.cursor()
                 has_next = cursor.first() if last_key is None else cursor.set_range(last_key + b"\0")
-                scanned = cursor.iternext() if has_next else ()
-                entries = [entry for entry, _ in zip(scanned, range(_SCAN_ROWS))]  # noqa: B905
+                entries = list(islice(cursor.iternext(), _SCAN_ROWS)) if has_next else []
             if not entries:
                 return
             last_key = entries[-1][0]
