@@ -1,6 +1,7 @@
 """Advantages of a group of beams, computed from one reward or several.
 
-GRPO: A = (r - mean) / (std + eps) over a user's valid beams; std with n - 1, as in verl, TRL and MiniOneRec (eps 1e-4).
+A group is the beams of one user. GRPO: A = (r - mean) / (std + eps) over a user's valid beams, where the variance is divided
+by n - 1, as in verl, TRL and MiniOneRec (eps 1e-4).
 GDPO (arXiv 2601.05242; verl's gdpo_reward_weights): each objective is normalised in its group as in GRPO, then the weighted
 sum is whitened over the batch, so the scale of one objective does not dominate another. Dr. GRPO: no division by the standard
 deviation. REINFORCE++: only whitened over the batch, with or without subtracting the group's mean first. RLOO is in draws.py.
@@ -32,7 +33,7 @@ class Advantages:
         small_groups: Number of groups with fewer than two valid beams.
         flat_groups: Number of groups whose rewards are all equal.
         used_U: Mask [U] bool of the groups that the loss is computed and averaged over; None for all.
-        group_U: Weight [U] of each prompt in a next-event loss; None if the algorithm has no such loss.
+        group_U: Weight [U] of each group's prompt in a next-event loss; None if the algorithm has no such loss.
     """
 
     value: Tensor
@@ -73,7 +74,7 @@ def whiten_batch(
     """Compute (r - mean) / std over the valid beams of the batch: REINFORCE++ (arXiv 2501.03262).
 
     Args:
-        reward_UW: Rewards.
+        reward_UW: Reward of each beam.
         valid_UW: Mask of the valid beams.
         baseline: Whether to subtract each group's mean first, and to exclude groups without spread from the batch statistics.
         reduce: Sums a float64 [3] tensor over all ranks, as in `normalise_objectives`.
@@ -109,24 +110,23 @@ def normalise_objectives(
     summed_UW = torch.zeros(valid_UW.shape, dtype=torch.float64, device=valid_UW.device)
     flat_U = torch.ones(len(valid_UW), dtype=torch.bool, device=valid_UW.device)
     small_U = valid_UW.sum(1) < 2
-    for name, reward in rewards.items():
-        value, small_U, flat = _normalise(reward, valid_UW, eps)
-        summed_UW += weights[name] * value
-        flat_U &= flat
+    for name, reward_UW in rewards.items():
+        value_UW, small_U, reward_flat_U = _normalise(reward_UW, valid_UW, eps)
+        summed_UW += weights[name] * value_UW
+        flat_U &= reward_flat_U  # a group is flat if it is flat in every reward
     white_UW = _whiten(summed_UW, valid_UW & ~small_U[:, None], reduce)
     value_UW = torch.where(flat_U[:, None], 0.0, white_UW)
     return Advantages(value_UW.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
 def _whiten(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Whiten the counted beams of all ranks to mean 0 and standard deviation 1.
+    """Shift and scale the values of the counted beams to mean 0 and standard deviation 1 over all ranks.
 
-    Other beams get 0; if fewer than two beams are counted, all do.
+    Other beams get 0. If fewer than two beams are counted, all beams get 0.
     """
     values = value_UW[counted_UW]
-    count, total, squares = _reduce(
-        torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()]), reduce
-    )
+    sums = torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
+    count, total, squares = sums if reduce is None else reduce(sums)
     if count < 2:
         return torch.zeros_like(value_UW)
     mean = total / count
@@ -160,11 +160,8 @@ def _centre(reward_UW: Tensor, valid_UW: Tensor) -> tuple[Tensor, Tensor, Tensor
     return torch.where((small_U | flat_U)[:, None], 0.0, centred_UW), small_U, flat_U
 
 
-def _reduce(moments: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-    return moments if reduce is None else reduce(moments)
-
-
 def _check_names(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> None:
+    """Raise ConfigError unless there are rewards and each has a weight."""
     if not rewards or set(rewards) != set(weights):
         raise ConfigError(
             f"rewards are {sorted(rewards)}, weights are for {sorted(weights)}: give each reward a weight."

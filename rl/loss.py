@@ -1,6 +1,11 @@
 """The clipped policy-gradient loss with a KL term to a reference model.
 
-objective: min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) - kl * estimate
+The loss is the negative of
+
+    min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) - kl * estimate
+
+with one of three ratios (`level`):
+
 token:     one ratio per level, exp(logp - old); mean over all valid levels (DAPO's token mean)
 sequence:  one ratio per beam, exp(mean over levels of logp - old); mean over beams (GSPO)
 item:      one ratio per beam, exp(sum over levels of logp - old); mean over beams (ECPO)
@@ -26,20 +31,20 @@ from nonet.errors import ConfigError
 # Shapes: U users, W beams, L levels.
 
 # exp(20) = 5e8. Larger log ratios are clamped, which stops their gradient, so that exp does not overflow (as in verl).
-_MAX_LOG = 20.0
+_MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The result of a loss: sums over one micro-batch.
+    """The result of a loss: sums over one micro-batch, as scalar tensors.
 
     Attributes:
-        loss: Sum of the loss, with a gradient; divide it and the other sums by `count`.
-        count: Number of valid tokens, or of beams at sequence and item level.
+        loss: Sum of the loss, with a gradient. Its mean and those of the other sums are the sums divided by `count`.
+        count: Number of valid tokens, or of valid beams at sequence and item level.
         kl: Sum of the KL estimates.
         clipped: Number of ratios for which the clip was active.
         ratio: Sum of the ratios.
-        more: Other sums by name, as listed in the algorithm's spec.
+        more: Other sums by name, as listed in `Algorithm.more`.
     """
 
     loss: Tensor
@@ -51,7 +56,7 @@ class PolicyLoss:
 
 
 LogRatioBound = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(log ratio, logp, advantage) -> bounded log ratio, as in ECPO and GBPO; all are per level, or per beam at the other levels."""
+"""Maps (log ratio, logp, advantage) to a bounded log ratio, as in ECPO and GBPO: [U, W, L] for `level` token, else [U, W, 1]."""
 
 
 def compute_policy_loss(
@@ -83,10 +88,13 @@ def compute_policy_loss(
         bound_log_ratio: Maps (log ratio, logp, advantage) to a bounded log ratio; None leaves it unchanged.
         weight_UW: Weight of each beam in the KL term, 1 on average over a group; advantages are already weighted.
 
+    Returns:
+        Sums over the valid tokens, or over the valid beams at sequence and item level.
+
     Raises:
         ConfigError: `kl` is positive without a reference, or an option has an unknown value.
     """
-    low, high = _clip_bounds(clip)
+    low, high = _parse_clip(clip)
     if kl and ref_UWL is None:
         raise ConfigError(f"algorithm.kl is {kl} but there is no reference model: set `ref`, or set kl: 0.")
     valid_UW1 = valid_UW.unsqueeze(-1)
@@ -98,18 +106,23 @@ def compute_policy_loss(
         if weight_UW is not None:
             kl_estimate = kl_estimate * weight_UW.detach().to(kl_estimate.dtype).unsqueeze(-1)
     log_ratio, kl_estimate, logp = _aggregate_levels(log_ratio, kl_estimate, logp_UWL, level)
+    # From here on, X is L at token level and 1 at the other levels: log_ratio, kl_estimate, logp and ratio are [U, W, X].
     advantage = advantage_UW if advantage_UW.ndim == 3 else advantage_UW.unsqueeze(-1)
     advantage = torch.where(valid_UW1, advantage, 0.0).detach().to(log_ratio.dtype)
     if bound_log_ratio is not None:
         log_ratio = bound_log_ratio(log_ratio, logp.detach(), advantage)
-    ratio = log_ratio.clamp(max=_MAX_LOG).exp()
+    ratio = log_ratio.clamp(max=_MAX_LOG_RATIO).exp()
     objective = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-    used = valid_UW1.expand_as(log_ratio)
-    loss = torch.where(used, kl * kl_estimate - objective, 0.0).sum()
+    valid_UWX = valid_UW1.expand_as(log_ratio)
+    loss = torch.where(valid_UWX, kl * kl_estimate - objective, 0.0).sum()
     clipped = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
     with torch.no_grad():
         return PolicyLoss(
-            loss, used.sum(), kl_estimate[used].sum(), (clipped & used).sum(), ratio[used].sum()
+            loss=loss,
+            count=valid_UWX.sum(),
+            kl=kl_estimate[valid_UWX].sum(),
+            clipped=(clipped & valid_UWX).sum(),
+            ratio=ratio[valid_UWX].sum(),
         )
 
 
@@ -128,22 +141,26 @@ def _aggregate_levels(
 
 
 def estimate_kl(d: Tensor, estimator: str = "k3") -> Tensor:
-    """Estimate KL(policy, reference) from d = ref - logp of samples of the policy, with Schulman's estimators."""
+    """Estimate KL(policy, reference) with one of Schulman's estimators, elementwise.
+
+    `d` is ref - logp: the reference's log-probabilities of samples of the policy minus the policy's.
+    """
     if estimator == "k1":
         return -d
     if estimator == "k2":
         return d.square() / 2
     if estimator != "k3":
         raise ConfigError(f"algorithm.estimator is {estimator!r}; it can be 'k1', 'k2' or 'k3'.")
-    d = d.clamp(max=_MAX_LOG)
+    d = d.clamp(max=_MAX_LOG_RATIO)
     return d.exp() - d - 1
 
 
 def clip_early(log_ratio: Tensor, logp: Tensor, advantage: Tensor, *, max_ratio: float) -> Tensor:
-    """Limit log ratios to log(`max_ratio`), as ECPO does (OneRec, arXiv 2506.13695).
+    """Limit log ratios to log(`max_ratio`) and keep their gradient, as ECPO does (OneRec, arXiv 2506.13695).
 
-    This raises the old probability to at least the current one / `max_ratio`. The ratio of a beam with a negative advantage,
-    which the clip does not limit from above, is thus at most `max_ratio`, and its gradient stays bounded.
+    This is the same as raising the old probability to at least the current one / `max_ratio`. The ratio of a beam with a
+    negative advantage, which the clip does not limit from above, is thus at most `max_ratio`, and its gradient stays bounded.
+    `logp` and `advantage` are not used; every LogRatioBound has them.
     """
     return log_ratio - (log_ratio.detach() - torch.tensor(max_ratio, dtype=log_ratio.dtype).log()).clamp_min(
         0
@@ -151,19 +168,19 @@ def clip_early(log_ratio: Tensor, logp: Tensor, advantage: Tensor, *, max_ratio:
 
 
 def bound_gradient(log_ratio: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
-    """Bound the gradient of the loss, as GBPO does (OneRec-V2, arXiv 2508.20900).
+    """Lower log ratios so that the gradient of the loss is bounded, as GBPO does (OneRec-V2, arXiv 2508.20900).
 
-    This raises the old probability to at least the current one p for beams with an advantage >= 0, and to at least 1 - p for the
-    others. Gradients are then bounded by those of a binary cross-entropy, and no beam is clipped.
+    This is the same as raising the old probability to at least the current one p for beams with an advantage >= 0, and to at
+    least 1 - p for the others. Gradients are then bounded by those of a binary cross-entropy, and no beam is clipped.
     """
-    old = logp - log_ratio.detach()
-    log_complement = torch.log1p(-logp.exp().clamp(max=1 - 1e-6))
-    min_old = torch.where(advantage >= 0, logp, log_complement)
-    return log_ratio - (min_old - old).clamp_min(0)
+    old_logp = logp - log_ratio.detach()
+    log_complement = torch.log1p(-logp.exp().clamp(max=1 - 1e-6))  # log(1 - p); the clamp keeps it finite
+    min_old_logp = torch.where(advantage >= 0, logp, log_complement)
+    return log_ratio - (min_old_logp - old_logp).clamp_min(0)
 
 
-def _clip_bounds(clip: float | tuple[float, float] | list[float] | None) -> tuple[float, float]:
-    """Return (low, high) of a clip option; infinite for None."""
+def _parse_clip(clip: float | tuple[float, float] | list[float] | None) -> tuple[float, float]:
+    """Return the widths (low, high) below and above 1 of a clip option; both are infinite for None."""
     if clip is None:
         return torch.inf, torch.inf
     low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)

@@ -1,11 +1,14 @@
-"""Algorithm: how an RL stage turns rewards into gradients; facts that the plan reads, and two functions that trainers call.
+"""Algorithm: how an RL stage turns rewards into gradients.
+
+An algorithm has attributes that the planner reads, and two functions that trainers call:
 
     advantage(rewards, weights, valid_UW, options, reduce) -> Advantages
     loss(policy, options) -> PolicyLoss
 
-`rewards` are tensors [U, W] by name with their `weights`; `reduce` sums a float64 tensor over all ranks. `options` are the
-scenario's, as plain data. A loss returns sums and counts, which a trainer divides by the count of all ranks. An algorithm
-that is `weighted` also receives `draws`: how each group was drawn (None for a plain beam search or independent draws).
+`rewards` are tensors [U, W] by name, and `weights` their weights by name; `reduce` sums a float64 tensor over all ranks.
+`options` are the algorithm's options in the scenario, as plain data; `policy` is a LossInputs. A loss returns sums and counts,
+which a trainer divides by the count of all ranks. If `Algorithm.weighted` is set, `advantage` also receives `draws`: how each
+group was drawn (None for a plain beam search or independent draws).
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ def _return_one(options: Options) -> float:
 
 
 def count_tokens(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
-    """Count the valid tokens."""
+    """Count the codes of the valid beams."""
     return float(valid_UW.sum()) * levels
 
 
@@ -104,11 +107,11 @@ class Algorithm:
     """A kind of RL algorithm: its advantages, loss and options.
 
     Attributes:
-        options: Its keys in a scenario; trainers read those of `RolloutPasses` and `PolicyGradient`.
+        options: The class of the algorithm's options in a scenario; trainers read those of `RolloutPasses` and `PolicyGradient`.
         advantage: The function that computes advantages, or its dotted path `package.module:name`.
         loss: The function that computes the loss, or its dotted path.
         needs_reference: Returns whether trainers keep the stage's first weights as a reference, given the options.
-        needs_roles: Roles that a run must have for it, besides the shipped ones.
+        needs_roles: Names of the roles that a run must have for this algorithm, besides the shipped ones.
         needs_target: Returns whether the loss needs the log-probability of each user's next event.
         value_rate: Returns the learning rate of a value head; 0 for no value head.
         oversample: Returns the number of prompts requested, as a multiple of the stage's users.
@@ -117,7 +120,7 @@ class Algorithm:
         weighted: Whether `advantage` takes `draws`: how a group was drawn.
         feedback_column: Returns the column of the interactions whose values at the prompts' next events `advantage` takes as
             `feedback_U`.
-        corrects: What `mismatch.correct` may weigh: "token", "sequence".
+        corrects: Levels at which `mismatch.correct` may weight the advantages: "token", "sequence".
     """
 
     options: type[StrictModel]
@@ -145,9 +148,9 @@ class LossInputs:
         advantage_UW: Advantages, 0 where a beam is invalid.
         valid_UW: Mask of the valid beams.
         ref_UWL: Log-probabilities under the reference; None if the algorithm needs none.
-        target_UL: Log-probabilities of each user's next event, with a gradient; None unless requested.
+        target_UL: Log-probabilities of each user's next event, with a gradient; None unless `needs_target` requests them.
         target_ref_UL: The same under the reference.
-        taken_UW: Mask of the beams that are their user's next event; None unless requested.
+        taken_UW: Mask of the beams that equal their user's next event; None unless requested.
         value_UWL: Values of the value head, with a gradient; None without one.
         group_U: Group weights that `advantage` returned; None if it returned none.
         weight_UW: Weight of each beam, 1 on average over a group, so that a group's mean is the policy's expectation; None if
@@ -177,11 +180,11 @@ def has_kl(options: Options) -> bool:
 def _compute_advantages(
     rewards: Any, weights: Any, valid_UW: Any, options: Any, reduce: Any, **drawn: Any
 ) -> Any:
-    """Declare the arguments of `Algorithm.advantage`."""
+    """Declare the arguments of `Algorithm.advantage`, to which plug-ins are compared; `drawn` are draws and feedback_U."""
 
 
 def _compute_loss(policy: Any, options: Any) -> Any:
-    """Declare the arguments of `Algorithm.loss`."""
+    """Declare the arguments of `Algorithm.loss`, to which plug-ins are compared."""
 
 
 ALGORITHMS = PluginRegistry(

@@ -58,7 +58,7 @@ SPEC = Algorithm(
     Dapo,
     compute_advantages,
     compute_loss,
-    has_kl,
+    needs_reference=has_kl,
     oversample=lambda options: options["oversample"],
     weighted=True,
     corrects=("token", "sequence"),

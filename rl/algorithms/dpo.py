@@ -48,25 +48,26 @@ def compute_advantages(
     from nonet.rl import Advantages, centre_groups, select_pairs, sum_rewards
 
     reward_UW = sum_rewards(rewards, weights)
-    seen = centre_groups(reward_UW, valid_UW)
+    counts = centre_groups(reward_UW, valid_UW)  # only for its numbers of small and flat groups
     if options["chosen"] == "target":
-        order_UW = torch.where(valid_UW, reward_UW, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
-        value_UW = -1.0 * (valid_UW & (order_UW < options["negatives"]))
+        # The rank of each beam by reward, the lowest first: the second argsort inverts the permutation of the first.
+        rank_UW = torch.where(valid_UW, reward_UW, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+        value_UW = -1.0 * (valid_UW & (rank_UW < options["negatives"]))
     else:
         chosen_U, rejected_UW = select_pairs(reward_UW, valid_UW, options["negatives"])
         chosen_UW = torch.arange(valid_UW.shape[1], device=valid_UW.device) == chosen_U[:, None]
         value_UW = chosen_UW.float() - rejected_UW.float()
-    return Advantages(value_UW.float(), seen.small_groups, seen.flat_groups)
+    return Advantages(value_UW.float(), counts.small_groups, counts.flat_groups)
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute the softmax loss of the chosen item against the rejected beams."""
+    """Compute the preference loss of the chosen item against the rejected beams, see `compute_preference_loss`."""
     import torch
 
     from nonet.rl import compute_preference_loss
 
     assert policy.ref_UWL is not None
-    margin_UW = torch.where(policy.valid_UW, (policy.logp_UWL - policy.ref_UWL).sum(-1), 0.0)
+    log_ratio_UW = torch.where(policy.valid_UW, (policy.logp_UWL - policy.ref_UWL).sum(-1), 0.0)
     if options["chosen"] == "target":
         assert policy.target_UL is not None
         assert policy.target_ref_UL is not None
@@ -74,13 +75,13 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
         assert policy.taken_UW is not None
         rejected_UW = (policy.advantage_UW < 0) & ~policy.taken_UW
     else:
-        chosen_U = (margin_UW * (policy.advantage_UW > 0)).sum(-1)
+        chosen_U = (log_ratio_UW * (policy.advantage_UW > 0)).sum(-1)
         rejected_UW = policy.advantage_UW < 0
-    found = compute_preference_loss(chosen_U, margin_UW, rejected_UW, options["beta"])
-    return replace(found, ratio=found.count.to(found.loss.dtype))
+    result = compute_preference_loss(chosen_U, log_ratio_UW, rejected_UW, options["beta"])
+    return replace(result, ratio=result.count.to(result.loss.dtype))  # DPO has no ratio: reports a mean of 1
 
 
-def count_pairs(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
+def count_preference_groups(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
     """Count the groups with a rejected beam."""
     return float((advantage_UW < 0).any(1).sum())
 
@@ -89,9 +90,9 @@ SPEC = Algorithm(
     Dpo,
     compute_advantages,
     compute_loss,
-    lambda options: True,
+    needs_reference=lambda options: True,
     needs_target=lambda options: options["chosen"] == "target",
-    counted=count_pairs,
+    counted=count_preference_groups,
     more=("preferred", "margin"),
     corrects=(),
 )

@@ -45,5 +45,10 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
 
 
 SPEC = Algorithm(
-    DrGrpo, compute_advantages, compute_loss, has_kl, weighted=True, corrects=("token", "sequence")
+    DrGrpo,
+    compute_advantages,
+    compute_loss,
+    needs_reference=has_kl,
+    weighted=True,
+    corrects=("token", "sequence"),
 )

@@ -60,7 +60,7 @@ SPEC = Algorithm(
     Ecpo,
     "nonet.rl.algorithms.grpo:compute_advantages",
     compute_loss,
-    has_kl,
+    needs_reference=has_kl,
     counted=count_beams,
     weighted=True,
 )

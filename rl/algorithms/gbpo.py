@@ -39,4 +39,6 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     )
 
 
-SPEC = Algorithm(Gbpo, "nonet.rl.algorithms.grpo:compute_advantages", compute_loss, has_kl, weighted=True)
+SPEC = Algorithm(
+    Gbpo, "nonet.rl.algorithms.grpo:compute_advantages", compute_loss, needs_reference=has_kl, weighted=True
+)

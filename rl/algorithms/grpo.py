@@ -1,8 +1,8 @@
 """GRPO: advantages relative to a user's other beams, a clipped ratio per level, and a KL term to a reference.
 
 Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward separately (GDPO, arXiv 2601.05242), and is the
-default for several rewards: if only one of them varies in a group, division by the standard deviation of the sum would cancel
-the weight of that reward. If `kl` is 0, no reference policy is kept.
+default for several rewards. The reason: if only one reward varies in a group, dividing by the standard deviation of the weighted
+sum would cancel the weight of that reward. If `kl` is 0, no reference policy is kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
 
 
 def compute_clipped_loss(policy: LossInputs, options: Options, level: str = "token") -> PolicyLoss:
-    """Compute the clipped loss at a level ("token", "sequence" or "item") with the options of a policy gradient."""
+    """Compute the clipped loss with the options of a policy gradient.
+
+    `level` is "token", "sequence" or "item": the kind of ratio, see `nonet.rl.loss`.
+    """
     from nonet.rl import compute_policy_loss
 
     return compute_policy_loss(
@@ -71,5 +74,10 @@ def compute_clipped_loss(policy: LossInputs, options: Options, level: str = "tok
 
 
 SPEC = Algorithm(
-    Grpo, compute_advantages, compute_loss, has_kl, weighted=True, corrects=("token", "sequence")
+    Grpo,
+    compute_advantages,
+    compute_loss,
+    needs_reference=has_kl,
+    weighted=True,
+    corrects=("token", "sequence"),
 )

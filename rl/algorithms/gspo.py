@@ -33,14 +33,14 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with one ratio per beam."""
     from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return compute_clipped_loss(policy, options, "sequence")
+    return compute_clipped_loss(policy, options, level="sequence")
 
 
 SPEC = Algorithm(
     Gspo,
     "nonet.rl.algorithms.grpo:compute_advantages",
     compute_loss,
-    has_kl,
+    needs_reference=has_kl,
     counted=count_beams,
     weighted=True,
 )

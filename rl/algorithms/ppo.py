@@ -44,20 +44,23 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Return the weighted sum of the rewards; `compute_loss` subtracts the values and applies the weights of drawn beams."""
+    """Return the weighted sum of the rewards, from which `compute_loss` computes the advantages.
+
+    `compute_loss` also applies the weights of drawn beams, so `draws` is not used here.
+    """
     import torch
 
     from nonet.rl import Advantages, centre_groups, sum_rewards
 
     reward_UW = sum_rewards(rewards, weights)
-    centred = centre_groups(reward_UW, valid_UW)
-    return Advantages(
-        torch.where(valid_UW, reward_UW, 0.0).float(), centred.small_groups, centred.flat_groups
-    )
+    counts = centre_groups(reward_UW, valid_UW)  # only for its numbers of small and flat groups
+    return Advantages(torch.where(valid_UW, reward_UW, 0.0).float(), counts.small_groups, counts.flat_groups)
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss of advantages per level, plus half the squared error of the values.
+
+    `policy.advantage_UW` holds the rewards that `compute_advantages` returned.
 
     Advantages and returns use the values from before the first pass over a rollout (Schulman et al., algorithm 1), so several
     passes have the same targets. If beams were sampled, the advantage and the error of a beam are multiplied by its weight.
@@ -74,20 +77,20 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     advantage_UWL, return_UWL = compute_generalised_advantage(
         policy.advantage_UW, old_value_UWL, options["decay"]
     )
-    error = (policy.value_UWL - return_UWL).square() / 2
+    error_UWL = (policy.value_UWL - return_UWL).square() / 2
     if policy.weight_UW is not None:
-        weight_UW1 = policy.weight_UW.to(error.dtype).unsqueeze(-1)
-        advantage_UWL, error = advantage_UWL * weight_UW1, error * weight_UW1
-    clipped = compute_clipped_loss(replace(policy, advantage_UW=advantage_UWL), options)
-    error = torch.where(policy.valid_UW.unsqueeze(-1), error, 0.0).sum()
-    return replace(clipped, loss=clipped.loss + error, more={"value_error": error.detach()})
+        weight_UW1 = policy.weight_UW.to(error_UWL.dtype).unsqueeze(-1)
+        advantage_UWL, error_UWL = advantage_UWL * weight_UW1, error_UWL * weight_UW1
+    policy_loss = compute_clipped_loss(replace(policy, advantage_UW=advantage_UWL), options)
+    error = torch.where(policy.valid_UW.unsqueeze(-1), error_UWL, 0.0).sum()
+    return replace(policy_loss, loss=policy_loss.loss + error, more={"value_error": error.detach()})
 
 
 SPEC = Algorithm(
     Ppo,
     compute_advantages,
     compute_loss,
-    has_kl,
+    needs_reference=has_kl,
     value_rate=lambda options: options["value_lr"],
     more=("value_error",),
     weighted=True,

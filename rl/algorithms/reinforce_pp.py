@@ -37,12 +37,14 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Whiten the weighted sum of the rewards over the batch."""
+    """Whiten the weighted sum of the rewards over the batch, after subtracting the group's mean if `baseline` is "group"."""
     from nonet.rl import sum_rewards, weigh_advantages, whiten_batch
 
-    of_group = options["baseline"] == "group"
-    found = whiten_batch(sum_rewards(rewards, weights), valid_UW, baseline=of_group, reduce=reduce)
-    return weigh_advantages(found, draws, valid_UW)
+    subtract_group_mean = options["baseline"] == "group"
+    advantages = whiten_batch(
+        sum_rewards(rewards, weights), valid_UW, baseline=subtract_group_mean, reduce=reduce
+    )
+    return weigh_advantages(advantages, draws, valid_UW)
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
@@ -53,5 +55,10 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
 
 
 SPEC = Algorithm(
-    ReinforcePp, compute_advantages, compute_loss, has_kl, weighted=True, corrects=("token", "sequence")
+    ReinforcePp,
+    compute_advantages,
+    compute_loss,
+    needs_reference=has_kl,
+    weighted=True,
+    corrects=("token", "sequence"),
 )

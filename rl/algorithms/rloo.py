@@ -48,7 +48,9 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with one ratio per item."""
     from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return compute_clipped_loss(policy, options, "item")
+    return compute_clipped_loss(policy, options, level="item")
 
 
-SPEC = Algorithm(Rloo, compute_advantages, compute_loss, has_kl, counted=count_beams, weighted=True)
+SPEC = Algorithm(
+    Rloo, compute_advantages, compute_loss, needs_reference=has_kl, counted=count_beams, weighted=True
+)

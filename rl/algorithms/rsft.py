@@ -65,7 +65,7 @@ def compute_advantages(
         quality_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
     else:
         quality_U = feedback_U
-    has_quality_U = ~quality_U.isnan()
+    has_quality_U = ~quality_U.isnan()  # False where the column has no value
     threshold = quality_U[has_quality_U].quantile(1 - options["better"]) if has_quality_U.any() else 0.0
     return replace(advantages, group_U=(has_quality_U & (quality_U >= threshold)).float())
 
@@ -77,17 +77,17 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     assert policy.group_U is not None
     assert policy.target_UL is not None
     ecpo = compute_ecpo_loss(policy, options)
-    beams_U = policy.valid_UW.sum(1) * policy.group_U.to(policy.target_UL.device)
-    nats = -(policy.target_UL.sum(-1) * beams_U).sum()
-    total = options["rl"] * ecpo.loss + options["weight"] * nats
-    return replace(ecpo, loss=total, more={"next_event": nats.detach()})
+    weight_U = policy.valid_UW.sum(1) * policy.group_U.to(policy.target_UL.device)
+    next_event_loss = -(policy.target_UL.sum(-1) * weight_U).sum()
+    total = options["rl"] * ecpo.loss + options["weight"] * next_event_loss
+    return replace(ecpo, loss=total, more={"next_event": next_event_loss.detach()})
 
 
 SPEC = Algorithm(
     Rsft,
     compute_advantages,
     compute_loss,
-    has_kl,
+    needs_reference=has_kl,
     needs_target=lambda options: True,
     counted=count_beams,
     more=("next_event",),

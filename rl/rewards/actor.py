@@ -19,7 +19,7 @@ class ActorReward(Reward):
         columns: Item columns that are sent with the rollouts.
     """
 
-    url: ClassVar[str] = ""
+    url: ClassVar[str] = ""  # set in the subclass that `make_reward_class` creates
 
     @classmethod
     def check_url(cls, url: str, title: str) -> None:
@@ -55,7 +55,12 @@ class ActorReward(Reward):
         return method
 
     def score(self, r: Rollouts) -> Any:
-        """Send the rollouts to the actor and return its scores."""
+        """Send the rollouts to the actor and return its scores.
+
+        Raises:
+            DataError: The actor has not answered in time.
+            Unreachable: The actor died; the next call uses the actor that was restarted under its name, if any.
+        """
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError
 

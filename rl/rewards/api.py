@@ -9,8 +9,8 @@
         def __init__(self, model: str): ...
         def score(self, r): ...            # [U, W]
 
-This module uses NumPy only; a reward may use torch. `score_checked` checks what a reward returns, so that advantages are only
-computed from finite float32 [U, W].
+`r` is a Rollouts. This module uses NumPy only; a reward may use torch. `score_checked` checks what a reward returns, so that
+advantages are only computed from finite float32 [U, W].
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "score_checked",
 ]
 
+# Names that `use:` accepts without a module.
 SHIPPED = {
     "hit": "nonet.rl.rewards.shipped:hit",
     "rank": "nonet.rl.rewards.shipped:rank",
@@ -62,7 +63,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def reward(function: _F) -> _F:
-    """Mark a function as a reward and check its signature; returns the function itself."""
+    """Mark a function as a reward, check its signature, and return the function itself.
+
+    Raises:
+        ConfigError: `function` is a class, or its signature is not that of a reward.
+    """
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"@reward takes a function, got {function!r}. For a class, inherit from nonet.Reward."
@@ -88,7 +93,16 @@ class FunctionReward(Reward):
 
 
 def as_reward(target: Any, options: Mapping[str, Any] | None = None, *, name: str | None = None) -> Reward:
-    """Return a Reward from a function, a class or an instance; options are checked first."""
+    """Return a Reward from a function, a class or an instance; options are checked first.
+
+    Args:
+        target: The function, class or instance.
+        options: Options of a function or class.
+        name: Name of the reward in errors.
+
+    Raises:
+        ConfigError: `check_options` or the class's `__init__` raised an error.
+    """
     options = options or {}
     check_options(target, options, name=name)
     if isinstance(target, Reward):
@@ -116,19 +130,19 @@ def check_options(target: Any, options: Mapping[str, Any], *, name: str | None =
             raise ConfigError(
                 f"{title}: class {target.__name__} must inherit from nonet.Reward and define score(self, r)."
             )
-        allowed, needed, open_ended = _init_options(target)
+        allowed, required, accepts_any = _parse_init_options(target)
     elif isinstance(target, Reward):
-        allowed, needed, open_ended = [], [], False
+        allowed, required, accepts_any = [], [], False
     elif callable(target):
         _, parameters = _parse_arguments(target)
         allowed = [p.name for p in parameters]
-        needed, open_ended = [p.name for p in parameters if p.default is p.empty], False
+        required, accepts_any = [p.name for p in parameters if p.default is p.empty], False
     else:
         raise ConfigError(f"{title}: {target!r} is neither a function nor a nonet.Reward.")
     for key in options:
-        if key not in allowed and not open_ended:
+        if key not in allowed and not accepts_any:
             raise ConfigError(f"{title} has no option {key!r}{_suggest(key, allowed)}.")
-    missing = [key for key in needed if key not in options]
+    missing = [key for key in required if key not in options]
     if missing:
         raise ConfigError(
             f"{title} needs the option {missing[0]!r}: add `{missing[0]}: ...` to it in the scenario."
@@ -163,27 +177,31 @@ def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> 
 
 
 def list_columns(target: Any) -> list[str]:
-    """Return the item columns that a function or class requests; [] if a class determines them only when it is constructed."""
+    """Return the names of the columns that a reward needs; [] if a class determines them only when it is constructed."""
     if not isinstance(target, type | Reward):
         return [name for name in _parse_arguments(target)[0] if name not in FIELDS]
     columns = target.columns
     return list(columns) if isinstance(columns, list | tuple) else []
 
 
-def _init_options(cls: type) -> tuple[list[str], list[str], bool]:
-    """Return the options of a class, those without a default, and whether it accepts any (**options)."""
+def _parse_init_options(cls: type) -> tuple[list[str], list[str], bool]:
+    """Return the names of a class's options, of those without a default, and whether it accepts any option (**options)."""
     if cls.__init__ is object.__init__:
         return [], [], False
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # without self
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in named if p.default is p.empty]
-    return [p.name for p in named], needed, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    required = [p.name for p in named if p.default is p.empty]
+    return [p.name for p in named], required, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _parse_arguments(function: Callable[..., Any]) -> tuple[list[str], list[inspect.Parameter]]:
-    """Return the column names and keyword-only options of a reward function."""
+    """Return the names of a reward function's positional arguments (fields and columns), and its keyword-only options.
+
+    Raises:
+        ConfigError: The function has *args or **kwargs, or a positional argument with a default.
+    """
     title = f"reward {getattr(function, '__name__', function)!r}"
-    columns, options = [], []
+    arguments, options = [], []
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.KEYWORD_ONLY:
             options.append(p)
@@ -194,11 +212,12 @@ def _parse_arguments(function: Callable[..., Any]) -> tuple[list[str], list[insp
                 f"{title}: {p.name!r} has a default, so is it a column or an option? Put options after `*`."
             )
         else:
-            columns.append(p.name)
-    return columns, options
+            arguments.append(p.name)
+    return arguments, options
 
 
 def _get_column(r: Rollouts, name: str) -> Any:
+    """Return a joined column of the rollouts, or raise DataError that lists the known names."""
     if name not in r.columns:
         known = sorted({*FIELDS, *r.columns})
         raise DataError(f"there is no column {name!r}{_suggest(name, known)}.")
@@ -206,10 +225,11 @@ def _get_column(r: Rollouts, name: str) -> Any:
 
 
 def _suggest(word: str, allowed: Sequence[str]) -> str:
+    """Return the end of an error message about an unknown word: the most similar allowed word, or all allowed words."""
     if not allowed:
         return "; it takes none"
-    for near in find_close_matches(word, allowed):
-        return f"; did you mean {near!r}" + (f" (of {', '.join(allowed)})?" if len(allowed) > 1 else "?")
+    for match in find_close_matches(word, allowed):
+        return f"; did you mean {match!r}" + (f" (of {', '.join(allowed)})?" if len(allowed) > 1 else "?")
     return f"; there are: {', '.join(allowed)}"
 
 
@@ -220,7 +240,7 @@ def load_reward(
     *,
     name: str | None = None,
 ) -> Reward:
-    """Create the reward that `use:` names, with its options; `name` is the key in the scenario, for messages."""
+    """Create the reward that `use` names, see `find_reward`, with its options; `name` names it in errors, by default as `use`."""
     return as_reward(
         find_reward(use, base, name=name), options, name=name or (use if isinstance(use, str) else None)
     )
@@ -231,6 +251,7 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
 
     Args:
         use: A shipped name, "file.py[:Name]", "package.module:Name", or an address: http(s)://..., actor://namespace/name.
+            Anything but a string is returned unchanged.
         base: Folder to which files are relative.
         name: Name of the reward in errors.
     """
@@ -241,14 +262,14 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
         from nonet.rl.rewards.remote import make_reward_class
 
         return make_reward_class(use, title)
-    where, _, attribute = use.partition(":")
-    if where.endswith(".py"):
-        module = import_file(Path(base) / where, f"{title} ({where})")
+    module_path, _, attribute = use.partition(":")
+    if module_path.endswith(".py"):
+        module = import_file(Path(base) / module_path, f"{title} ({module_path})")
     elif attribute:
-        module = import_name(where, f"{title} ({use})")
+        module = import_name(module_path, f"{title} ({use})")
     elif use in SHIPPED:
-        where, _, attribute = SHIPPED[use].partition(":")
-        module = importlib.import_module(where)
+        module_path, _, attribute = SHIPPED[use].partition(":")
+        module = importlib.import_module(module_path)
     else:
         hint = "Or name file.py[:Name] or package.module:Name."
         raise ConfigError(
@@ -257,11 +278,12 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
     return (
         _get_named(module, attribute, title)
         if attribute
-        else _get_single_reward(module, f"{title} ({where})")
+        else _get_single_reward(module, f"{title} ({module_path})")
     )
 
 
 def _get_named(module: ModuleType, attribute: str, title: str) -> Any:
+    """Return an attribute of a module, or raise ConfigError that lists the module's rewards."""
     if not hasattr(module, attribute):
         raise ConfigError(
             f"{title}: it has no {attribute!r}; its rewards are: {', '.join(_find_rewards(module)) or 'none'}."
@@ -285,7 +307,7 @@ def _get_single_reward(module: ModuleType, title: str) -> Any:
 
 
 def _find_rewards(module: ModuleType) -> dict[str, Any]:
-    """Return the rewards that the module itself defines, by name."""
+    """Return the rewards that the module itself defines, by name; imported ones are left out."""
     own_members = {
         key: value
         for key, value in vars(module).items()
@@ -295,6 +317,7 @@ def _find_rewards(module: ModuleType) -> dict[str, Any]:
 
 
 def _is_reward(value: Any) -> bool:
+    """Return whether a value is a subclass of Reward with a `score`, or a function marked by `@reward`."""
     if isinstance(value, type):
         return issubclass(value, Reward) and value.score is not Reward.score
     return getattr(value, "__nonet_reward__", False) is True

@@ -1,9 +1,9 @@
-"""Calls of a reward with a time limit, so that a prompt for which it fails loses only its own row.
+"""Calls of a reward with a time limit, so that a prompt for which the reward fails loses only its own scores.
 
 A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `score_one_by_one` then finds the
-failing prompts by bisection: halves of the failing set are called again until single prompts are left. All calls of one step
-together take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no
-single prompt is the cause.
+failing prompts by bisection: the reward is called again with each half of a failing set, until single prompts are left. All
+calls of one step together take at most three times `timeout_s`: the first call once, the bisection twice. A service that cannot
+be reached is called again with growing pauses, since no single prompt is the cause.
 
 Several calls may run at once where the reward allows it. Python cannot end a thread. A call that exceeds its limit is
 interrupted where it runs Python code, and the reward is created anew, so that no state is shared with it. `hung` reports that
@@ -30,19 +30,24 @@ from nonet.types import Rollouts
 
 # Shapes: U users, W beams.
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_HOPELESS = 8  # single prompts that fail without one that succeeds, after which the others are not tried
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = (
+    0.1,
+    5.0,
+)  # between calls of a service that cannot be reached; doubled after each call
+_MAX_LONE_FAILURES = (
+    8  # single prompts that fail before any call succeeds; the remaining prompts are then not tried
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFailure:
-    """A prompt without a score.
+    """A prompt for which a reward gave no scores.
 
     Attributes:
-        row: Its row among those that were asked about.
-        uid: Its uid.
-        user: Its user.
-        why: What went wrong.
+        row: Row of the prompt in the rollouts of the call.
+        uid: Unique id of the prompt, `Rollouts.uid`.
+        user: Id of the prompt's user.
+        why: The error message.
     """
 
     row: int
@@ -52,29 +57,29 @@ class PromptFailure:
 
 
 class RewardTimeout(DataError):
-    """A call that did not return in time."""
+    """The error of a call of a reward that did not return in time."""
 
 
 class RewardCalls:
-    """Calls of one reward.
+    """Calls one reward with a time limit, and creates it anew after a call that exceeded the limit.
 
     Args:
-        make: Makes the reward, set up and opened.
-        name: Its name, for messages.
+        make: Creates the reward, set up and opened.
+        name: Name of the reward, for messages.
         timeout_s: How long one call may take.
     """
 
     def __init__(self, make: Callable[[], Reward], name: str, timeout_s: float):
         self._make, self.name, self.timeout_s = make, name, timeout_s
         self.reward = make()
-        self._stuck, self._remaking = False, threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._must_recreate, self._recreate_lock = False, threading.Lock()
+        self._late_threads: list[threading.Thread] = []  # of calls that exceeded their limit
 
     @property
     def hung(self) -> bool:
         """Whether a call that exceeded its limit may still run in this process."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        return bool(self._threads)
+        self._late_threads = [thread for thread in self._late_threads if thread.is_alive()]
+        return bool(self._late_threads)
 
     def score(
         self, rollouts: Rollouts, timeout_s: float | None = None
@@ -86,7 +91,7 @@ class RewardCalls:
             timeout_s: How long the call may take; by default that of the reward.
 
         Returns:
-            Scores [U, W] float32, NaN in whole rows that have none, and these rows.
+            Scores [U, W] float32, and the prompts without scores, whose rows are NaN.
         """
         try:
             return self._drop_non_finite(
@@ -104,112 +109,118 @@ class RewardCalls:
 
         Args:
             prompts: Rollouts of one prompt each.
-            budget_s: Limit of all calls together; by default twice the reward's `timeout_s`.
+            budget_s: Time limit of all calls together; by default twice the reward's `timeout_s`.
 
         Returns:
-            Scores [1, W] of each prompt, NaN without a score, and the prompts that have none.
+            Scores [1, W] of each prompt, and the prompts without scores, for which they are NaN; `row` is the index in `prompts`.
         """
         if not prompts:
             return [], []
         rollouts = Rollouts.concat(prompts)
         deadline = time.monotonic() + (2 * self.timeout_s if budget_s is None else budget_s)
-        scores, troubles = _make_empty_scores(rollouts), {}
-        sets, scored, failed_alone = [np.arange(len(prompts))], False, 0
-        error: DataError | None = None
-        late = self._stuck  # the call that failed on all of them was late
-        while sets:
-            rows = sets.pop()
+        scores, message_by_row = _make_empty_scores(rollouts), {}
+        pending_sets, any_call_succeeded, lone_failures = [np.arange(len(prompts))], False, 0
+        last_error: DataError | None = None
+        last_timed_out = (
+            self._must_recreate
+        )  # whether the caller's own call, which had all these prompts, exceeded its limit
+        while pending_sets:
+            rows = pending_sets.pop()
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or (failed_alone >= _HOPELESS and not scored):
-                why = "" if error is None else str(error)
-                told = why if left_s > 0 or why else f"reward {self.name!r} had no time left"
-                troubles |= {int(row): told for row in rows}
+            if left_s <= 0 or (lone_failures >= _MAX_LONE_FAILURES and not any_call_succeeded):
+                message = "" if last_error is None else str(last_error)
+                why = message if left_s > 0 or message else f"reward {self.name!r} had no time left"
+                message_by_row |= {int(row): why for row in rows}
                 continue
-            some = rollouts.take(rows)
+            subset = rollouts.take(rows)
             try:
-                found, wrong = self._call_with_retries(some, left_s, late=late)
-            except DataError as failure:
-                error, late = failure, isinstance(failure, RewardTimeout)
+                subset_scores, subset_failures = self._call_with_retries(subset, left_s, late=last_timed_out)
+            except DataError as error:
+                last_error, last_timed_out = error, isinstance(error, RewardTimeout)
                 if len(rows) == 1:
-                    failed_alone += 1
-                    troubles[int(rows[0])] = str(failure)
+                    lone_failures += 1
+                    message_by_row[int(rows[0])] = str(error)
                     continue
                 half = len(rows) // 2
-                sets += [rows[half:], rows[:half]]
+                pending_sets += [rows[half:], rows[:half]]
                 continue
-            scored = True
-            scores[rows] = found
-            troubles |= {int(rows[each.row]): each.why for each in wrong}
-        named = [
+            any_call_succeeded = True
+            scores[rows] = subset_scores
+            message_by_row |= {int(rows[failure.row]): failure.why for failure in subset_failures}
+        failures = [
             replace(_make_failures(rollouts, np.array([row]), why)[0], row=row)
-            for row, why in sorted(troubles.items())
+            for row, why in sorted(message_by_row.items())
         ]
-        return [scores[row : row + 1] for row in range(len(prompts))], named
+        return [scores[row : row + 1] for row in range(len(prompts))], failures
 
     def _call_with_retries(
-        self, some: Rollouts, left_s: float, *, late: bool
+        self, rollouts: Rollouts, left_s: float, *, late: bool
     ) -> tuple[np.ndarray, list[PromptFailure]]:
         """Call the reward; while it cannot be reached, retry with growing pauses for a third of the time left.
 
-        If an earlier call exceeded its limit, each call gets a share of half of the time left, so that the bisection completes
-        and the other half remains for the other prompts.
+        If the previous call exceeded its limit (`late`), the limit of this call is half of the time left, divided by the number
+        of calls from this set down to a single prompt. The bisection then completes, and half of the time is left for the other
+        prompts.
+
+        Returns:
+            Scores and failures, as `score` returns them.
         """
-        until, pause_s = time.monotonic() + left_s / 3, _FIRST_PAUSE_S
-        levels = math.ceil(math.log2(max(1, len(some.uid))))
-        limit_s = left_s / 2 / (levels + 1) if late else min(self.timeout_s, left_s)
+        retry_deadline, pause_s = time.monotonic() + left_s / 3, _FIRST_PAUSE_S
+        halvings = math.ceil(math.log2(max(1, len(rollouts.uid))))
+        limit_s = left_s / 2 / (halvings + 1) if late else min(self.timeout_s, left_s)
         while True:
             try:
-                return self._drop_non_finite(self._call_with_limit(limit_s, some), some)
+                return self._drop_non_finite(self._call_with_limit(limit_s, rollouts), rollouts)
             except Unreachable:
-                if time.monotonic() + pause_s >= until:
+                if time.monotonic() + pause_s >= retry_deadline:
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            limit_s = min(self.timeout_s, max(0.0, until - time.monotonic()))
+            limit_s = min(self.timeout_s, max(0.0, retry_deadline - time.monotonic()))
 
     def _drop_non_finite(
         self, scores: np.ndarray, rollouts: Rollouts
     ) -> tuple[np.ndarray, list[PromptFailure]]:
-        """Replace the scores of prompts with scores that are not finite by NaN, and report these prompts."""
-        bad = np.flatnonzero(~np.isfinite(scores).all(1))
+        """Set the rows of `scores` with a value that is not finite to NaN in place, and return `scores` and these prompts."""
+        bad_rows = np.flatnonzero(~np.isfinite(scores).all(1))
         why = describe_non_finite(scores, self.name, rollouts)
-        scores[bad] = np.nan
-        return scores, _make_failures(rollouts, bad, why)
+        scores[bad_rows] = np.nan
+        return scores, _make_failures(rollouts, bad_rows, why)
 
     def _call_with_limit(self, limit_s: float, rollouts: Rollouts) -> np.ndarray:
-        """Return the scores of one call that may take `limit_s` seconds.
+        """Return the scores [U, W] of one call that may take `limit_s` seconds; some may not be finite.
 
         Raises:
             DataError: The call raised an error.
-            Late: The call did not return in time.
+            RewardTimeout: The call did not return in time; the next call creates the reward anew.
         """
-        with self._remaking:
-            if self._stuck:
-                self.reward, self._stuck = self._make(), False
-        reward, answers = self.reward, SimpleQueue[Any]()
+        with self._recreate_lock:
+            if self._must_recreate:
+                self.reward, self._must_recreate = self._make(), False
+        reward, result_queue = self.reward, SimpleQueue[Any]()
 
-        def work() -> None:
+        def score_in_thread() -> None:
             try:
-                answers.put(score_allowing_nan(reward, self.name, rollouts))
+                result_queue.put(score_allowing_nan(reward, self.name, rollouts))
             except BaseException as error:
-                answers.put(error)
+                result_queue.put(error)
 
         began = time.monotonic()
-        thread = threading.Thread(target=work, name=f"reward {self.name}", daemon=True)
+        thread = threading.Thread(target=score_in_thread, name=f"reward {self.name}", daemon=True)
         thread.start()
         try:
-            answer = answers.get(timeout=limit_s)
+            result = result_queue.get(timeout=limit_s)
         except Empty:
-            self._stuck = True
-            self._threads.append(thread)
+            self._must_recreate = True
+            self._late_threads.append(thread)
             _interrupt(thread)
-            waited = time.monotonic() - began
-            raise RewardTimeout(f"reward {self.name!r} has not answered within {waited:.3g} s") from None
-        if isinstance(answer, DataError):
-            raise answer
-        if isinstance(answer, BaseException):
-            raise DataError(f"reward {self.name!r}: {type(answer).__name__}: {answer}") from answer
-        return answer
+            waited_s = time.monotonic() - began
+            raise RewardTimeout(f"reward {self.name!r} has not answered within {waited_s:.3g} s") from None
+        if isinstance(result, DataError):
+            raise result
+        if isinstance(result, BaseException):
+            raise DataError(f"reward {self.name!r}: {type(result).__name__}: {result}") from result
+        return result
 
 
 def _interrupt(thread: threading.Thread) -> None:
@@ -219,8 +230,10 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 def _make_empty_scores(rollouts: Rollouts) -> np.ndarray:
+    """Return scores [U, W] float32 that are all NaN."""
     return np.full(rollouts.valid.shape, np.nan, np.float32)
 
 
 def _make_failures(rollouts: Rollouts, rows: np.ndarray, why: str) -> list[PromptFailure]:
+    """Return a failure with the message `why` for each of `rows` of the rollouts."""
     return [PromptFailure(int(row), str(rollouts.uid[row]), str(rollouts.user_id[row]), why) for row in rows]

@@ -23,7 +23,7 @@ from nonet.types import Rollouts
 if TYPE_CHECKING:
     from nonet.rl.rewards.base import Reward
 
-_SHOWN = 3  # users named in an error
+_MAX_NAMED_USERS = 3  # number of users that an error names
 
 
 class Unreachable(DataError):
@@ -62,7 +62,7 @@ def score_allowing_nan(reward: Reward, name: str, rollouts: Rollouts) -> np.ndar
     """Return scores as `score_checked` does, but allow scores that are not finite."""
     users = _list_first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
-        answer = await_result(reward.score(rollouts))
+        result = await_result(reward.score(rollouts))
     except DataError as error:
         raise type(error)(f"reward {name!r}: {error}") from error
     except (ConnectionError, TimeoutError) as error:
@@ -75,28 +75,30 @@ def score_allowing_nan(reward: Reward, name: str, rollouts: Rollouts) -> np.ndar
         ) from error
     shape = rollouts.valid.shape
     try:
-        scores = _to_array(answer)
+        scores = _to_array(result)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
-            f"reward {name!r} returned {_describe(answer)} for users {users}, which cannot be converted to an array "
+            f"reward {name!r} returned {_describe(result)} for users {users}, which cannot be converted to an array "
             f"({_format_error(error)}); wanted numbers of shape {list(shape)}, [users, beams]."
         ) from error
     if scores.shape != shape or scores.dtype.kind not in "biuf":
         raise DataError(
-            f"reward {name!r} returned {_describe(answer, scores)} for users {users}; "
+            f"reward {name!r} returned {_describe(result, scores)} for users {users}; "
             f"wanted numbers of shape {list(shape)}, [users, beams]."
         )
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # values too large for float32 become infinite, and are reported
         return np.where(rollouts.valid, scores, 0).astype(np.float32)
 
 
 def describe_non_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
-    """Describe the scores that are not finite; "" if there are none."""
-    bad = ~np.isfinite(scores)
-    if not bad.any():
+    """Return an error message about the scores that are not finite; "" if there are none."""
+    is_bad_UW = ~np.isfinite(scores)
+    if not is_bad_UW.any():
         return ""
-    rows = np.flatnonzero(bad.any(1))
-    row, beam = rows[0], int(np.flatnonzero(bad[rows[0]])[0])
+    rows = np.flatnonzero(is_bad_UW.any(1))
+    row, beam = rows[0], int(np.flatnonzero(is_bad_UW[rows[0]])[0])
     item = rollouts.item_id[row, beam]
     return (
         f"reward {name!r} returned {scores[row, beam]} for user {rollouts.user_id[row]}, item {item}; "
@@ -105,16 +107,16 @@ def describe_non_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> st
     )
 
 
-def await_result(answer: Any) -> Any:
-    """Return the result of an awaitable, run in the one event loop of this process; return any other value unchanged.
+def await_result(value: Any) -> Any:
+    """Return the result of an awaitable, run in the event loop of this process; return any other value unchanged.
 
     One loop serves all calls of a process, so connections, semaphores and clients that a reward created once stay usable.
     """
-    if not inspect.isawaitable(answer):
-        return answer
+    if not inspect.isawaitable(value):
+        return value
 
     async def wait() -> Any:
-        return await answer
+        return await value
 
     future = asyncio.run_coroutine_threadsafe(wait(), _get_event_loop())
     try:
@@ -124,7 +126,7 @@ def await_result(answer: Any) -> Any:
         raise
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process id, at most one entry
 _loops_lock = threading.Lock()
 
 
@@ -140,42 +142,44 @@ def _get_event_loop() -> asyncio.AbstractEventLoop:
         return _loops[os.getpid()]
 
 
-def _to_array(answer: Any) -> np.ndarray:
+def _to_array(result: Any) -> np.ndarray:
     """Convert NumPy, torch, Arrow or list data to a NumPy view or copy."""
-    if hasattr(answer, "detach"):  # torch
-        answer = answer.detach().cpu()
-        if str(answer.dtype) == "torch.bfloat16":
-            answer = answer.float()
-        return answer.numpy()
-    if hasattr(answer, "to_pylist"):  # Arrow: a list per user; its nulls become NaN
-        nested = answer.to_pylist()
+    if hasattr(result, "detach"):  # torch
+        result = result.detach().cpu()
+        if str(result.dtype) == "torch.bfloat16":  # NumPy has no bfloat16
+            result = result.float()
+        return result.numpy()
+    if hasattr(result, "to_pylist"):  # Arrow: a list per user; its nulls become NaN
+        nested = result.to_pylist()
         array = np.array(nested)
         return array if array.dtype.kind != "O" else np.array(nested, dtype=np.float64)
-    return np.asarray(answer)
+    return np.asarray(result)
 
 
-def _describe(answer: Any, array: np.ndarray | None = None) -> str:
-    if answer is None:
+def _describe(result: Any, array: np.ndarray | None = None) -> str:
+    """Return the type of a reward's result for an error message, with the shape and dtype of its array if one is given."""
+    if result is None:
         return "None"
-    kind = f"{type(answer).__module__.split('.')[0]}.{type(answer).__name__}".removeprefix("builtins.")
-    return kind if array is None else f"{kind} of shape {list(array.shape)} {array.dtype}"
+    type_name = f"{type(result).__module__.split('.')[0]}.{type(result).__name__}".removeprefix("builtins.")
+    return type_name if array is None else f"{type_name} of shape {list(array.shape)} {array.dtype}"
 
 
 def _list_first_users(rollouts: Rollouts, rows: np.ndarray) -> str:
     """Return the names of the first users of some rows, for an error message."""
-    named = ", ".join(str(user) for user in rollouts.user_id[rows[:_SHOWN]])
-    return named + (", ..." if len(rows) > _SHOWN else "")
+    named = ", ".join(str(user) for user in rollouts.user_id[rows[:_MAX_NAMED_USERS]])
+    return named + (", ..." if len(rows) > _MAX_NAMED_USERS else "")
 
 
 def _format_error(error: BaseException) -> str:
+    """Return an exception as one line, "Type: message"."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _format_location(error: BaseException) -> str:
-    """Return the line of the reward's file at which it raised, as " (file.py:12)"."""
+    """Return the line of the reward's file at which it raised, as " (file.py:12)"; "" if no frame is outside this folder."""
     frames = traceback.extract_tb(error.__traceback__)
     outside_frames = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
-    # Frames of libraries that the reward called are left out.
+    # The first such frame is in the reward's file. Frames of libraries that the reward called are left out.
     lines = [frame.lineno for frame in outside_frames if frame.filename == outside_frames[0].filename]
     return f" ({Path(outside_frames[0].filename).name}:{lines[-1]})" if outside_frames else ""

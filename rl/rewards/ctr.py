@@ -7,7 +7,7 @@ its user's history. Only the labels of events that the click model was trained o
 model gets no time for a beam. An item that was not in its training data gets the mean click rate.
 """
 
-# Shapes: U users, W beams, P = U * W questions, I items.
+# Shapes: U users, W beams, P questions (pairs of a user and an item), N events of all histories together.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.known import locate_ids
 from nonet.types import Jagged, Rollouts
 
-_CHUNK = 8192
+_CHUNK = 8192  # number of pairs per forward pass, which bounds memory
 
 
 class PredictedClick(Reward):
@@ -32,81 +32,91 @@ class PredictedClick(Reward):
     """
 
     def __init__(self, model: str):
-        self.folder = _commit(Path(model))
+        self.folder = _find_checkpoint(Path(model))
 
     def setup(self) -> None:
         """Load the click model: its weights, sparse rows and training data."""
         from nonet.models.deepfm import ClickModel
 
-        self.asked = ClickModel(self.folder)
+        self.click_model = ClickModel(self.folder)
 
     def score(self, r: Rollouts) -> Any:
         """Return the click probability of each beam, or the mean click rate for unknown items; [U, W] float32."""
-        known = self.asked.known
+        known = self.click_model.known  # the training data
         item_UW = locate_ids(known.item_id, r.item_id)
         user_U = locate_ids(known.user_id, r.user_id)
-        past = locate_ids(known.item_id, r.history.values)
+        past_item_N = locate_ids(known.item_id, r.history.values)
         offsets = np.asarray(r.history.offsets, np.int64)
-        label = known.label_of(np.repeat(user_U, np.diff(offsets)), past)
+        label_N = known.label_of(np.repeat(user_U, np.diff(offsets)), past_item_N)
         score_UW = np.full(item_UW.shape, known.rate, np.float32)
-        u, w = np.nonzero(item_UW >= 0)
-        for start in range(0, len(u), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            score_UW[u[part], w[part]] = self._predict(
-                user_U, u[part], item_UW[u[part], w[part]], past, offsets, label
+        row_P, beam_P = np.nonzero(item_UW >= 0)
+        for start in range(0, len(row_P), _CHUNK):
+            row, beam = row_P[start : start + _CHUNK], beam_P[start : start + _CHUNK]
+            score_UW[row, beam] = self._predict(
+                user_U, row, item_UW[row, beam], past_item_N, offsets, label_N
             )
         return score_UW
 
     def _predict(
         self,
         user_U: np.ndarray,
-        row: np.ndarray,
-        item: np.ndarray,
-        past: np.ndarray,
+        row_P: np.ndarray,
+        item_P: np.ndarray,
+        past_item_N: np.ndarray,
         offsets: np.ndarray,
-        label: np.ndarray,
+        label_N: np.ndarray,
     ) -> np.ndarray:
-        """Predict the probabilities of (user, item) pairs given the users' past events."""
+        """Predict the click probabilities [P] of pairs of a user and an item, given the users' past events.
+
+        Args:
+            user_U: Index of each row's user in the training data, -1 if unknown.
+            row_P: Row of each pair's user in `user_U`.
+            item_P: Index of each pair's item in the training data.
+            past_item_N: Indices of the items of all histories, one history after another; -1 if unknown.
+            offsets: Start of each row's history in `past_item_N`, and the end of the last one.
+            label_N: Label of each past event: 1 liked, 0 not liked, -1 if the model was not trained on it.
+        """
         from nonet.models.deepfm import get_missing_value
         from nonet.ranges import expand_ranges
         from nonet.samples.batches import ClickQuestions, make_bags, select_values
 
-        setup, known = self.asked.setup, self.asked.known
-        begin, end = offsets[row], offsets[row + 1]
-        last, cuts = expand_ranges(np.maximum(begin, end - setup.history), end)
-        nothing, user = np.zeros(len(row), np.int64), user_U[row]
+        setup, known = self.click_model.setup, self.click_model.known
+        begin_P, end_P = offsets[row_P], offsets[row_P + 1]
+        # Only the last `setup.history` events of a user are used; `recent_offsets` splits them by pair.
+        recent, recent_offsets = expand_ranges(np.maximum(begin_P, end_P - setup.history), end_P)
+        no_time_P, user_P = np.zeros(len(row_P), np.int64), user_U[row_P]
         columns = {
-            name: np.where(user >= 0, values[np.maximum(user, 0)], get_missing_value(values))
+            name: np.where(user_P >= 0, values[np.maximum(user_P, 0)], get_missing_value(values))
             for name, values in known.columns.items()
         }
         questions = ClickQuestions(
-            user=user,
-            item=item,
-            liked=select_values(past[last], cuts, label[last] == 1),
-            disliked=select_values(past[last], cuts, label[last] == 0),
-            activity=end - begin,
-            time=nothing,
-            since=nothing,
-            timeless=np.ones(len(row), bool),
+            user=user_P,
+            item=item_P,
+            liked=select_values(past_item_N[recent], recent_offsets, label_N[recent] == 1),
+            disliked=select_values(past_item_N[recent], recent_offsets, label_N[recent] == 0),
+            activity=end_P - begin_P,
+            time=no_time_P,
+            since=no_time_P,
+            timeless=np.ones(len(row_P), bool),
             columns=columns,
         )
         bags: dict[str, Jagged] = make_bags(
-            questions, self.asked.items, tuple(setup.features), self.asked.keys
+            questions, self.click_model.items, tuple(setup.features), self.click_model.keys
         )
-        return self.asked.predict(bags)
+        return self.click_model.predict(bags)
 
 
-def _commit(folder: Path) -> Path:
+def _find_checkpoint(folder: Path) -> Path:
     """Return the newest checkpoint in the folder of a run, or the folder itself if it is a checkpoint.
 
     Raises:
         ConfigError: The folder has no click model.
     """
-    commits = sorted((folder / "checkpoints").glob("step-*"))
-    commit = commits[-1] if commits else folder
-    if not (commit / "clicks" / "model.json").is_file():
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    checkpoint = checkpoints[-1] if checkpoints else folder
+    if not (checkpoint / "clicks" / "model.json").is_file():
         raise ConfigError(
             f"reward ctr: {folder} holds no click model; give a run of a click model (nonet run ctr), or a commit of it, "
             "such as runs/<id>/checkpoints/step-000123"
         )
-    return commit
+    return checkpoint

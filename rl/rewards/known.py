@@ -1,6 +1,6 @@
-"""The items of a run, for rewards that need more than columns. Each artifact is read at its first use, without torch.
+"""RunData: the items of a run, for rewards that need more than columns. Each artifact is read at its first use, without torch.
 
-    class Near(nonet.Reward):
+    class SharedPrefix(nonet.Reward):
         def open(self, run):                 # once in each actor, before the first beams
             self.sid = run.sid               # [I, L]
 
@@ -54,7 +54,7 @@ class RunData:
 
     @cached_property
     def transitions(self) -> Transitions:
-        """Counts of how often an item followed another one shortly after in training events."""
+        """Counts of how often one item came shortly after another one in the training events."""
         return Transitions.load(Path(self.folders["transitions"]))
 
     def column(self, name: str) -> np.ndarray:
@@ -74,12 +74,12 @@ class RunData:
         return locate_ids(self.item_id, ids)
 
 
-def locate_ids(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the index of each id in `known`; -1 for ids that are not in it or have another type."""
+def locate_ids(known_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the index in `known_ids` of each id; -1 for ids that are not in `known_ids` or have another type."""
     ids = np.asarray(ids)
-    if (known.dtype.kind == "U") != (ids.dtype.kind in "UO") or not len(known):
+    if (known_ids.dtype.kind == "U") != (ids.dtype.kind in "UO") or not len(known_ids):
         return np.full(ids.shape, -1, np.int64)
     ids = ids.astype(np.str_) if ids.dtype == object else ids
-    order = np.argsort(known, kind="stable")
-    places = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
-    return np.where(known[order[places]] == ids, order[places], -1)
+    order = np.argsort(known_ids, kind="stable")
+    sorted_index = np.minimum(np.searchsorted(known_ids, ids, sorter=order), len(known_ids) - 1)
+    return np.where(known_ids[order[sorted_index]] == ids, order[sorted_index], -1)

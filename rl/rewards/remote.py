@@ -35,7 +35,7 @@ SCHEMES = {
 }
 _GROUP = "nonet.reward_schemes"  # entry points of other packages: the name is a URL scheme, the value a subclass of Reward
 _RETRIED_CODES = (429, 502, 503, 504)  # status codes after which a request is sent again later
-_SHOWN = 120  # number of characters of a response that an error shows
+_SHOWN_CHARS = 120  # number of characters of a response that an error shows
 
 
 class HttpReward(Reward):
@@ -43,28 +43,33 @@ class HttpReward(Reward):
 
     Args:
         columns: Item columns that are sent with the rollouts.
-        token: Name of the environment variable with the bearer token.
+        token: Name of the environment variable with the bearer token; None sends no token.
     """
 
-    url: ClassVar[str] = ""
+    url: ClassVar[str] = ""  # set in the subclass that `make_reward_class` creates
     concurrent = True
 
     def __init__(self, columns: Sequence[str] = (), token: str | None = None):
-        self.columns, self._token = list(columns), token
+        self.columns, self._token_variable = list(columns), token
         if token is not None and not os.environ.get(token):
             raise ConfigError(f"{self.url}: token: the environment has no {token} in the reward's process")
 
     def score(self, r: Rollouts) -> Any:
         """Post the rollouts to the server and return its scores."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {os.environ[self._token]}"
+        if self._token_variable:
+            headers["Authorization"] = f"Bearer {os.environ[self._token_variable]}"
         body = json.dumps(_to_json(make_message(r, self.columns))).encode()
         request = urllib.request.Request(self.url, body, headers, method="POST")
         return _parse_scores(self.url, self._send(request))
 
     def _send(self, request: urllib.request.Request) -> bytes:
-        """Send a request and return the body of the response."""
+        """Send a request and return the body of the response.
+
+        Raises:
+            Unreachable: The server cannot be reached, or asks to try again later.
+            DataError: The server answered with another error, or not in time.
+        """
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return response.read()
@@ -74,9 +79,8 @@ class HttpReward(Reward):
         except TimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
-            reason = getattr(error, "reason", error)
-            is_timeout = isinstance(reason, TimeoutError)
-            if is_timeout:
+            reason = getattr(error, "reason", error)  # urllib wraps the timeout of a connect in a URLError
+            if isinstance(reason, TimeoutError):
                 raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
             raise Unreachable(f"{self.url} cannot be reached: {reason}") from None
 
@@ -84,17 +88,21 @@ class HttpReward(Reward):
 def make_reward_class(use: str, title: str) -> type[Reward]:
     """Create the reward class for an address; its attribute `url` is the address.
 
+    Args:
+        use: The address, as in the scenario.
+        title: How messages name the reward.
+
     Raises:
         ConfigError: The scheme is unknown or registered twice, or the address or the class is invalid.
     """
     scheme = use.partition("://")[0]
-    point = find_entry_point(scheme, _GROUP, f"reward scheme {scheme!r}", SCHEMES)
-    if point is None and scheme not in SCHEMES:
+    entry_point = find_entry_point(scheme, _GROUP, f"reward scheme {scheme!r}", SCHEMES)
+    if entry_point is None and scheme not in SCHEMES:
         raise ConfigError(
             f"{title}: no reward has the scheme {scheme}://; supported are http://, https:// and actor://namespace/name"
         )
-    cls = load_heavy(SCHEMES[scheme] if point is None else point.value)
-    if point is not None:
+    cls = load_heavy(SCHEMES[scheme] if entry_point is None else entry_point.value)
+    if entry_point is not None:
         check_class(cls, Reward, f"reward scheme {scheme!r}", "docs/reference/rewards.md")
     check_url = getattr(cls, "check_url", None)
     if check_url is not None:
@@ -103,9 +111,9 @@ def make_reward_class(use: str, title: str) -> type[Reward]:
 
 
 def make_message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
-    """Build the message for rollouts: arrays with one row per user, and ragged values as one list of arrays per user."""
-    parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
-    message: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
+    """Build the message of rollouts: arrays with one row per user, and ragged values as one list of arrays per user."""
+    array_fields = ("uid", "user_id", "scene", "item_id", "valid")
+    message: dict[str, Any] = {name: np.asarray(getattr(r, name)) for name in array_fields}
     message["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
     message |= {} if r.added is None else {"added": r.added}
     message |= {name: _split_rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
@@ -113,15 +121,16 @@ def make_message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _split_rows(ragged: Jagged) -> list[np.ndarray]:
+    """Return one array per user."""
     return [np.asarray(ragged[user]) for user in range(len(ragged))]
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a value to JSON lists; numbers that are not finite become null."""
+    """Convert arrays in nested dicts and lists to lists for JSON; numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {key: _to_json(part) for key, part in value.items()}
+        return {key: _to_json(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_to_json(part) for part in value]
+        return [_to_json(member) for member in value]
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -130,7 +139,11 @@ def _to_json(value: Any) -> Any:
 
 
 def _parse_scores(url: str, body: bytes) -> Any:
-    """Return the scores in the body of an HTTP response."""
+    """Return the scores in the body of an HTTP response as a float64 array, with NaN for null.
+
+    Raises:
+        DataError: The body is not JSON, or has no list of lists of numbers.
+    """
     try:
         scores = json.loads(body)
     except ValueError:
@@ -139,24 +152,26 @@ def _parse_scores(url: str, body: bytes) -> Any:
         if "scores" not in scores:
             raise DataError(f"{url} answered without `scores`: {_shorten(body)}")
         scores = scores["scores"]
-    invalid = DataError(
+    invalid_error = DataError(
         f"{url} answered `scores` that are not a list of lists of numbers, [users, beams]: {_shorten(body)}"
     )
-    if not _are_numbers(scores):  # NumPy would convert the text "1" to a number
-        raise invalid
+    if not _contains_only_numbers(scores):  # NumPy would convert the text "1" to a number
+        raise invalid_error
     try:
         return np.array(scores, np.float64)  # null becomes NaN
     except (TypeError, ValueError, OverflowError):
-        raise invalid from None
+        raise invalid_error from None
 
 
-def _are_numbers(value: Any) -> bool:
+def _contains_only_numbers(value: Any) -> bool:
     """Return whether nested lists contain only numbers, booleans and nulls."""
     if isinstance(value, list):
-        return all(map(_are_numbers, value))
+        return all(map(_contains_only_numbers, value))
     return value is None or isinstance(value, int | float)
 
 
 def _shorten(body: bytes) -> str:
-    text = " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())
-    return repr(text[:_SHOWN] + ("..." if len(text) > _SHOWN else ""))
+    """Return the start of a response on one line and in quotation marks, for an error message."""
+    # A character has at most 4 bytes in UTF-8.
+    text = " ".join(body[: 4 * _SHOWN_CHARS].decode("utf-8", "replace").split())
+    return repr(text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else ""))

@@ -20,9 +20,9 @@ from nonet.rl.rewards.api import Reward, reward
 from nonet.rl.rewards.known import RunData
 from nonet.types import Jagged, Rollouts
 
-# Shapes: U users, W beams, L levels, I items, T recent events, K words or categories.
+# Shapes: U users, W beams, L levels, I items, T recent events, K word buckets or categories, N distinct items, texts or rows.
 
-_WORDS = 4096  # number of buckets into which words are hashed
+_BUCKETS = 4096  # number of buckets into which words are hashed
 
 
 @reward
@@ -51,16 +51,21 @@ def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     The sum over a group is its NDCG.
     """
     hits_UW = _find_hits(item_id, target, valid)
-    place_UW = np.cumsum(valid, 1) - 1
-    gain_UW = np.where(hits_UW, 1.0 / np.log2(np.maximum(place_UW, 0) + 2.0), 0.0)
-    counts = np.minimum(np.diff(target.offsets), item_id.shape[1])
-    ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(item_id.shape[1]) + 2.0))])[counts]
-    return (gain_UW / np.maximum(ideal, 1e-12)[:, None]).astype(np.float32)
+    position_UW = np.cumsum(valid, 1) - 1  # position among the valid beams, from 0
+    gain_UW = np.where(hits_UW, 1.0 / np.log2(np.maximum(position_UW, 0) + 2.0), 0.0)
+    max_hits_U = np.minimum(np.diff(target.offsets), item_id.shape[1])
+    ideal_by_hits = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(item_id.shape[1]) + 2.0))])
+    return (gain_UW / np.maximum(ideal_by_hits[max_hits_U], 1e-12)[:, None]).astype(np.float32)
 
 
 @reward
 def novelty(events: np.ndarray, *, half_life: Annotated[float, Field(gt=0)] = 30.0) -> np.ndarray:
-    """Return 0.5 ** (training events of the item / `half_life`), which is 1 for an item without events; [U, W] float32."""
+    """Return 0.5 ** (training events of the item / `half_life`), which is 1 for an item without events; [U, W] float32.
+
+    Args:
+        events: Column with the number of training events of each beam's item [U, W].
+        half_life: Number of training events that halves the score.
+    """
     if not half_life > 0:
         raise ConfigError(f"half_life is {half_life}; it is a number of events above 0")
     return (0.5 ** (events / half_life)).astype(np.float32)
@@ -70,20 +75,22 @@ class Prefix(Reward):
     """The reward `prefix`: the share of leading codes that a beam's semantic id has in common with the closest target's."""
 
     def open(self, run: RunData) -> None:
-        """Store the run, whose semantic ids are compared."""
+        """Store the run, whose item ids and semantic ids `score` reads."""
         self._run = run
 
     def score(self, r: Rollouts) -> np.ndarray:
         """Return the largest share of leading codes that a beam has in common with a target, [U, W]."""
         share_UW = np.zeros(r.item_id.shape, np.float32)
-        target, counts = self._run.index(r.target.values), np.diff(r.target.offsets)
-        for position in range(int(counts.max(initial=0))):
-            rows = np.flatnonzero(counts > position)
-            item = target[np.asarray(r.target.offsets)[rows] + position]
-            rows, item = rows[item >= 0], item[item >= 0]
-            same_NWL = r.sid[rows] == self._run.sid[item][:, None]
+        target_items, counts_U = self._run.index(r.target.values), np.diff(r.target.offsets)
+        for position in range(
+            int(counts_U.max(initial=0))
+        ):  # compares the target at this position of all users at once
+            rows_N = np.flatnonzero(counts_U > position)
+            item_N = target_items[np.asarray(r.target.offsets)[rows_N] + position]
+            rows_N, item_N = rows_N[item_N >= 0], item_N[item_N >= 0]
+            same_NWL = r.sid[rows_N] == self._run.sid[item_N][:, None]
             shared_NW = np.logical_and.accumulate(same_NWL, -1).mean(-1)
-            share_UW[rows] = np.maximum(share_UW[rows], shared_NW)
+            share_UW[rows_N] = np.maximum(share_UW[rows_N], shared_NW)
         return share_UW
 
 
@@ -101,14 +108,14 @@ class Diversity(Reward):
 
     def score(self, r: Rollouts) -> np.ndarray:
         """Return 1 - the mean Jaccard similarity of each beam with the other beams of its prompt, [U, W]."""
-        has_UWK = _make_bags(r[self.columns[0]], r.valid)
-        both_UWW = has_UWK @ has_UWK.transpose(0, 2, 1)
-        size_UW = has_UWK.sum(-1)
-        either_UWW = size_UW[:, :, None] + size_UW[:, None] - both_UWW
-        overlap_UWW = np.where(either_UWW > 0, both_UWW / np.maximum(either_UWW, 1), 0.0)
-        pairs_UWW = r.valid[:, :, None] & r.valid[:, None] & ~np.eye(r.valid.shape[1], dtype=bool)
-        others_UW = pairs_UWW.sum(-1)
-        mean_UW = np.where(pairs_UWW, overlap_UWW, 0).sum(-1) / np.maximum(others_UW, 1)
+        categories_UWK = _make_multi_hot(r[self.columns[0]], r.valid)
+        intersection_UWW = categories_UWK @ categories_UWK.transpose(0, 2, 1)
+        size_UW = categories_UWK.sum(-1)
+        union_UWW = size_UW[:, :, None] + size_UW[:, None] - intersection_UWW
+        jaccard_UWW = np.where(union_UWW > 0, intersection_UWW / np.maximum(union_UWW, 1), 0.0)
+        is_other_UWW = r.valid[:, :, None] & r.valid[:, None] & ~np.eye(r.valid.shape[1], dtype=bool)
+        other_count_UW = is_other_UWW.sum(-1)
+        mean_UW = np.where(is_other_UWW, jaccard_UWW, 0).sum(-1) / np.maximum(other_count_UW, 1)
         return (1.0 - mean_UW).astype(np.float32)
 
 
@@ -125,27 +132,31 @@ class Cooccurrence(Reward):
         self.last = last
 
     def open(self, run: RunData) -> None:
-        """Store the run's counted transitions between items."""
-        pairs = self._pairs = run.transitions
-        self._run, self._items = run, np.int64(len(pairs.occurs))
-        source = np.repeat(np.arange(len(pairs.occurs), dtype=np.int64), np.diff(pairs.row))
-        self._keys = source * self._items + pairs.item
+        """Store the run's counts of transitions between items, with sorted keys (past item * I + next item)."""
+        transitions = self._transitions = run.transitions
+        self._run, self._item_count = run, np.int64(len(transitions.occurs))
+        past_items = np.repeat(np.arange(len(transitions.occurs), dtype=np.int64), np.diff(transitions.row))
+        self._keys = past_items * self._item_count + transitions.item
 
     def score(self, r: Rollouts) -> np.ndarray:
         """Return the mean conditional frequency of each beam's item after the user's last events, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
-        key_UTW = past_UT[:, :, None] * self._items + r.item[:, None]
+        key_UTW = past_UT[:, :, None] * self._item_count + r.item[:, None]
         known_UTW = (past_UT >= 0)[:, :, None] & (r.item >= 0)[:, None]
-        at = np.minimum(np.searchsorted(self._keys, key_UTW), max(len(self._keys) - 1, 0))
-        found_UTW = known_UTW & (self._keys[at] == key_UTW) if len(self._keys) else np.zeros_like(known_UTW)
-        occurs_UT = np.maximum(self._pairs.occurs[np.maximum(past_UT, 0)], 1)
-        share_UTW = np.where(found_UTW, np.asarray(self._pairs.count)[at] if len(self._keys) else 0, 0)
-        share_UTW = share_UTW / occurs_UT[:, :, None]
+        index_UTW = np.minimum(np.searchsorted(self._keys, key_UTW), max(len(self._keys) - 1, 0))
+        found_UTW = (
+            known_UTW & (self._keys[index_UTW] == key_UTW) if len(self._keys) else np.zeros_like(known_UTW)
+        )
+        occurs_UT = np.maximum(self._transitions.occurs[np.maximum(past_UT, 0)], 1)
+        count_UTW = np.where(
+            found_UTW, np.asarray(self._transitions.count)[index_UTW] if len(self._keys) else 0, 0
+        )
+        share_UTW = count_UTW / occurs_UT[:, :, None]
         return (share_UTW.sum(1) / np.maximum((past_UT >= 0).sum(1), 1)[:, None]).astype(np.float32)
 
 
 class TextSimilarity(Reward):
-    """The reward for similar texts: the cosine similarity of a beam's text with the mean text of the user's last items.
+    """The reward `text_similarity`: the cosine similarity of a beam's text with the mean text of the user's last items.
 
     Texts are TF-IDF vectors with binary term frequencies. Words are hashed into 4096 buckets.
 
@@ -160,58 +171,68 @@ class TextSimilarity(Reward):
     def open(self, run: RunData) -> None:
         """Hash the words of the items' texts, and compute the inverse document frequencies of the hashed words."""
         texts = run.column(self.column).astype(np.str_)
-        words = [
-            np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts
+        buckets_by_item = [
+            np.unique([_hash_word(word) for word in text.lower().replace("|", " ").split()]) for text in texts
         ]
-        self._run, self._words = run, [places.astype(np.int64) for places in words]
-        count = np.bincount(np.concatenate([*self._words, np.zeros(0, np.int64)]), minlength=_WORDS)
-        self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
+        self._run, self._buckets_by_item = run, [buckets.astype(np.int64) for buckets in buckets_by_item]
+        # The empty array gives np.concatenate an input if the run has no items.
+        all_buckets = np.concatenate([*self._buckets_by_item, np.zeros(0, np.int64)])
+        text_count_K = np.bincount(all_buckets, minlength=_BUCKETS)
+        self._idf_K = np.log((1 + len(texts)) / (1 + text_count_K)).astype(np.float32)
 
     def score(self, r: Rollouts) -> np.ndarray:
         """Return the cosine similarity of each beam's text with the mean text of the user's last items, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
-        items, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
-        vector_NK = np.zeros((len(items), _WORDS), np.float32)
-        for row, item in enumerate(items):
+        item_N, row = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
+        vector_NK = np.zeros((len(item_N), _BUCKETS), np.float32)
+        for n, item in enumerate(item_N):
             if item >= 0:
-                vector_NK[row, self._words[item]] = self._rare[self._words[item]]
+                vector_NK[n, self._buckets_by_item[item]] = self._idf_K[self._buckets_by_item[item]]
         vector_NK /= np.maximum(np.linalg.norm(vector_NK, axis=1, keepdims=True), 1e-12)
-        past, beams = at[: past_UT.size].reshape(past_UT.shape), at[past_UT.size :].reshape(r.item.shape)
+        past_row_UT = row[: past_UT.size].reshape(past_UT.shape)
+        beam_row_UW = row[past_UT.size :].reshape(r.item.shape)
         score_UW = np.zeros(r.item.shape, np.float32)
-        for user in range(len(past)):
-            mean_K = vector_NK[past[user]].sum(0)
-            score_UW[user] = vector_NK[beams[user]] @ (mean_K / max(float(np.linalg.norm(mean_K)), 1e-12))
+        for user in range(len(past_row_UT)):
+            sum_K = vector_NK[past_row_UT[user]].sum(0)  # the mean up to a factor, which the norm removes
+            score_UW[user] = vector_NK[beam_row_UW[user]] @ (sum_K / max(float(np.linalg.norm(sum_K)), 1e-12))
         return score_UW
 
 
-def _place(word: str) -> int:
-    return zlib.crc32(word.encode()) % _WORDS
+def _hash_word(word: str) -> int:
+    """Return the bucket of a word, in [0, `_BUCKETS`)."""
+    return zlib.crc32(word.encode()) % _BUCKETS
 
 
-def _select_recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
-    """Return the last items of each user [U, T] int64, newest first, padded with -1."""
+def _select_recent(items: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
+    """Return the `last` newest items of each user [U, T] int64, newest first, padded with -1.
+
+    The items of user u, oldest first, are items[offsets[u] : offsets[u + 1]].
+    """
     offsets = np.asarray(offsets, np.int64)
-    at = offsets[1:, None] - 1 - np.arange(last)
-    exists = at >= offsets[:-1, None]
-    return np.where(exists, past[np.maximum(at, 0)] if len(past) else -1, -1)
+    index_UT = offsets[1:, None] - 1 - np.arange(last)
+    exists_UT = index_UT >= offsets[:-1, None]
+    return np.where(exists_UT, items[np.maximum(index_UT, 0)] if len(items) else -1, -1)
 
 
-def _make_bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
+def _make_multi_hot(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
     """Return the categories of each beam as a multi-hot array [U, W, K] float32, all 0 for invalid beams."""
-    texts, at = np.unique(texts_UW.astype(np.str_), return_inverse=True)
-    parts = [[part for part in text.split("|") if part] for text in texts.tolist()]
-    names = {name: place for place, name in enumerate(sorted({name for part in parts for name in part}))}
-    has_NK = np.zeros((len(texts), max(1, len(names))), np.float32)
-    for row, part in enumerate(parts):
-        has_NK[row, [names[name] for name in part]] = 1.0
-    return has_NK[at.reshape(texts_UW.shape)] * valid_UW[..., None]
+    texts, text_index = np.unique(texts_UW.astype(np.str_), return_inverse=True)
+    categories_by_text = [[name for name in text.split("|") if name] for text in texts.tolist()]
+    all_categories = sorted({name for categories in categories_by_text for name in categories})
+    category_index = {name: index for index, name in enumerate(all_categories)}
+    multi_hot_NK = np.zeros((len(texts), max(1, len(all_categories))), np.float32)
+    for row, categories in enumerate(categories_by_text):
+        multi_hot_NK[row, [category_index[name] for name in categories]] = 1.0
+    return multi_hot_NK[text_index.reshape(texts_UW.shape)] * valid_UW[..., None]
 
 
 def _find_hits(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     """Return a mask [U, W] of the valid beams that are a target of their user."""
-    counts = np.diff(target.offsets)
+    counts_U = np.diff(target.offsets)
     hits_UW = np.zeros(item_id.shape, bool)
-    for position in range(int(counts.max(initial=0))):
-        rows = np.flatnonzero(counts > position)
+    for position in range(
+        int(counts_U.max(initial=0))
+    ):  # compares the target at this position of all users at once
+        rows = np.flatnonzero(counts_U > position)
         hits_UW[rows] |= item_id[rows] == target.values[target.offsets[rows] + position][:, None]
     return hits_UW & valid
