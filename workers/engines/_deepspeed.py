@@ -27,9 +27,15 @@ from nonet.workers.engines._shadow import Shadow
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
-_MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
-_SUPPORTED = ((0, 16), (0, 20))  # versions, as in pyproject.toml
-_AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
+_MOMENTS = {
+    "first": "exp_avg",
+    "second": "exp_avg_sq",
+}  # Name in a commit: key of the state of torch's AdamW.
+_SUPPORTED = (
+    (0, 16),
+    (0, 20),
+)  # The oldest supported version and the first unsupported one, as in pyproject.toml.
+_BUCKET_ELEMENTS = 1 << 22  # Elements that ranks gather or reduce together: 16 MB in fp32.
 
 
 class Deepspeed(Ddp):
@@ -56,9 +62,8 @@ class Deepspeed(Ddp):
         member: Membership,
     ):
         self._engine: Any = None
-        super().__init__(
-            options, model, learning.model_copy(update={"use": "adamw"}), member
-        )  # until a stage says its own
+        # `restart`, which the base class calls, rejects Muon; the first stage sets its own optimizer settings.
+        super().__init__(options, model, learning.model_copy(update={"use": "adamw"}), member)
 
     def change_process_group(self, member: Membership) -> None:
         """Continue in another process group with a new optimizer."""
@@ -73,9 +78,9 @@ class Deepspeed(Ddp):
                 "in every stage, or engine: {use: fsdp2}"
             )
         super().restart()
-        self._divide()
+        self._rebuild_engine()
 
-    def _divide(self) -> None:
+    def _rebuild_engine(self) -> None:
         """Replace the DeepSpeed engine by a new one over the current weights; a single rank has none."""
         if self._engine is not None:
             self._engine.destroy()
@@ -108,51 +113,58 @@ class Deepspeed(Ddp):
         self._pieces = _RankPieces(self._engine.optimizer, ordered, self._shapes, self.member)
 
     def make_masters(self) -> list[torch.nn.Parameter]:
-        """Return the masters as `Ddp` does on a single rank; else the shadow has the fp32 copies."""
+        """Return the masters of `Ddp` on a single rank; on several, the parameters, since the shadow has the fp32 copies."""
         return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
 
     def _build_config(self) -> dict[str, Any]:
-        """Return DeepSpeed's configuration."""
-        whole, largest = sum(self._sizes), max(self._sizes)
-        bucket = (
-            -(-max(largest, min(whole, _AT_ONCE)) // 64) * 64
-        )  # of elements; DeepSpeed wants an even number
+        """Return DeepSpeed's configuration: the defaults of this engine, overridden by the option `deepspeed`."""
+        total, largest = sum(self._sizes), max(self._sizes)
+        # DeepSpeed needs an even number of elements that holds the largest parameter: round up to a multiple of 64.
+        bucket = math.ceil(max(largest, min(total, _BUCKET_ELEMENTS)) / 64) * 64
         zero: dict[str, Any] = {"stage": self.options.get("zero", 1)}
         zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-        if zero["stage"] == 3:  # no parameter stays whole, none is gathered before its turn
+        if zero["stage"] == 3:  # No parameter stays whole, and none is gathered before it is used.
             zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
             zero |= {"stage3_max_live_parameters": largest, "stage3_max_reuse_distance": 0}
         if self.options.get("offload", "none") == "optimizer":
             zero["offload_optimizer"] = {"device": "cpu"}
-        own = dict(self.options.get("deepspeed") or {})
-        zero |= own.pop("zero_optimization", {})
+        overrides = dict(self.options.get("deepspeed") or {})
+        zero |= overrides.pop("zero_optimization", {})
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "gradient_clipping": self.learning.clip,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
-            **own,
+            **overrides,
             "zero_optimization": zero,
         }
 
     def clip(self, sparse_norm: float = 0.0) -> float:
-        """Return the norm of all gradients; DeepSpeed clips as it steps, by a threshold that accounts for the sparse norm."""
+        """Sum the gradients of all ranks and set the threshold by which `step` clips them.
+
+        Args:
+            sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm.
+
+        Returns:
+            The combined norm before clipping; NaN if a gradient of any rank is not finite.
+        """
         if self._engine is None:
             return super().clip(sparse_norm)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
-        broken = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-        if self.member.sum_over_trainers(float(broken))[0]:
-            return math.nan  # a skipped step does not reach DeepSpeed
+        has_non_finite = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        if self.member.sum_over_trainers(float(has_non_finite))[0]:
+            return math.nan  # The caller skips the step, which DeepSpeed must not see.
         with self._among_trainers():
             self._engine.backward(self._engine(gradients) * self.member.n_trainers)
         zero = self._engine.optimizer
         if self.options.get("zero", 1) == 3:
-            dense = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
+            dense_norm = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
         else:
-            dense = float(zero.scaled_global_norm())
-        norm, most = math.hypot(dense, sparse_norm), self.learning.clip
-        zero.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if sparse_norm else most
+            dense_norm = float(zero.scaled_global_norm())
+        norm, max_norm = math.hypot(dense_norm, sparse_norm), self.learning.clip
+        # DeepSpeed scales by clip_grad / (dense_norm + 1e-6); the factor must be max_norm / (norm + 1e-6).
+        zero.clip_grad = max_norm * (dense_norm + 1e-6) / (norm + 1e-6) if sparse_norm else max_norm
         return norm
 
     @torch.no_grad()
@@ -169,8 +181,8 @@ class Deepspeed(Ddp):
         parameters = list(self.model.parameters())
         ordered = _sort_matrices_first(parameters)
         if self.options.get("zero", 1) == 3:
-            for index, whole in self._pieces.gather_whole():
-                ordered[index].copy_(whole)
+            for index, weight in self._pieces.gather_whole():
+                ordered[index].copy_(weight)
         else:
             for p, shadow in zip(parameters, self._shadows, strict=True):
                 p.copy_(shadow)
@@ -180,36 +192,38 @@ class Deepspeed(Ddp):
         """Snapshot model and optimizer; moments are gathered some parameters at a time, and a rank keeps those that it writes."""
         if self._engine is None:
             return super().snapshot(saving)
-        slots = (*_MOMENTS, "step") if self._steps else ()
-        shape = {
-            f"{index}.{slot}": torch.empty(() if slot == "step" else whole, device="meta")
-            for index, whole in enumerate(self._shapes)
+        slots = (*_MOMENTS, "step") if self._steps else ()  # There are no moments before the first step.
+        moment_shapes = {
+            f"{index}.{slot}": torch.empty(() if slot == "step" else shape, device="meta")
+            for index, shape in enumerate(self._shapes)
             for slot in slots
         }
-        own = self.list_own_names("optimizer", shape, saving)
-        moments = {name: torch.tensor(float(self._steps)) for name in shape if name.endswith(".step")}
+        own_names = self.list_own_names("optimizer", moment_shapes, saving)
+        moments = {name: torch.tensor(float(self._steps)) for name in moment_shapes if name.endswith(".step")}
         for slot in _MOMENTS if self._steps else ():
-            for index, whole in self._pieces.gather_whole(_MOMENTS[slot]):
-                if (name := f"{index}.{slot}") in own:
-                    moments[name] = whole.clone()
+            for index, moment in self._pieces.gather_whole(_MOMENTS[slot]):
+                if (name := f"{index}.{slot}") in own_names:
+                    moments[name] = moment.clone()
         groups = self.optimizer.state_dict()["param_groups"]
-        return self.make_writer(shape, moments, groups, saving, self._gather_masters(saving))
+        return self.make_writer(moment_shapes, moments, groups, saving, self._gather_masters(saving))
 
     def _map_reduced_names(self) -> dict[int, str]:
-        """Return the names of parameters of reduced precision by their position in the optimizer's order."""
+        """Return the names of parameters of reduced precision by their index in the optimizer's order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         ordered = _sort_matrices_first(list(self.model.parameters()))
-        return {at: names[id(p)] for at, p in enumerate(ordered) if is_reduced(p)}
+        return {index: names[id(p)] for index, p in enumerate(ordered) if is_reduced(p)}
 
     def _gather_masters(self, saving: SaveOptions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the shapes of all fp32 copies, and those that this rank writes."""
+        """Return all fp32 copies by name as meta tensors, and those that this rank writes with their values."""
         names = self._map_reduced_names()
         if not names:
             return {}, {}
-        shape = {name: torch.empty(self._shapes[at], device="meta") for at, name in names.items()}
-        own = self.list_own_names(MASTERS, shape, saving)
-        return shape, {
-            names[at]: whole.clone() for at, whole in self._pieces.gather_whole() if names.get(at) in own
+        shapes = {name: torch.empty(self._shapes[index], device="meta") for index, name in names.items()}
+        own_names = self.list_own_names(MASTERS, shapes, saving)
+        return shapes, {
+            names[index]: weight.clone()
+            for index, weight in self._pieces.gather_whole()
+            if names.get(index) in own_names
         }
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
@@ -218,13 +232,13 @@ class Deepspeed(Ddp):
             super().load(folder, optimizer=optimizer)
             return
         super().load(folder, optimizer=False)
-        self._divide()  # of the weights that were read
+        self._rebuild_engine()  # Over the weights that were read.
         if not optimizer:
             return
-        kept = read_masters(folder)
-        for at, name in self._map_reduced_names().items():
-            if name in kept:
-                self._pieces.set_weights(at, kept[name])
+        masters = read_masters(folder)
+        for index, name in self._map_reduced_names().items():
+            if name in masters:
+                self._pieces.set_weights(index, masters[name])
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
             if slot == "step":
@@ -244,56 +258,79 @@ class Deepspeed(Ddp):
 
 @dataclass(frozen=True, slots=True)
 class _RankPiece:
-    """The elements start:stop of a flattened parameter that a rank holds, as flat[at : at + stop - start]."""
+    """The elements start:stop of a flattened parameter that a rank holds.
+
+    Attributes:
+        flat: Tensor of ZeRO that has these elements, and those of other parameters or padding.
+        offset: Index of the first of these elements in `flat`.
+        start: Index of the first of these elements in the parameter.
+        stop: Index after the last one in the parameter.
+    """
 
     flat: Tensor
-    at: int
+    offset: int
     start: int
     stop: int
 
     def select_from(self, flat_tensor: Tensor) -> Tensor:
-        """Return the elements of this piece in a tensor with the layout of `flat_tensor`."""
-        return flat_tensor[self.at : self.at + self.stop - self.start]
+        """Return the elements of this piece in a tensor with the layout of `flat`: the weights or one of their moments."""
+        return flat_tensor[self.offset : self.offset + self.stop - self.start]
 
 
 class _RankPieces:
-    """The pieces that ZeRO keeps on each rank, by parameter in the optimizer's order."""
+    """The pieces that ZeRO keeps on each rank, by parameter in the optimizer's order.
+
+    Args:
+        zero: The optimizer of the DeepSpeed engine.
+        ordered: The shadow's parameters in the optimizer's order.
+        shapes: Their whole shapes.
+        member: The process group.
+    """
 
     def __init__(self, zero: Any, ordered: list[Any], shapes: list[torch.Size], member: Membership):
         self._zero, self._shapes, self._member = zero, shapes, member
         self._device = ordered[0].device
-        self._mine = torch.distributed.get_rank(member.trainers)
-        ranks, place = range(member.n_trainers), {id(p): index for index, p in enumerate(ordered)}
-        layout = (
-            _locate_separate_pieces
-            if hasattr(zero, "fp32_partitioned_groups_flat")
-            else _locate_contiguous_pieces
-        )
-        self._of_rank = [
-            dict(sorted((place[id(p)], piece) for p, piece in layout(zero, ordered, shapes, rank)))
-            for rank in ranks
+        self._own_rank = torch.distributed.get_rank(member.trainers)
+        index_by_id = {id(p): index for index, p in enumerate(ordered)}
+        is_zero_3 = hasattr(zero, "fp32_partitioned_groups_flat")
+        locate_pieces = _locate_separate_pieces if is_zero_3 else _locate_contiguous_pieces
+        self._pieces_by_rank = [
+            dict(
+                sorted((index_by_id[id(p)], piece) for p, piece in locate_pieces(zero, ordered, shapes, rank))
+            )
+            for rank in range(member.n_trainers)
         ]
 
     def gather_whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield the position of each parameter and its whole moment, or its weights, on the device.
+        """Gather each parameter's moment, or its weights, from all ranks. All ranks must iterate to the end.
 
-        All ranks must iterate to the end.
+        Args:
+            slot: Key of the moment in the state of torch's AdamW; None for the weights.
+
+        Yields:
+            The index of a parameter, and its whole moment or weights on the device.
         """
-        for places in self._batch_positions():
-            sizes = [[pieces[at].stop - pieces[at].start for at in places] for pieces in self._of_rank]
-            longest = max(map(sum, sizes))
-            mine = torch.zeros(longest, device=self._device)
-            filled = torch.cat([self._read_piece(self._of_rank[self._mine][at], slot) for at in places])
-            mine[: len(filled)] = filled
-            parts = [torch.empty_like(mine) for _ in sizes]
-            torch.distributed.all_gather(parts, mine, group=self._member.trainers)
-            by_rank = [part[: sum(each)].split(each) for part, each in zip(parts, sizes, strict=True)]
-            for number, at in enumerate(places):
-                yield at, torch.cat([split[number] for split in by_rank]).view(self._shapes[at])
+        for batch in self._batch_indices():
+            sizes_by_rank = [
+                [pieces[i].stop - pieces[i].start for i in batch] for pieces in self._pieces_by_rank
+            ]
+            own_pieces = self._pieces_by_rank[self._own_rank]
+            own_elements = torch.cat([self._read_piece(own_pieces[i], slot) for i in batch])
+            padded = torch.zeros(max(map(sum, sizes_by_rank)), device=self._device)
+            padded[: len(own_elements)] = own_elements
+            gathered = [torch.empty_like(padded) for _ in sizes_by_rank]
+            torch.distributed.all_gather(gathered, padded, group=self._member.trainers)
+            pieces_by_rank = [
+                elements[: sum(sizes)].split(sizes)
+                for elements, sizes in zip(gathered, sizes_by_rank, strict=True)
+            ]
+            for number, index in enumerate(batch):
+                whole = torch.cat([pieces[number] for pieces in pieces_by_rank])
+                yield index, whole.view(self._shapes[index])
 
     def set_moment(self, index: int, slot: str, value: Tensor) -> None:
         """Set this rank's piece of a moment of the optimizer's `index`-th parameter."""
-        piece = self._of_rank[self._mine][index]
+        piece = self._pieces_by_rank[self._own_rank][index]
         state = self._zero.optimizer.state[piece.flat]
         if slot not in state:
             state[slot] = torch.zeros_like(piece.flat, requires_grad=False)
@@ -301,17 +338,17 @@ class _RankPieces:
 
     def set_weights(self, index: int, value: Tensor) -> None:
         """Set this rank's piece of the optimizer's `index`-th parameter."""
-        piece = self._of_rank[self._mine][index]
+        piece = self._pieces_by_rank[self._own_rank][index]
         piece.select_from(piece.flat.detach()).copy_(value.reshape(-1)[piece.start : piece.stop])
 
     def set_steps(self, steps: int) -> None:
         """Set the number of steps of the optimizer."""
-        for piece in self._of_rank[self._mine].values():
+        for piece in self._pieces_by_rank[self._own_rank].values():
             self._zero.optimizer.state[piece.flat]["step"] = torch.tensor(float(steps))
 
     def iterate_tensors(self) -> Iterator[Tensor]:
         """Yield this rank's pieces on its device, and their moments."""
-        flats = {id(piece.flat): piece.flat for piece in self._of_rank[self._mine].values()}
+        flats = {id(piece.flat): piece.flat for piece in self._pieces_by_rank[self._own_rank].values()}
         for flat in flats.values():
             slots = self._zero.optimizer.state.get(flat, {})
             yield from (t for t in (flat, *slots.values()) if t.device == self._device)
@@ -321,17 +358,17 @@ class _RankPieces:
         flat = piece.flat if slot is None else self._zero.optimizer.state[piece.flat][slot]
         return piece.select_from(flat.detach()).to(self._device)
 
-    def _batch_positions(self) -> Iterator[list[int]]:
-        """Yield positions of parameters that are gathered together."""
-        bucket, elements = [], 0
-        for at, shape in enumerate(self._shapes):
-            if bucket and elements + shape.numel() > _AT_ONCE:
-                yield bucket
-                bucket, elements = [], 0
-            bucket.append(at)
+    def _batch_indices(self) -> Iterator[list[int]]:
+        """Yield lists of the indices of parameters that are gathered together: 16 MB, or one parameter."""
+        batch, elements = [], 0
+        for index, shape in enumerate(self._shapes):
+            if batch and elements + shape.numel() > _BUCKET_ELEMENTS:
+                yield batch
+                batch, elements = [], 0
+            batch.append(index)
             elements += shape.numel()
-        if bucket:
-            yield bucket
+        if batch:
+            yield batch
 
 
 def _locate_contiguous_pieces(
@@ -342,11 +379,16 @@ def _locate_contiguous_pieces(
     The parameters of a group are concatenated and split into one piece for each rank.
     """
     for flat, parameters in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
-        mine, begin = rank * flat.numel(), 0
+        # Both are indices in the concatenated parameters of the group.
+        piece_begin, parameter_begin = rank * flat.numel(), 0
         for p in parameters:
-            start, stop = (min(max(edge - begin, 0), p.numel()) for edge in (mine, mine + flat.numel()))
-            yield p, _RankPiece(flat, begin + start - mine if stop > start else 0, start, stop)
-            begin += p.numel()
+            start, stop = (
+                min(max(edge - parameter_begin, 0), p.numel())
+                for edge in (piece_begin, piece_begin + flat.numel())
+            )
+            offset = parameter_begin + start - piece_begin if stop > start else 0
+            yield p, _RankPiece(flat, offset, start, stop)
+            parameter_begin += p.numel()
 
 
 def _locate_separate_pieces(
@@ -357,13 +399,13 @@ def _locate_separate_pieces(
     Every parameter is split into one piece for each rank; the last ones are padded.
     """
     for p, shape in zip(ordered, shapes, strict=True):
-        group, at, elements = zero.grad_position[zero.get_param_id(p)]
-        start, stop = (min(edge * int(elements), shape.numel()) for edge in (rank, rank + 1))
-        yield p, _RankPiece(zero.fp32_partitioned_groups_flat[group], int(at), start, stop)
+        group, offset, padded_size = zero.grad_position[zero.get_param_id(p)]
+        start, stop = (min(edge * int(padded_size), shape.numel()) for edge in (rank, rank + 1))
+        yield p, _RankPiece(zero.fp32_partitioned_groups_flat[group], int(offset), start, stop)
 
 
 def _sort_matrices_first(parameters: list[Any]) -> list[Any]:
-    """Sort parameters in the order of `Ddp`'s optimizer, which the files of a commit have."""
+    """Return the matrices, then all other parameters: the order of `Ddp`'s optimizer and of the files of a commit."""
     return sorted(parameters, key=lambda p: p.ndim <= 1)
 
 
@@ -375,16 +417,16 @@ def _import_deepspeed(device: str) -> Any:
     """
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees the device that is its own
+    os.environ.setdefault("LOCAL_RANK", "0")  # A worker sees only its own device.
     try:
         import deepspeed  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError("engine deepspeed needs DeepSpeed: pip install 'nonet[deepspeed]'") from None
     version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:2])
     if not _SUPPORTED[0] <= version < _SUPPORTED[1]:
-        least, below = (".".join(map(str, bound)) for bound in _SUPPORTED)
+        oldest, untested = (".".join(map(str, bound)) for bound in _SUPPORTED)
         raise ConfigError(
-            f"engine deepspeed reads DeepSpeed's own attributes and was tested with {least} up to, but not with, {below}; "
+            f"engine deepspeed reads DeepSpeed's own attributes and was tested with {oldest} up to, but not with, {untested}; "
             f"{deepspeed.__version__} is installed: pip install 'nonet[deepspeed]'"
         )
     return deepspeed
@@ -392,7 +434,7 @@ def _import_deepspeed(device: str) -> Any:
 
 @contextmanager
 def _restrict_to_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
-    """Restrict the collectives of ZeRO 3 to the trainers, since embedding shards in processes of their own do not take part."""
+    """Restrict ZeRO 3's collectives to the trainers within a context, since shards in separate processes do not take part."""
     comm = deepspeed.comm
     barrier, broadcast = comm.barrier, comm.broadcast
 

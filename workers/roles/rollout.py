@@ -45,8 +45,7 @@ from nonet.samples.sequences import VALID
 from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
-from nonet.workers.devices import claim
-from nonet.workers.devices import list_training_tensors as buffers_of
+from nonet.workers.devices import claim, list_training_tensors
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 
@@ -56,10 +55,11 @@ class Rollout(DistributeWorker):
 
     def __init__(self, run: RunSetup):
         self.run = run
-        self._version, self._counted_absent = -1, 0
+        self._version = -1  # Version of the weights in use; -1 for none.
+        self._reported_absent = 0  # Look-ups of absent keys that earlier calls of `apply` have returned.
         self._held_out_users: np.ndarray | None = None
         self._catalogue_by_stage: dict[str, SubCatalogue | None] = {}  # None: the whole catalogue.
-        self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
+        self._prompts: tuple[tuple[str, int], RlPrompts] | None = None  # By (stage, prompts per step).
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> None:
@@ -118,7 +118,7 @@ class Rollout(DistributeWorker):
         Raises:
             StaleVersion: Some of the weights have not been received. The previous version stays in use.
         """
-        absent = self._count_newly_absent()
+        newly_absent = self._count_newly_absent()
         if dense:
             self._incoming.swap(version)
         self._version = -1  # Valid only after the rows are loaded too.
@@ -133,29 +133,32 @@ class Rollout(DistributeWorker):
                 )
             )
         self._version = version
-        return absent
+        return newly_absent
 
     def _count_newly_absent(self) -> int:
-        """Return the number of look-ups of absent keys, which read the default row, since the last call."""
+        """Return how many look-ups since the last call had an absent key, and reset the count; they read the default row."""
         reader = self._recommender.reader
-        now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
-        before, self._counted_absent = self._counted_absent, now
-        return max(0, now - before)
+        all_absent = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
+        reported, self._reported_absent = self._reported_absent, all_absent
+        return max(0, all_absent - reported)
 
     @method(collect="first")
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the prompts of an RL step as users and positions.
+        """Draw the prompts of an RL step.
 
         The prompts depend only on the run's seed and the arguments. Users that are held out from RL are not drawn.
 
         Args:
             stage: Name of the stage.
             step: Number of the step.
-            users: Number of prompts.
+            users: Number of prompts of the step.
+
+        Returns:
+            The user row and the position of each prompt, both [U].
         """
-        stage_users = stage, users
-        if self._prompts is None or self._prompts[0] != stage_users:
-            self._prompts = stage_users, RlPrompts(self._corpus.seq, self.run.seed, *stage_users)
+        prompts_key = stage, users
+        if self._prompts is None or self._prompts[0] != prompts_key:
+            self._prompts = prompts_key, RlPrompts(self._corpus.seq, self.run.seed, stage, users)
         return self._prompts[1].get_step_prompts(step)
 
     @method(collect="first")
@@ -170,12 +173,13 @@ class Rollout(DistributeWorker):
         users, positions = locate_prompts(
             seq, find_rl_events(seq, np.isin(seq.user, self._select_held_out_users()))
         )
-        return self._draw_prompts(users, positions, max_prompts, "probe")
+        return self._draw_prompts(users, positions, max_prompts, purpose="probe")
 
     @method(collect="first", users=Replicate, positions=Replicate)
     def find_scenes(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the number of the scene of each prompt of a stage, [U]."""
-        return self._select_scene_catalogues(stage, locate_events(self._corpus.seq, users, positions))[0]
+        """Return the index of each prompt's scene in a stage, [U] int64."""
+        scene_U, _ = self._select_scene_catalogues(stage, locate_events(self._corpus.seq, users, positions))
+        return scene_U
 
     @method(collect="first")
     def draw_validation_prompts(self, max_prompts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -186,7 +190,7 @@ class Rollout(DistributeWorker):
         """
         seq = self._corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
-        return self._draw_prompts(users, positions, max_prompts, "validation reward")
+        return self._draw_prompts(users, positions, max_prompts, purpose="validation reward")
 
     def _draw_prompts(
         self, users: np.ndarray, positions: np.ndarray, max_prompts: int | None, purpose: str
@@ -222,11 +226,12 @@ class Rollout(DistributeWorker):
                 f"rollout-{self.rank} has weights of version {self._version}, but version {request.version} is required: apply "
                 "that version first"
             )
-        parts = split_by_size(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
-        beams = concat_rows([self._generate_chunk(users[part], positions[part], request) for part in parts])
-        if request.blind:
-            beams["target"] = Jagged(beams["target"].values[:0], np.zeros(len(users) + 1, np.int64))
-        return beams
+        one_per_prompt = np.ones(len(users), np.int64)  # A chunk is limited by its number of prompts.
+        chunks = split_by_size(one_per_prompt, request.chunk or max(1, len(users)))
+        rollouts = concat_rows([self._generate_chunk(users[c], positions[c], request) for c in chunks])
+        if request.blind:  # No prompt has a target.
+            rollouts["target"] = Jagged(rollouts["target"].values[:0], np.zeros(len(users) + 1, np.int64))
+        return rollouts
 
     @method(collect="concat", beams=Shard, scores=Shard, weights=Shard)
     def rerank(
@@ -257,10 +262,9 @@ class Rollout(DistributeWorker):
         lists = dict(beams)
         for name, value in beams.items():
             if not isinstance(value, np.ndarray) or value.shape[:2] != beams["valid"].shape:
-                continue
-            lists[name] = np.take_along_axis(
-                value, order_UW.reshape(*order_UW.shape, *[1] * (value.ndim - 2)), 1
-            )
+                continue  # The field has no axis of candidates, so its order stays.
+            order = order_UW.reshape(*order_UW.shape, *[1] * (value.ndim - 2))
+            lists[name] = np.take_along_axis(value, order, axis=1)
         corpus = self._corpus
         events = locate_events(corpus.seq, beams["user"], beams["position"])
         target_ids = corpus.item_id[corpus.seq.item[events]]
@@ -288,17 +292,17 @@ class Rollout(DistributeWorker):
         for name, score in scores.items():
             reward_UC = reward_UC + weights[name][:, None] * np.nan_to_num(score)
         has_valid_U = valid_UC.any(1)
-        values = [np.asarray(beams["logp"]).sum(-1, dtype=np.float64), reward_UC]
+        logp_UC = np.asarray(beams["logp"]).sum(-1, dtype=np.float64)
         return np.array(
             [
                 np.nanstd(np.where(valid_UC, value_UC, np.nan)[has_valid_U], axis=1).sum()
-                for value_UC in values
+                for value_UC in (logp_UC, reward_UC)
             ]
         )
 
     @method(collect="concat", lists=Shard)
     def find_target_ranks(self, lists: Mapping[str, Any]) -> np.ndarray:
-        """Return the rank of each user's target in their list, [U] int64 from 0; `MISSED` if it is not in the list."""
+        """Return the rank of each prompt's target in its list, [U] int64 from 0; `MISSED` if the list lacks the target."""
         corpus = self._corpus
         target = corpus.seq.item[locate_events(corpus.seq, lists["user"], lists["position"])]
         hit_UW = (lists["item"] == target[:, None]) & lists["valid"]
@@ -315,7 +319,7 @@ class Rollout(DistributeWorker):
         Raises:
             StaleVersion: As `generate`.
         """
-        return self.generate_group(size, (self.rank, self.world), request)
+        return self.generate_group(size, part=(self.rank, self.world), request=request)
 
     @method(collect="concat", part=Replicate, request=Replicate)
     def generate_group(self, size: int, part: tuple[int, int], request: RolloutRequest) -> dict[str, Any]:
@@ -330,19 +334,20 @@ class Rollout(DistributeWorker):
             StaleVersion: As `generate`.
         """
         users, positions = self.lease(request.stage, request.step, size)
-        own = slice(*split_evenly(len(users), part[1])[part[0]])
-        return self.generate(users[own], positions[own], request)
+        group, group_count = part
+        own_prompts = slice(*split_evenly(len(users), group_count)[group])
+        return self.generate(users[own_prompts], positions[own_prompts], request)
 
     def _generate_chunk(
         self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest
     ) -> dict[str, Any]:
-        """Generate beams for one chunk of the prompts."""
+        """Generate beams for one chunk of the prompts. Returns them in the form of `generate`."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, request.stage)
         events = locate_events(corpus.seq, users, positions)
-        scene, within = self._select_scene_catalogues(request.stage, events)
+        scene_U, allowed_items = self._select_scene_catalogues(request.stage, events)
         with use_precision(request.draw.get("precision", "fp32"), self._recommender.device):
-            beams, sampling_fields = self._generate_beams(batch, users, positions, request, within)
+            beams, sampling_fields = self._generate_beams(batch, users, positions, request, allowed_items)
         item = beams.item.numpy()
         history = gather_seen_items(corpus.seq, users, positions)
         rollouts = Rollouts(
@@ -355,30 +360,31 @@ class Rollout(DistributeWorker):
             valid=beams.valid.numpy(),
             target=Jagged(corpus.item_id[corpus.seq.item[events]], np.arange(len(users) + 1)),
             history=Jagged(corpus.item_id[history.values], history.offsets),
-            scene=scene,
+            scene=scene_U,
             weights_version=self._version,
             catalogue_version=corpus.trie.version,
             step=request.step,
             **sampling_fields,
         )
         prompts = {"user": np.asarray(users), "position": np.asarray(positions)}
-        return to_wire(rollouts) | prompts | {"time": np.asarray(corpus.seq.time[events])}
+        prompts["time"] = np.asarray(corpus.seq.time[events])
+        return to_wire(rollouts) | prompts
 
     def _select_scene_catalogues(
         self, stage: str, events: np.ndarray
     ) -> tuple[np.ndarray, SubCatalogue | None]:
-        """Return the number of each prompt's scene [U] and the items allowed for each prompt; None if all items are allowed."""
+        """Return the index of each event's scene [U], and the items allowed for each event; None if all items are allowed."""
         setup = self.run.scenes.get(stage)
         if setup is None:
             return np.zeros(len(events), np.int64), None
-        scene = setup.find_scenes(self._corpus.seq, events)
+        scene_U = setup.find_scenes(self._corpus.seq, events)
         if stage not in self._catalogue_by_stage:
             allowed_CI = setup.find_allowed_items(self._corpus.items)
             self._catalogue_by_stage[stage] = (
                 None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
             )
-        within = self._catalogue_by_stage[stage]
-        return scene, None if within is None else within.select_prompts(scene)
+        catalogue = self._catalogue_by_stage[stage]
+        return scene_U, None if catalogue is None else catalogue.select_prompts(scene_U)
 
     def _generate_beams(
         self,
@@ -386,15 +392,21 @@ class Rollout(DistributeWorker):
         users: np.ndarray,
         positions: np.ndarray,
         request: RolloutRequest,
-        within: SubCatalogue | None,
+        allowed_items: SubCatalogue | None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Generate beams; also return the fields of `Rollouts` that describe how they were sampled, {} for beam search."""
+        """Generate beams by beam search, or draw them if the request says so.
+
+        Returns:
+            The beams, and the fields of `Rollouts` that describe how they were drawn; no fields for beam search.
+        """
         width, draw = request.width, request.draw
         if not is_drawn(draw):
-            return self._recommender.generate_beams(batch, width, users, positions, within), {}
-        seed_words = request.stage, request.step
-        noise = [rng(self.run.seed, *seed_words, uid, "rollout") for uid in batch.uid]
-        beams = ItemSampler(self._recommender, batch, users, positions, noise, within).draw_items(width, draw)
+            return self._recommender.generate_beams(batch, width, users, positions, allowed_items), {}
+        generators = [
+            rng(self.run.seed, request.stage, request.step, uid, "rollout") for uid in batch.uid
+        ]  # One per prompt, so that chunks and ranks do not change the draws.
+        sampler = ItemSampler(self._recommender, batch, users, positions, generators, allowed_items)
+        beams = sampler.draw_items(width, draw)
         sampling_fields: dict[str, Any] = {"added": beams.added.numpy()} if draw.get("with_target") else {}
         if draw.get("correct", True):
             sampling_fields |= {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
@@ -403,8 +415,8 @@ class Rollout(DistributeWorker):
         return beams, sampling_fields
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """Return the tensors of the model. If both roles are fused, it is the trainer's model."""
-        return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
+        """Return the tensors of the model, none before `open`. If both roles are fused, it is the trainer's model."""
+        return list_training_tensors(self._recommender.model) if hasattr(self, "_recommender") else ()
 
     def _ensure_replica(self) -> ReplicaReader | None:
         """Return the replica of the tables in this process; None if rows are shared with a shard.
@@ -433,7 +445,7 @@ class Rollout(DistributeWorker):
 
     def _set_reader(self, reader: ReplicaReader | RemoteReader) -> None:
         """Replace the reader and reset its counter of absent keys."""
-        self._recommender.reader, self._counted_absent = reader, 0
+        self._recommender.reader, self._reported_absent = reader, 0
 
     def _select_held_out_users(self) -> np.ndarray:
         """Return the users that RL never trains on."""
@@ -443,7 +455,7 @@ class Rollout(DistributeWorker):
 
 
 def use_precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the autocast context of a rollout: "fp32" computes everything in fp32, others matrix products in bf16."""
+    """Return the autocast context of a rollout: none for "fp32"; any other precision computes matrix products in bf16."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -459,7 +471,7 @@ def _read_shard_rows(
         raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 
 
-def _map_to_item_ids(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Return the original ids of dense item indices; -1 or "" for an index below 0."""
-    missing_id = "" if item_id.dtype.kind == "U" else -1
-    return np.where(item >= 0, item_id[np.maximum(item, 0)], missing_id)
+def _map_to_item_ids(item_ids_I: np.ndarray, item_index: np.ndarray) -> np.ndarray:
+    """Return the original ids of item indices; -1 (integer ids) or "" (text ids) for an index below 0."""
+    missing_id = "" if item_ids_I.dtype.kind == "U" else -1
+    return np.where(item_index >= 0, item_ids_I[np.maximum(item_index, 0)], missing_id)

@@ -58,6 +58,7 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = 5_000_000  # Sequences with more events are prepared on disk; in memory they need up to 93 bytes per event.
 PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed.json"
+"""Files in the folder of the artifacts: progress and duration of a preparation on disk, and savings by compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class DataSetup:
         seed: Seed of the run.
         known: Data of the run that weights are loaded from; None for a fresh start.
         transitions: Options of counting transitions (`CountOptions`).
-        prepare: "disk" or "memory"; None decides by the number of events.
+        prepare: "disk" or "memory"; None for disk if there are more than `MEMORY_EVENTS` events.
         compress: How repeated events become one; None for no compression.
         labels: Labels that arrive after their events; None without them.
         drop_unlabelled: Whether events whose label is not known yet are removed.
@@ -91,9 +92,9 @@ class DataSetup:
     stored: StoredSequences | None = None
 
     def is_prepared_on_disk(self) -> bool:
-        """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than five million events."""
+        """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than `MEMORY_EVENTS`."""
         if self.compress is not None or self.labels is not None:
-            return False
+            return False  # Both work on tables in memory.
         if self.prepare is not None:
             return self.prepare == "disk"
         return count_rows(self.options.interactions, "interactions") > MEMORY_EVENTS
@@ -128,7 +129,7 @@ class DataSetup:
         interactions = self.attach_labels(interactions)
         log = self.compress_events(interactions, items)
         interactions = interactions if log is None else log.events
-        return *build_sequences(
+        seq, known_items = build_sequences(
             interactions,
             items,
             keep=self.options.keep,
@@ -137,16 +138,17 @@ class DataSetup:
             where=self.options.where,
             repeats=self.options.repeats,
             strict=self.compress is not None,
-        ), log
+        )
+        return seq, known_items, log
 
     def attach_labels(self, interactions: pa.Table) -> pa.Table:
         """Add the column of the labels to checked interactions, if the setup has labels."""
         if self.labels is None:
             return interactions
-        names = {name: source for name, source in self.options.columns.items() if name in ROLES}
+        role_columns = {role: source for role, source in self.options.columns.items() if role in ROLES}
         return add_labels(
             interactions,
-            read_interactions(self.labels.path, self.options.table_format.replace_columns(names)),
+            read_interactions(self.labels.path, self.options.table_format.replace_columns(role_columns)),
             self.labels,
             drop_unknown=self.drop_unlabelled,
         )
@@ -176,19 +178,23 @@ class DataSetup:
         )
 
     def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
-        """Write the transitions between training events.
+        """Count the transitions between training events, and write them.
 
         Args:
             folder: Folder of the artifact.
             seq: Sequences of the run.
             n_items: Number of items.
 
+        Returns:
+            The transitions, read from the folder.
+
         Raises:
             ConfigError: A kind of event does not exist.
         """
-        options = dict(self.transitions)
-        options = CountOptions(**{**options, "events": tuple(options.get("events", ()))})
-        return Transitions.write(folder, seq, n_items, options)
+        event_kinds = tuple(self.transitions.get("events", ()))
+        return Transitions.write(
+            folder, seq, n_items, CountOptions(**{**self.transitions, "events": event_kinds})
+        )
 
 
 class Tokeniser(DistributeWorker):
@@ -203,30 +209,30 @@ class Tokeniser(DistributeWorker):
             run_folder: Folder of the run.
 
         Returns:
-            "artifacts": {kind: {kind, path, sha256}}, "tokenizer": its report, and the result of `describe_data`; empty on
-            other ranks.
+            "artifacts": {kind: {kind, path, sha256}}, "tokenizer": the report of the tokenizer, and the result of
+            `describe_data`; an empty dict on ranks other than 0.
         """
-        if self.rank:
+        if self.rank != 0:
             return {}
         try:
             return self._write_artifacts(data, run_folder)
-        finally:  # The process continues as the evaluator.
+        finally:  # The process may continue as the evaluator, which needs the freed memory.
             get_device(HOST).release()
 
     def _write_artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
-        """Create and write all artifacts (`prepare`)."""
+        """Create and write all artifacts, and return the result of `prepare`."""
         from nonet.models.generation import Trie
         from nonet.models.tokenizer import tokenise
 
         root = Path(run_folder) / "artifacts"
-        seq, items, sequences = make_sequences(data, root)
-        known = data.known and data.known.load_sids()
+        seq, items, sequences_artifact = make_sequences(data, root)
+        known_sids = data.known and data.known.load_sids()
         tokens = tokenise(
-            items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder), known=known
+            items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder), known=known_sids
         )
         trie = Trie.build(tokens.sids, tokens.codes)
-        written = {
-            "sequences": sequences,
+        artifacts = {
+            "sequences": sequences_artifact,
             "sids": store_artifact(root, "sids", lambda folder: write_sids(folder, tokens.sids)),
             "catalogue": store_artifact(root, "catalogue", trie.save),
             "transitions": store_artifact(
@@ -235,18 +241,18 @@ class Tokeniser(DistributeWorker):
         }
         facts = describe_data(seq, items, data)
         if data.stored is not None:
-            folders = {kind: artifact["path"] for kind, artifact in written.items()}
+            folders = {kind: artifact["path"] for kind, artifact in artifacts.items()}
             facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _describe_repeats(seq, data)
         if data.compress is not None:
             facts["data"]["compressed"] = json.loads((root / COMPRESSED).read_bytes())
-        return {"artifacts": written, "tokenizer": tokens.report, **facts}
+        return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
 
 
 def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
     """Create the sequences and their items, and write them as an artifact under root.
 
-    While sequences are prepared on disk, the progress is in root/preparing.json.
+    While sequences are prepared on disk, root/preparing.json has the progress.
 
     Returns:
         The sequences, the items, and {kind, path, sha256} of the artifact.
@@ -269,15 +275,16 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
             store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items)),
         )
     root.mkdir(parents=True, exist_ok=True)
-    told = root / PREPARING
+    progress_file = root / PREPARING
 
     def report_progress(report: PreparationReport) -> None:
-        write_whole(told, json.dumps({"text": report.format_line(), "rows": report.rows}).encode())
+        text = json.dumps({"text": report.format_line(), "rows": report.rows})
+        write_whole(progress_file, text.encode())
 
     try:
         prepared = data.prepare_on_disk(root, report_progress)
     finally:
-        told.unlink(missing_ok=True)
+        progress_file.unlink(missing_ok=True)
     artifact = {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}
     facts = {"seconds": prepared.seconds, "cpu_s": prepared.cpu_s}
     write_whole(root / PREPARED, json.dumps(facts).encode())
@@ -298,16 +305,16 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
             f"init: none of the items is known to run {data.known.run}, so there is nothing to start from; name a run on items "
             "of these ids, or leave init out"
         )
-    sums = EventTotals.from_sequences(seq)
-    if not sums.events[TEST]:
+    totals = EventTotals.from_sequences(seq)
+    if not totals.events[TEST]:
         raise DataError(
             f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "
             f"have (the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
-    for name, events in sums.taught.items():
-        if not events:
+    for stage, target_events in totals.taught.items():
+        if not target_events:
             raise DataError(
-                f"stages.{name}.target: {data.options.targets[name]!r} holds for none of the {sums.events[TRAIN]} training "
+                f"stages.{stage}.target: {data.options.targets[stage]!r} holds for none of the {totals.events[TRAIN]} training "
                 "events: the stage would train on nothing. Widen the condition, or remove it"
             )
 
@@ -316,19 +323,19 @@ def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str,
     """Describe the data.
 
     Returns:
-        "data": facts for the report and for predictions, and with a known run "init": counts of the users and items that it
-        knows.
+        "data": facts for the report and for predictions, and with a known run "init": counts of the users and items that this
+        run knows.
     """
-    sums = EventTotals.from_sequences(seq)
+    totals = EventTotals.from_sequences(seq)
     facts = {
         "users": len(seq),
         "items": len(items),
         "events": len(seq.item),
-        "trained_events": sums.events[TRAIN],
-        "users_only_trained": len(seq) - sums.tested,
-        "duplicates": sums.duplicates,
-        **sums.measure_training(seq),
-        "held_out": sums.get_held_out_counts(),
+        "trained_events": totals.events[TRAIN],
+        "users_only_trained": len(seq) - totals.tested,
+        "duplicates": totals.duplicates,
+        **totals.measure_training(seq),
+        "held_out": totals.get_held_out_counts(),
         "dropped": list(seq.dropped),
         "notice": get_licence_notice(data.options.interactions) or "",
     }
@@ -336,7 +343,7 @@ def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str,
 
 
 def _describe_repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
-    """Return the policy for repeats, its origin (data or scenario), and the share of repeats among each split's events."""
+    """Return the policy for repeats, whether the scenario or the data chose it, and each split's share of repeated events."""
     chosen_by = "data" if data.options.repeats is None else "scenario"
     return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
 
@@ -356,9 +363,9 @@ def write_sids(folder: Path, sids: np.ndarray) -> None:
 
 
 def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
-    """Write an artifact to a temporary folder and rename it to <kind>-<sha8>; equal contents share a folder.
+    """Write an artifact to a temporary folder and rename it to <kind>-<first 8 digits of its SHA-256>.
 
-    `replace_file` is not used, because the name is the hash of what was written and a folder with that name is already complete.
+    Equal contents share a folder: if one with that name exists, it is complete, and the temporary folder is removed.
 
     Args:
         root: Folder of the artifacts.
@@ -368,18 +375,20 @@ def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[
     Returns:
         Kind, path and SHA-256 of the artifact.
     """
-    aside = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
-    aside.mkdir(parents=True)
-    write(aside)
-    files = {
-        str(path.relative_to(aside)): _hash_file(path) for path in sorted(aside.rglob("*")) if path.is_file()
+    staging = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
+    staging.mkdir(parents=True)
+    write(staging)
+    hash_by_file = {
+        str(path.relative_to(staging)): _hash_file(path)
+        for path in sorted(staging.rglob("*"))
+        if path.is_file()
     }
-    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(hash_by_file, sort_keys=True).encode()).hexdigest()
     final = root / f"{kind}-{digest[:8]}"
     if final.exists():
-        shutil.rmtree(aside)
+        shutil.rmtree(staging)
     else:
-        os.replace(aside, final)
+        os.replace(staging, final)
     return {"kind": kind, "path": str(final), "sha256": digest}
 
 

@@ -20,25 +20,24 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from nonet.deadlines import DEFAULTS, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
 from nonet.workers import WorkerActivity, check_ray_environment
-from nonet.workers.devices import PoolEnvironment
-from nonet.workers.devices import get_device as known_device
-from nonet.workers.runtime import payload as wire
+from nonet.workers.devices import PoolEnvironment, get_device
 from nonet.workers.runtime.dispatch import CallMessage, format_task_name, pack_header
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.host import WorkerActor
 from nonet.workers.runtime.orphan_guard import OWNED, GroupLifetime
+from nonet.workers.runtime.payload import register_tensor_serializer
 from nonet.workers.runtime.worker import Place, RoleSpec
 
 if TYPE_CHECKING:
     from nonet.workers.runtime.residents import OffloadStats
 
 
-NAMESPACE = "nonet"
-PING_S = 5.0
+NAMESPACE = "nonet"  # Ray namespace of the named actors.
+PING_S = 5.0  # Seconds in which a control thread must answer; it is never busy for long.
 
 
 def ensure_ray() -> None:
-    """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process.
+    """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process; once per process.
 
     Raises:
         ConfigError: `RAY_ADDRESS` names no cluster, or a local one cannot be started with this temporary folder.
@@ -46,20 +45,20 @@ def ensure_ray() -> None:
     if not ray.is_initialized():
         check_ray_environment()
         address = os.environ.get("RAY_ADDRESS") or "local"
-        local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        local_options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **local,
+                **local_options,
             )
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            why = " ".join(str(error).split())[:300]
-            named = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
-            raise ConfigError(f"Ray does not start ({named}): {type(error).__name__}: {why}") from error
-    wire.register_tensor_serializer()
+            cause = " ".join(str(error).split())[:300]
+            setting = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
+            raise ConfigError(f"Ray does not start ({setting}): {type(error).__name__}: {cause}") from error
+    register_tensor_serializer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class WorkerResources:
         cpus: Number of CPUs.
         devices: Number of devices.
         threads: Number of torch threads, 0 for roles without torch.
-        placement_group: Placement group of the group; a rank uses the bundle of its number.
+        placement_group: Ray placement group of the workers; rank i uses bundle i.
         env: The `env:` options of its pool.
     """
 
@@ -83,20 +82,36 @@ class WorkerResources:
     env: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def to_actor_options(self, rank: int) -> dict[str, Any]:
-        """Return the keyword arguments of `options` of the actor of a rank."""
-        kind = known_device(self.device)
-        options: dict[str, Any] = {"num_cpus": self.cpus, **kind.get_ray_options(self.devices)}
+        """Return the keyword arguments for `WorkerActor.options` of a rank."""
+        device_kind = get_device(self.device)
+        options: dict[str, Any] = {"num_cpus": self.cpus, **device_kind.get_ray_options(self.devices)}
         if self.placement_group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, rank)
-        if runtime_env := PoolEnvironment.from_options(self.env).to_runtime_env(kind):
+        if runtime_env := PoolEnvironment.from_options(self.env).to_runtime_env(device_kind):
             options["runtime_env"] = runtime_env
         return options
 
 
 class ActorGroup:
-    """A group of `workers` actors that all hold the same roles."""
+    """A group of actors that all hold the same roles.
+
+    Args:
+        specs: Class and arguments of each role, by role.
+        workers: Number of actors (ranks).
+        name: Name of the group; by default its roles, joined by "+".
+        seat: Resources of each worker.
+        life: How long the processes live.
+        deadlines: Time limits of calls.
+
+    Attributes:
+        world: Number of ranks.
+        epoch: Gang epoch in which calls are sent.
+        watchdog: Explains in error messages what late ranks are doing; None for no watchdog.
+        hurt: By rank that was found lost, Ray's message.
+        actors: The actor of each rank.
+    """
 
     def __init__(
         self,
@@ -112,50 +127,51 @@ class ActorGroup:
         seat = seat or WorkerResources()
         self.name, self.world, self.specs = name or "+".join(specs), workers, dict(specs)
         self.epoch = 0
-        self._life, self._deadlines = life, deadlines
-        self._remembered: dict[tuple[str, str], CallMessage] = {}
-        self._ways: dict[tuple[str, str], list[Any]] = {}
-        self.watchdog: Any = None  # explains what late ranks are doing
-        self.hurt: dict[int, str] = {}  # ranks that were found lost, and Ray's message
+        self._lifetime, self._deadlines = life, deadlines
+        self._remembered_calls: dict[tuple[str, str], CallMessage] = {}  # By (role, method).
+        self._remote_methods: dict[
+            tuple[str, str], list[Any]
+        ] = {}  # By (actor method, task name), of each rank.
+        self.watchdog: Any = None
+        self.hurt: dict[int, str] = {}
         self.actors = [self._start_actor(rank, seat) for rank in range(workers)]
-        self._built = self._build(range(workers))
-        self._beats: list[Any] = []
-        self._heard: set[int] = set()  # ranks that have answered a beat
+        self._build_refs = self._send_build(range(workers))
+        self._beats: list[Any] = []  # References to the answers to the last heartbeat, one per rank.
+        self._alive_ranks: set[int] = set()  # Ranks that have answered a heartbeat.
 
     def _start_actor(self, rank: int, seat: WorkerResources) -> Any:
-        """Start the actor of a rank."""
+        """Start the actor of a rank, and return its handle."""
         options = seat.to_actor_options(rank)
-        if self._life.detached:
-            name = self._life.format_name(f"{self.name}-{rank}")
+        if self._lifetime.detached:
+            name = self._lifetime.format_name(f"{self.name}-{rank}")
             options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
-        if self._life.restarts:
-            options["max_restarts"] = self._life.restarts
-        kind = known_device(seat.device)
+        if self._lifetime.restarts:
+            options["max_restarts"] = self._lifetime.restarts
         place = Place(
             role=self.name,
             rank=rank,
             world=self.world,
             threads=seat.threads,
-            device=kind.to_torch_device(),
+            device=get_device(seat.device).to_torch_device(),
             deadline_s=self._deadlines.step,
         )
-        return WorkerActor.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
+        return WorkerActor.options(**options).remote(place, self._lifetime.orphan_timeout_s)  # type: ignore[attr-defined]
 
-    def _build(self, ranks: Sequence[int]) -> list[Any]:
-        """Start building the roles of some ranks. Returns the references to their locations."""
-        where = [actor.get_location.remote() for actor in self.actors]
-        return [self.actors[rank].build.remote(self.specs, *where) for rank in ranks]
+    def _send_build(self, ranks: Sequence[int]) -> list[Any]:
+        """Send the call that builds the roles to some ranks. Returns the references to the results of `build`."""
+        locations = [actor.get_location.remote() for actor in self.actors]
+        return [self.actors[rank].build.remote(self.specs, *locations) for rank in ranks]
 
     def wait_until_ready(self) -> list[dict[str, Any]]:
         """Wait until every role of every rank is set up.
 
         Returns:
-            Node, process id and name of each rank.
+            {"node", "pid", "name"} of each rank (`WorkerActor.build`).
 
         Raises:
             PlacementError: The workers did not start within the start deadline.
         """
-        future = GroupFuture(self._built, self, self.name, "setup", "list")
+        future = GroupFuture(self._build_refs, self, self.name, "setup", "list")
         try:
             return future.get(self._deadlines.start)
         except DeadlineExceeded:
@@ -163,29 +179,32 @@ class ActorGroup:
 
     def _explain_late_start(self) -> str:
         """Explain which ranks are not set up yet: what a started process is doing, or the resources that others wait for."""
-        built, _ = ray.wait(self._built, num_returns=self.world, timeout=0, fetch_local=False)
-        late = [
-            one for one, ref in zip(self.describe_activities(), self._built, strict=True) if ref not in built
-        ]
-        busy = [one.describe() for one in late if not one.silent]
-        if unplaced := [one.who for one in late if one.silent]:
+        done_refs, _ = ray.wait(self._build_refs, num_returns=self.world, timeout=0, fetch_local=False)
+        activities = zip(self.describe_activities(), self._build_refs, strict=True)
+        late = [activity for activity, ref in activities if ref not in done_refs]
+        reasons = [activity.describe() for activity in late if not activity.silent]
+        if unplaced := [activity.who for activity in late if activity.silent]:
             total, free = ray.cluster_resources(), ray.available_resources()
-            busy.append(
+            reasons.append(
                 f"{', '.join(unplaced)} has no process that answers; the cluster has {_format_resources(total)}, "
                 f"free are {_format_resources(free)}. Ask for fewer workers or cpus, or add a node"
             )
         return (
             f"group {self.name!r}: {len(late)} of {self.world} workers did not start within {self._deadlines.start:g} s: "
-            f"{'; '.join(busy)}{suggest_longer_deadline(self._deadlines.start)}."
+            f"{'; '.join(reasons)}{suggest_longer_deadline(self._deadlines.start)}."
         )
 
     def call_control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
-        """Call a control method (such as ping or take_spans) on every rank; it is answered even while the rank works."""
+        """Call a method of the control threads, such as ping, which answer even while the rank works.
+
+        Returns:
+            The result of each rank.
+        """
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
 
     def check_shared_file(self, file: str, token: str) -> list[str]:
-        """Return why each rank cannot work beside a file that contains `token`, "" where it can."""
+        """Return why each rank cannot use the folder of a file that contains `token`, "" where it can."""
         refs = [actor.check_shared_file.remote(file, token) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "check_shared_file", "list").get(self._deadlines.start)
 
@@ -207,15 +226,15 @@ class ActorGroup:
         return f". {self.watchdog.describe_late(self, ranks)}" if self.watchdog else ""
 
     def take_spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
-        """Return the name and the new spans of every rank, [] where a rank does not answer.
+        """Return the name and the new spans of every rank; an empty list if any rank does not answer.
 
         A span is (role.method, start, end, bytes out) in unix seconds; each is returned once.
         """
         try:
-            names = [whereabouts["name"] for whereabouts in ray.get(self._built, timeout=1.0)]
+            names = [built["name"] for built in ray.get(self._build_refs, timeout=1.0)]
             return list(zip(names, self.call_control("take_spans"), strict=True))
         except (NonetError, RayActorError, GetTimeoutError):
-            return []  # a dead rank's spans are lost with it
+            return []  # The spans of a dead rank are lost with its process.
 
     def send_heartbeats(self) -> list[str]:
         """Send a heartbeat to every host without waiting.
@@ -224,18 +243,20 @@ class ActorGroup:
             The names of the hosts that did not answer the previous heartbeat. Hosts that have never answered are left
             out: they are still starting, which `wait_until_ready` watches.
         """
-        before, self._beats = self._beats, [actor.ping.remote() for actor in self.actors]
-        answered = {rank for rank, ref in enumerate(before) if _is_well(ref)}
-        silent = [rank for rank in range(len(before)) if rank in self._heard and rank not in answered]
-        self._heard |= answered
+        previous, self._beats = self._beats, [actor.ping.remote() for actor in self.actors]
+        answered = {rank for rank, ref in enumerate(previous) if _has_succeeded(ref)}
+        silent = [rank for rank in range(len(previous)) if rank in self._alive_ranks and rank not in answered]
+        self._alive_ranks |= answered
         return [f"{self.name}-{rank}" for rank in silent if self.actors]
 
     def send(self, message: CallMessage, rank: int) -> Any:
         """Send a call to one rank. Returns the reference to its result."""
-        flat = message.flats[rank]
+        values = message.flats[rank]
         if message.header is None:
-            return self._get_remote_methods("call", message)[rank].remote(*flat)
-        return self._get_remote_methods("call_with", message)[rank].remote(pack_header(message.header), *flat)
+            return self._get_remote_methods("call", message)[rank].remote(*values)
+        return self._get_remote_methods("call_with", message)[rank].remote(
+            pack_header(message.header), *values
+        )
 
     def open_stream(self, message: CallMessage, rank: int) -> Any:
         """Call a method that yields on one rank. Returns a generator of references."""
@@ -244,22 +265,22 @@ class ActorGroup:
         )
 
     def _get_remote_methods(self, actor_method: str, message: CallMessage) -> list[Any]:
-        """Return each rank's actor method with the options of a task name, cached by name."""
-        name = format_task_name(message.role, message.method, message.epoch)
-        if (actor_method, name) not in self._ways:
-            group = {"concurrency_group": "beside"} if message.beside else {}
-            self._ways[actor_method, name] = [
-                getattr(actor, actor_method).options(name=name, **group) for actor in self.actors
+        """Return each rank's remote method that sends a message under its task name; cached by name."""
+        task_name = format_task_name(message.role, message.method, message.epoch)
+        if (actor_method, task_name) not in self._remote_methods:
+            options = {"name": task_name} | ({"concurrency_group": "beside"} if message.beside else {})
+            self._remote_methods[actor_method, task_name] = [
+                getattr(actor, actor_method).options(**options) for actor in self.actors
             ]
-        return self._ways[actor_method, name]
+        return self._remote_methods[actor_method, task_name]
 
     def remember(self, message: CallMessage) -> None:
         """Remember a call that a restarted rank must receive again; only the last call of each method is kept."""
-        if self._life.restarts:
-            self._remembered[message.role, message.method] = message
+        if self._lifetime.restarts:
+            self._remembered_calls[message.role, message.method] = message
 
     def heal(self) -> None:
-        """Revive every rank that was found lost.
+        """Revive every rank that was found lost (`hurt`).
 
         Raises:
             WorkerLost: As in `revive`.
@@ -278,14 +299,15 @@ class ActorGroup:
             WorkerLost: The group has no restarts, or the start deadline has passed.
         """
         lost = WorkerLost(f"{self.name}-{rank} died: {cause}", role=self.name, rank=rank)
-        if not self._life.restarts:
+        if not self._lifetime.restarts:
             raise lost
         deadline, actor = time.monotonic() + self._deadlines.start, self.actors[rank]
         while True:
             try:
-                if not ray.get(actor.admit_epoch.remote(), timeout=self._deadlines.start):
-                    ray.get(self._build([rank]), timeout=max(1.0, deadline - time.monotonic()))
-                    for message in self._remembered.values():
+                has_roles = ray.get(actor.admit_epoch.remote(), timeout=self._deadlines.start)
+                if not has_roles:
+                    ray.get(self._send_build([rank]), timeout=max(1.0, deadline - time.monotonic()))
+                    for message in self._remembered_calls.values():
                         ray.get(self.send(message, rank), timeout=self._deadlines.start)
                 self.hurt.pop(rank, None)
                 return
@@ -296,8 +318,8 @@ class ActorGroup:
 
     def restart(self, rank: int) -> None:
         """Kill the process of a rank, which Ray then restarts; calls that wait for it fail with WorkerLost."""
-        ray.kill(self.actors[rank], no_restart=not self._life.restarts)
-        self.hurt[rank] = "it did not answer and was ended"
+        ray.kill(self.actors[rank], no_restart=not self._lifetime.restarts)
+        self.hurt[rank] = "it did not answer and was ended"  # `heal` and `revive` wait for the new process.
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin a gang epoch, which several groups may share: ranks reject calls of older epochs from then on.
@@ -346,10 +368,10 @@ class ActorGroup:
         return [actor.stop.remote() for actor in self.actors]
 
     def kill(self) -> None:
-        """Kill every process of the group, dead or alive; never raises."""
+        """Kill every process of the group, dead or alive, without a restart."""
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
-        self.actors, self._ways = [], {}
+        self.actors, self._remote_methods = [], {}
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Tear down the roles, then kill every process of the group."""
@@ -359,7 +381,7 @@ class ActorGroup:
         self.kill()
 
 
-def _is_well(ref: Any) -> bool:
+def _has_succeeded(ref: Any) -> bool:
     """Return whether a result is available and not an error."""
     try:
         ray.get(ref, timeout=0)
@@ -369,7 +391,7 @@ def _is_well(ref: Any) -> bool:
 
 
 def _format_resources(resources: Mapping[str, float]) -> str:
-    """Format resources for a message, without nodes, memory and the shares of placement groups."""
-    hidden = (":", "memory", "_group_")
-    shown = {key: value for key, value in resources.items() if not any(part in key for part in hidden)}
+    """Format resources for a message, such as "CPU 8, GPU 1", without nodes, memory and the shares of placement groups."""
+    hidden_parts = (":", "memory", "_group_")
+    shown = {key: value for key, value in resources.items() if not any(part in key for part in hidden_parts)}
     return ", ".join(f"{key} {value:g}" for key, value in sorted(shown.items())) or "nothing"

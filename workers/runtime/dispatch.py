@@ -1,13 +1,13 @@
 """Serialisation of group calls: how the arguments of a call are divided among its ranks, and how a rank assembles them.
 
 Ray resolves a reference only if it is a top-level argument of a task, so the values of a call are sent as a flat list
-of arguments. Most calls have one value per parameter, in the order of the parameters. Then the name of the task says
-enough, and no header is sent, since even an argument of 100 bytes makes a call 8 to 20 % slower. Otherwise a header,
-which is the same for all ranks and pickled once, describes how the parameters are assembled.
+of arguments (the flat values). Most calls have one value per parameter, in the order of the parameters. Then the name
+of the task says enough, and no header is sent, since even an argument of 100 bytes makes a call 8 to 20 % slower.
+Otherwise a header, which is the same for all ranks and pickled once, describes how the parameters are assembled.
 
-The value of every parameter becomes one `Argument`, the same for all ranks, and a list of flat values for each rank. It
-is sharded, replicated, distributed by rank, or passed on by reference. A large replicated value is put into the object
-store once; a chunk is sent only to its rank.
+The value of every parameter becomes one `Argument`, the same for all ranks, and a list of flat values for each rank.
+The value is sharded, replicated, distributed by rank, or passed on by reference. A large replicated value is put into
+the object store once; a chunk is sent only to its rank.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any
 import ray
 
 from nonet.errors import ConfigError
-from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.methods import PerRank, Replicate, Shard
+from nonet.workers.runtime.payload import concat_rows, count_rows, is_collection, slice_rows, split_evenly
 from nonet.workers.runtime.timeline import count_bytes
 
 AS_IS, JOIN, SHARE = "as is", "join", "share"
+"""How a rank assembles a parameter (`Argument.how`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,13 @@ def assemble_arguments(
         fetch: Returns the values of references, given the name of the parameter and the references.
     """
     remaining = iter(flat)
-    return {a.name: _assemble_argument(a, remaining, rank, world, fetch) for a in header}
+    return {argument.name: _assemble_argument(argument, remaining, rank, world, fetch) for argument in header}
 
 
 def _assemble_argument(
     argument: Argument, remaining: Iterator[Any], rank: int, world: int, fetch: Callable
 ) -> Any:
-    """Assemble one parameter from the next flat values."""
+    """Assemble one parameter from the next flat values, which are taken from `remaining`."""
     if argument.how == AS_IS:
         if argument.parts:
             return {
@@ -132,32 +133,37 @@ def _assemble_argument(
             }
         return next(remaining)
     if argument.how == JOIN:
-        return rows.concat_rows([next(remaining) for _ in range(argument.take)])
-    counts = [next(remaining) for _ in range(argument.take)]
-    start, stop = rows.split_evenly(sum(counts), world)[rank]
-    return _fetch_rows(next(remaining), counts, start, stop, partial(fetch, argument.name))
+        return concat_rows([next(remaining) for _ in range(argument.take)])
+    row_counts = [next(remaining) for _ in range(argument.take)]
+    start, stop = split_evenly(sum(row_counts), world)[rank]
+    return _fetch_rows(next(remaining), row_counts, start, stop, partial(fetch, argument.name))
 
 
-def _fetch_rows(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:
+def _fetch_rows(
+    refs: Sequence[Any], row_counts: Sequence[int], start: int, stop: int, fetch: Callable
+) -> Any:
     """Return the rows [start, stop) of concatenated chunks, fetching only chunks that contain some of them.
 
     An empty range gives the first chunk without its rows, so that the type is right.
     """
-    pieces, begin = [], 0
-    for ref, count in zip(refs, counts, strict=True):
-        low, high = max(start - begin, 0), min(stop - begin, count)
+    pieces, chunk_start = [], 0
+    for ref, row_count in zip(refs, row_counts, strict=True):
+        low, high = max(start - chunk_start, 0), min(stop - chunk_start, row_count)
         if low < high:
             pieces.append((ref, low, high))
-        begin += count
+        chunk_start += row_count
     pieces = pieces or [(refs[0], 0, 0)]
-    values = fetch([ref for ref, _, _ in pieces])
-    parts = [rows.slice_rows(value, low, high) for value, (_, low, high) in zip(values, pieces, strict=True)]
-    return parts[0] if len(parts) == 1 else rows.concat_rows(parts)
+    chunks = fetch([ref for ref, _, _ in pieces])
+    parts = [slice_rows(chunk, low, high) for chunk, (_, low, high) in zip(chunks, pieces, strict=True)]
+    return parts[0] if len(parts) == 1 else concat_rows(parts)
 
 
-INLINE_BYTES = 100_000
+INLINE_BYTES = (
+    100_000  # Larger values go into the object store; Ray itself sends up to 100 KB inline with a task.
+)
 
 Spread = tuple[Argument, Sequence[list[Any]]]
+"""How one parameter is assembled, and its flat values for each rank."""
 
 
 def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, world: int) -> Spread:
@@ -169,6 +175,9 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
         value: Its value, which may be wrapped in a marker or be the future of another group.
         marker: The marker that the method declares for the parameter, None if it declares none.
         world: Number of ranks.
+
+    Returns:
+        How the parameter is assembled, and its flat values for each rank.
 
     Raises:
         ConfigError: The value is a collection without a marker, or has the wrong number of parts.
@@ -182,24 +191,23 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
             parameter, [spread_argument(call_name, name, part, marker, world) for name, part in value.items()]
         )
     if marker is Shard:
-        chunks = [
-            [rows.slice_rows(value, *share)] for share in rows.split_evenly(rows.count_rows(value), world)
-        ]
+        ranges = split_evenly(count_rows(value), world)
+        flats = [[slice_rows(value, start, stop)] for start, stop in ranges]
     elif marker is PerRank:
-        chunks = [[chunk] for chunk in value]
-        if len(chunks) != world:
+        flats = [[rank_value] for rank_value in value]
+        if len(flats) != world:
             raise ConfigError(
-                f"{call_name}({parameter}): PerRank needs {world} values, one for each rank, got {len(chunks)}"
+                f"{call_name}({parameter}): PerRank needs {world} values, one for each rank, got {len(flats)}"
             )
-    elif marker is Replicate or not rows.is_collection(value):
-        chunks = [[put_once(value, world)]] * world
+    elif marker is Replicate or not is_collection(value):
+        flats = [[put_once(value, world)]] * world
     else:
         raise ConfigError(
             f"{call_name}({parameter}): a {type(value).__name__} is not sharded implicitly; "
             "mark it in @nonet.method or at the call: "
             f"Shard (cut along rows), Replicate (same for all ranks) or PerRank (one value for each rank)"
         )
-    return Argument(parameter), chunks
+    return Argument(parameter), flats
 
 
 def put_once(value: Any, world: int) -> Any:
@@ -210,15 +218,15 @@ def put_once(value: Any, world: int) -> Any:
 def _estimate_bytes(value: Any) -> int:
     """Estimate the bytes of a value; a collection of more than 1,000 objects counts as large."""
     if isinstance(value, str | list | tuple | dict) and len(value) > 1000:
-        return INLINE_BYTES + 1  # measuring each of thousands of small objects would cost more than one put
+        return INLINE_BYTES + 1  # Measuring each of thousands of small objects would cost more than one put.
     return count_bytes(value)
 
 
 def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
     """Combine the divided values of a dict into one argument."""
     flats = [
-        [value for rank_values in by_rank for value in rank_values]
-        for by_rank in zip(*(flat for _, flat in spreads), strict=True)
+        [value for part_values in parts_of_rank for value in part_values]
+        for parts_of_rank in zip(*(flats for _, flats in spreads), strict=True)
     ]
     return Argument(parameter, parts=tuple(argument for argument, _ in spreads)), flats
 
@@ -226,7 +234,8 @@ def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
 def _spread_future(call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
     """Divide the results of another group by reference.
 
-    Each rank gets the result of the same rank, or all results, or the chunks that contain its share of the rows.
+    Each rank gets the result of the same rank, or all results, or the references and row counts by which it fetches its
+    share of the rows.
     """
     refs, origin = future.refs, f"{future.role}.{future.method}"
     if marker is Shard and future.collect != "concat":
@@ -245,13 +254,16 @@ def _spread_future(call_name: str, parameter: str, future: GroupFuture, marker: 
     if future.collect == "first" or (future.collect == "concat" and len(refs) == 1):
         return Argument(parameter), [[refs[0]]] * world
     if future.collect == "concat":
-        return Argument(parameter, JOIN, len(refs)), [list(refs)] * world
+        return Argument(parameter, JOIN, take=len(refs)), [list(refs)] * world
     raise ConfigError(
         f"{call_name}({parameter}): {origin} collects by {future.collect!r}; "
         "get() it first, or collect by 'concat' or 'first'"
     )
 
 
-def _share_chunks(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
-    """Send all ranks the references of the chunks and their row counts; references in a list are not resolved by Ray."""
-    return Argument(parameter, SHARE, len(refs)), [[*counts, list(refs)]] * world
+def _share_chunks(parameter: str, count_refs: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
+    """Give all ranks the row counts of the chunks and a list of their references.
+
+    Ray resolves the references to the row counts, but not those inside the list.
+    """
+    return Argument(parameter, SHARE, take=len(refs)), [[*count_refs, list(refs)]] * world

@@ -2,8 +2,8 @@
 
 The value of a `GroupFuture` is returned by `.get(timeout_s)`, which waits at most a day by default, or by `await`.
 Iteration yields (rank, value) in the order of completion, and `.refs` are the Ray references. If a future is passed to
-another group, its results are not fetched. `.get()` calls `ray.get` once and not `ray.wait`, which would make a call
-1.17 times slower.
+another group, its results are not fetched by this process. `.get()` calls `ray.get` once without `ray.wait` before,
+which would make a call 1.17 times slower.
 
 A `GroupStream` iterates over the values of a method declared with `collect="stream"`, as the ranks yield them.
 """
@@ -18,9 +18,10 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from nonet.deadlines import BARE, suggest_longer_deadline
+from nonet.deadlines import BARE as DEFAULT_TIMEOUT_S
+from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
-from nonet.workers.runtime import payload as rows
+from nonet.workers.runtime.payload import concat_rows
 
 # Time limit for counting rows. The actors that hold them count on a control thread, which is never busy for long.
 _COUNT_S = 30.0
@@ -66,7 +67,10 @@ class GroupFuture:
         timeout_s: Deadline given at the call, None for none.
         retries: Maximum number of times that a call is repeated on a restarted rank if it may have run before.
         sent: The call as it was sent, to repeat it on a restarted rank; None if it cannot be repeated.
-        actors: The actors that hold the results, if there is not exactly one result per rank, in rank order.
+        actors: The actor that holds each result; None if result i is that of rank i.
+
+    Attributes:
+        by_rank: Whether result i is that of rank i of the group.
     """
 
     def __init__(
@@ -82,12 +86,12 @@ class GroupFuture:
         actors: list[Any] | None = None,
     ):
         self.refs, self.role, self.method, self.collect = refs, role, method, collect
-        self._hosts, self._sent = hosts, sent
+        self._group, self._message = hosts, sent
         self._actors = list(hosts.actors) if actors is None else actors
         self.by_rank = actors is None
         self._timeout_s, self._retries = timeout_s, retries
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._counts: list[Any] | None = None
+        self._count_refs: list[Any] | None = None
 
     def set_deadline(self, timeout_s: float) -> GroupFuture:
         """Set the deadline to `timeout_s` from now, and return the future itself."""
@@ -114,7 +118,11 @@ class GroupFuture:
                 self._retry_lost_rank(error)
 
     def settle(self, timeout_s: float | None = None) -> GroupFuture:
-        """Wait until every rank has a result, without fetching the results. Waits and raises errors like `get`."""
+        """Wait until every rank has a result, without fetching the results. Waits and raises errors like `get`.
+
+        Returns:
+            The future itself.
+        """
         while True:
             deadline = time.monotonic() + self._get_wait_s(timeout_s)
             _, late = ray.wait(
@@ -128,16 +136,16 @@ class GroupFuture:
             except GetTimeoutError:
                 raise self.make_deadline_error(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
-                self._counts = None
+                self._count_refs = None
                 self._retry_lost_rank(error)
 
     def request_row_counts(self) -> list[Any]:
         """Return references to the row counts of the ranks' results, which are counted in the processes that hold them."""
-        if self._counts is None:
-            self._counts = [
+        if self._count_refs is None:
+            self._count_refs = [
                 actor.count.remote(ref) for actor, ref in zip(self._actors, self.refs, strict=True)
             ]
-        return self._counts
+        return self._count_refs
 
     def get_row_counts(self) -> list[int]:
         """Return the row counts of the ranks' results, after `settle`. Raises errors like `get`."""
@@ -156,12 +164,12 @@ class GroupFuture:
         """
         late = self._find_pending_ranks()
         for rank in late:
-            self._hosts.restart(rank)
+            self._group.restart(rank)
         return late
 
     def replace_result(self, rank: int, other: GroupFuture) -> None:
         """Replace the result of a rank by that of another call."""
-        self.refs[rank], self._counts = other.refs[rank], None
+        self.refs[rank], self._count_refs = other.refs[rank], None  # The rows are counted again.
 
     def is_late_or_done(self) -> bool:
         """Return whether every rank has answered or the call's own deadline has passed."""
@@ -205,28 +213,30 @@ class GroupFuture:
         if timeout_s is not None:
             return timeout_s
         if self._deadline is None:
-            return BARE
+            return DEFAULT_TIMEOUT_S
         return max(0.0, self._deadline - time.monotonic())
 
     def _find_pending_ranks(self) -> list[int]:
         """Return the ranks that have not answered."""
-        done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
-        return [rank for rank, ref in enumerate(self.refs) if ref not in done]
+        done_refs, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
+        return [rank for rank, ref in enumerate(self.refs) if ref not in done_refs]
 
     def make_deadline_error(self, timeout_s: float | None) -> DeadlineExceeded:
         """Make an error that names the ranks that have not answered, and says what they are doing if this is known."""
         late = self._find_pending_ranks()
-        why = self._hosts.explain_late_ranks(late) if late and self._sent is not None else ""
-        waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
+        why = self._group.explain_late_ranks(late) if late and self._message is not None else ""
+        limits_s = (timeout_s, self._timeout_s, DEFAULT_TIMEOUT_S)
+        waited_s = next(limit_s for limit_s in limits_s if limit_s is not None)
+        ranks = ", ".join(map(str, late))
         return DeadlineExceeded(
-            f"{self.role}.{self.method}: no answer within {waited:g} s from rank {', '.join(map(str, late))} of {len(self.refs)}"
-            f"{suggest_longer_deadline(waited)}{why}"
+            f"{self.role}.{self.method}: no answer within {waited_s:g} s from rank {ranks} of {len(self.refs)}"
+            f"{suggest_longer_deadline(waited_s)}{why}"
         )
 
     def _collect_values(self, values: list[Any]) -> Any:
         """Combine the values of the ranks according to `collect`."""
         if self.collect == "concat":
-            return rows.concat_rows(values)
+            return concat_rows(values)
         if self.collect == "first":
             return values[0]
         if self.collect in ("sum", "mean"):
@@ -235,7 +245,7 @@ class GroupFuture:
         return values
 
     def _retry_lost_rank(self, error: Exception) -> None:
-        """Repeat the call of a lost rank, or raise the error.
+        """Repeat the call of a lost rank, or raise the error as a NonetError.
 
         A call that a restarted rank rejected did not run and is always repeated. A call that may have run is repeated
         at most `retries` times. If the lost worker belongs to another group, which this rank called or whose results
@@ -243,24 +253,24 @@ class GroupFuture:
         """
         rank, error = self._find_failure(error)
         worker_error = to_nonet_error(error, self.role, rank, self.method)
-        if isinstance(worker_error, DeadlineExceeded) and self._sent is not None:
+        if isinstance(worker_error, DeadlineExceeded) and self._message is not None:
             raise DeadlineExceeded(
-                f"{worker_error}{self._hosts.explain_late_ranks(self._find_pending_ranks())}"
+                f"{worker_error}{self._group.explain_late_ranks(self._find_pending_ranks())}"
             ) from None
-        rejected = isinstance(worker_error, NotAdmitted)
-        if rank < 0 or self._sent is None or not isinstance(worker_error, WorkerLost):
+        if rank < 0 or self._message is None or not isinstance(worker_error, WorkerLost):
             raise worker_error from None
-        if (worker_error.role, worker_error.rank) != (self.role, rank):
+        if (worker_error.role, worker_error.rank) != (self.role, rank):  # A worker of another group is lost.
             raise worker_error from None
-        self._hosts.hurt[rank] = str(worker_error)
-        if not rejected and self._retries < 1:
+        self._group.hurt[rank] = str(worker_error)
+        may_have_run = not isinstance(worker_error, NotAdmitted)
+        if may_have_run and self._retries < 1:
             raise worker_error from None
-        self._retries -= not rejected
-        self._hosts.revive(rank, str(worker_error))
-        self.refs[rank] = self._hosts.send(self._sent, rank)
+        self._retries -= may_have_run
+        self._group.revive(rank, str(worker_error))
+        self.refs[rank] = self._group.send(self._message, rank)
 
     def _find_failure(self, error: Exception) -> tuple[int, Exception]:
-        """Return the first rank whose result is an error, and that error; rank -1 if none is found."""
+        """Return the first rank whose result is an error, and that error; (-1, error) if no rank has one."""
         for rank, ref in enumerate(self.refs):
             try:
                 ready, _ = ray.wait([ref], timeout=0)
@@ -276,7 +286,11 @@ class GroupFuture:
 def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> NonetError:
     """Convert a Ray error into a NonetError that names the worker, the call and the cause.
 
-    A NonetError that a worker raised is returned as it is.
+    Args:
+        error: The error of Ray. If a worker raised a NonetError, that one is returned as it is.
+        role: Role that was called.
+        rank: Rank whose result is the error, -1 if it is not known.
+        method: Method that was called.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, NonetError):
@@ -293,7 +307,7 @@ def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
     first = futures[0]
     refs = [ref for future in futures for ref in future.refs]
     actors = [actor for future in futures for actor in future._actors]
-    return GroupFuture(refs, first._hosts, first.role, first.method, first.collect, actors=actors)
+    return GroupFuture(refs, first._group, first.role, first.method, first.collect, actors=actors)
 
 
 def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
@@ -310,7 +324,7 @@ def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
             if not future.done():
                 raise future.make_deadline_error(timeout_s) from None
     except (RayActorError, RayTaskError):
-        pass  # `get` below repeats the failed call or raises its error
+        pass  # `get` below repeats the failed call or raises its error.
     return [future.get(timeout_s) for future in futures]
 
 
@@ -320,8 +334,11 @@ def wait_for_results(timeout_s: float, *futures: GroupFuture) -> bool:
     Returns:
         Whether every rank of all calls had a result or an error within `timeout_s`.
     """
-    refs = [ref for future in futures for ref in future.request_row_counts()]
-    return not refs or not ray.wait(refs, num_returns=len(refs), timeout=timeout_s, fetch_local=False)[1]
+    count_refs = [ref for future in futures for ref in future.request_row_counts()]
+    if not count_refs:
+        return True
+    _, late = ray.wait(count_refs, num_returns=len(count_refs), timeout=timeout_s, fetch_local=False)
+    return not late
 
 
 class GroupStream:
@@ -336,33 +353,33 @@ class GroupStream:
 
     def __init__(self, streams: list[Any], role: str, method: str, timeout_s: float | None):
         self.role, self.method = role, method
-        self._ranks = {stream: rank for rank, stream in enumerate(streams)}
-        self._timeout_s = BARE if timeout_s is None else timeout_s
+        self._rank_by_stream = {stream: rank for rank, stream in enumerate(streams)}
+        self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         self._deadline = time.monotonic() + self._timeout_s
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield (rank, value) in the order of arrival, holding one value at a time."""
-        pending = list(self._ranks)
+        pending = list(self._rank_by_stream)
         while pending:
-            left = max(0.0, self._deadline - time.monotonic())
-            ready, _ = ray.wait(pending, num_returns=1, timeout=left)
+            left_s = max(0.0, self._deadline - time.monotonic())
+            ready, _ = ray.wait(pending, num_returns=1, timeout=left_s)
             if not ready:
-                late = ", ".join(str(self._ranks[stream]) for stream in pending)
+                late = ", ".join(str(self._rank_by_stream[stream]) for stream in pending)
                 raise DeadlineExceeded(
                     f"{self.role}.{self.method}: the stream of rank {late} did not end within {self._timeout_s:g} s"
                     f"{suggest_longer_deadline(self._timeout_s)}"
                 )
             stream = ready[0]
             try:
-                yield self._ranks[stream], ray.get(next(stream))  # pyright: ignore[reportArgumentType]
+                yield self._rank_by_stream[stream], ray.get(next(stream))  # pyright: ignore[reportArgumentType]
             except StopIteration:
                 pending.remove(stream)
             except (RayActorError, RayTaskError) as error:
-                raise to_nonet_error(error, self.role, self._ranks[stream], self.method) from None
+                raise to_nonet_error(error, self.role, self._rank_by_stream[stream], self.method) from None
 
     def get(self) -> list[list[Any]]:
         """Return all values, one list for each rank in the order in which they were yielded."""
-        values: list[list[Any]] = [[] for _ in self._ranks]
+        values: list[list[Any]] = [[] for _ in self._rank_by_stream]
         for rank, value in self:
             values[rank].append(value)
         return values

@@ -15,7 +15,6 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS, Deadline
 from nonet.errors import ConfigError
-from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.actors import ActorGroup, WorkerResources
 from nonet.workers.runtime.dispatch import CallMessage, Header, is_plain, spread_argument
 from nonet.workers.runtime.future import GroupFuture, GroupStream
@@ -26,6 +25,7 @@ from nonet.workers.runtime.methods import (
     list_positional_parameters,
 )
 from nonet.workers.runtime.orphan_guard import GroupLifetime
+from nonet.workers.runtime.payload import register_tensor_serializer
 from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 
 
@@ -68,22 +68,31 @@ class WorkerGroup:
         if not (isinstance(cls, type) and issubclass(cls, DistributeWorker)):
             raise ConfigError(f"WorkerGroup needs a subclass of nonet.DistributeWorker, got {cls!r}")
         role = role or cls.__name__.lower()
-        count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
-        seat = WorkerResources(device=device, cpus=cpus, devices=count, threads=threads, env=env)
-        specs = {role: RoleSpec(cls, args, kwargs)}
-        deadlines = DEFAULTS.model_copy(update={"step": Deadline(deadline_s, "the group's deadline_s")})
-        life = GroupLifetime(restarts=restarts)
-        self._bind(ActorGroup(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
+        default_devices = 0.0 if device == "cpu" else 1.0
+        hosts = ActorGroup(
+            {role: RoleSpec(cls, args, kwargs)},
+            workers=workers,
+            seat=WorkerResources(
+                device=device,
+                cpus=cpus,
+                devices=default_devices if devices is None else devices,
+                threads=threads,
+                env=env,
+            ),
+            life=GroupLifetime(restarts=restarts),
+            deadlines=DEFAULTS.model_copy(update={"step": Deadline(deadline_s, "the group's deadline_s")}),
+        )
+        self._bind(hosts, role)
 
     @classmethod
     def from_actors(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
-        """Return a group for one of the roles that an actor group holds."""
+        """Return a group that calls one of the roles of existing actors."""
         group = cls.__new__(cls)
         group._bind(hosts, role)
         return group
 
     def _bind(self, hosts: ActorGroup, role: str) -> None:
-        """Set the actor group and the role."""
+        """Set the actors that are called, and the role that is called on them."""
         self.hosts, self.role, self.world = hosts, role, hosts.world
         self._cls = hosts.specs[role].cls
 
@@ -96,7 +105,7 @@ class WorkerGroup:
         def call(*args: Any, timeout_s: float | None = None, retries: int = 0, **kwargs: Any) -> Any:
             return self._call(name, declaration, args, kwargs, timeout_s, retries)
 
-        self.__dict__[name] = call
+        self.__dict__[name] = call  # Later accesses do not reach `__getattr__`.
         return call
 
     def has_method(self, name: str) -> bool:
@@ -121,7 +130,7 @@ class WorkerGroup:
             raise ConfigError(
                 f"{self.role}.{name}: retries={retries} is only allowed for methods declared with @nonet.method(idempotent=True)"
             )
-        wire.register_tensor_serializer()
+        register_tensor_serializer()
         if not self.hosts.actors:
             raise ConfigError(f"{self.role}.{name}: the group was stopped; make a new WorkerGroup")
         if self.hosts.hurt:
@@ -154,7 +163,7 @@ class WorkerGroup:
             A future of one result, which can be passed to another group like that of a whole group.
         """
         declaration = get_declaration(self._cls, name)
-        wire.register_tensor_serializer()
+        register_tensor_serializer()
         header, flats = self._prepare_call(name, declaration, args, kwargs)
         message = CallMessage(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
         ref, actor = self.hosts.send(message, rank), self.hosts.actors[rank]
@@ -163,7 +172,11 @@ class WorkerGroup:
     def _prepare_call(
         self, name: str, declaration: MethodDeclaration, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Header | None, Sequence[Sequence[Any]]]:
-        """Return the header of a call, None where the task name is sufficient, and the flat values of each rank."""
+        """Divide the arguments of a call among the ranks (`nonet.workers.runtime.dispatch`).
+
+        Returns:
+            The header, None if the flat values are the positional arguments in order; and the flat values of each rank.
+        """
         if not args and not kwargs and declaration.collect != "stream":
             return None, [()] * self.world
         function = getattr(self._cls, name)
@@ -171,16 +184,21 @@ class WorkerGroup:
             bound = get_signature(function).bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"{self.role}.{name}: {error}") from None
-        where, markers = f"{self.role}.{name}", declaration.markers
-        parts = [
-            spread_argument(where, parameter, value, markers.get(parameter), self.world)
+        call_name, markers = f"{self.role}.{name}", declaration.markers
+        spreads = [
+            spread_argument(call_name, parameter, value, markers.get(parameter), self.world)
             for parameter, value in bound.arguments.items()
         ]
-        header = tuple(argument for argument, _ in parts)
+        header = tuple(argument for argument, _ in spreads)
         flats = (
-            parts[0][1]
-            if len(parts) == 1
-            else [[value for _, by_rank in parts for value in by_rank[rank]] for rank in range(self.world)]
+            spreads[0][1]
+            if len(spreads) == 1
+            else [
+                [value for _, values_by_rank in spreads for value in values_by_rank[rank]]
+                for rank in range(self.world)
+            ]
         )
-        plain = declaration.collect != "stream" and is_plain(header, list_positional_parameters(function))
-        return (None if plain else header), flats
+        needs_header = declaration.collect == "stream" or not is_plain(
+            header, list_positional_parameters(function)
+        )
+        return (header if needs_header else None), flats

@@ -2,8 +2,8 @@
 
 It has four concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads:
 ping, stacks, counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods
-declared so). The last three never touch a process group, so a worker inside a collective still answers. A host that
-Ray restarted holds no roles and rejects calls until its group has built them again.
+declared with `concurrent`). The last three never touch a process group, so a worker inside a collective still answers.
+A host (this process) that Ray restarted holds no roles and rejects calls until its group has built them again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from ray.exceptions import GetTimeoutError
 from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
 from nonet.workers import WorkerActivity, describe_activity, explain_unreachable, is_peer_timeout
-from nonet.workers.runtime import payload as rows
-from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.dispatch import assemble_arguments, parse_task_name, unpack_header
 from nonet.workers.runtime.methods import get_declaration
 from nonet.workers.runtime.orphan_guard import OrphanGuard
+from nonet.workers.runtime.payload import count_rows, register_tensor_serializer
 from nonet.workers.runtime.timeline import SpanRecorder
 from nonet.workers.runtime.worker import DistributeWorker, Place, RoleSpec
 
@@ -43,7 +42,7 @@ class HostLocation:
     Attributes:
         node: Ray's node id, shortened.
         address: Address of the node.
-        port: A port that the host holds open as a rendezvous of its group.
+        port: A port that the host listens on, so that its group can open its store there.
         devices: Ids of its devices.
     """
 
@@ -59,12 +58,13 @@ class WorkerActor:
 
     Args:
         place: The place of the worker in its group.
-        orphan_timeout_s: The process exits when no controller contacts it for so long; 0 means never.
+        orphan_timeout_s: The process exits when no controller contacts it for that many seconds; 0 means never.
     """
 
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
         self._roles: dict[str, DistributeWorker] = {}
+        # The running call, the unix seconds when it began, and the id of its thread.
         self._busy, self._since, self._thread = "", 0.0, 0
         self._epoch = 0
         self._context = ray.get_runtime_context()
@@ -72,23 +72,24 @@ class WorkerActor:
         self._socket = socket.socket()
         self._socket.bind(("", 0))
         self._socket.listen(place.world + 8)
-        self._where = self._locate()
+        self._location = self._determine_location()
         self._orphan_guard = OrphanGuard(orphan_timeout_s)
-        self._residents: RoleOffloader | None = None
-        self._unbuilt: WorkerFailed | None = None
-        self._built = threading.Event()
+        self._offloader: RoleOffloader | None = None
+        self._build_error: WorkerFailed | None = None
+        self._build_ended = threading.Event()
         if self._context.was_current_actor_reconstructed:
-            self._built.set()  # its group knows when it is built again; until then calls are refused
+            self._build_ended.set()  # Calls do not wait for another build, but are rejected until the roles exist.
 
     def __repr__(self) -> str:
         """Return the name in Ray's dashboard, logs and traces, such as rollout-3@1f2e3d4c-npu5."""
-        ids = "".join(f"-{self._place.device.partition(':')[0]}{i}" for i in self._where.devices)
-        return f"{self._place.role}-{self._place.rank}@{self._where.node}{ids}"
+        device_kind = self._place.device.partition(":")[0]
+        devices = "".join(f"-{device_kind}{device_id}" for device_id in self._location.devices)
+        return f"{self._place.role}-{self._place.rank}@{self._location.node}{devices}"
 
     @ray.method(concurrency_group="control")
     def get_location(self) -> HostLocation:
         """Return the location of this host."""
-        return self._where
+        return self._location
 
     @ray.method(concurrency_group="work")
     def build(self, specs: dict[str, RoleSpec], *everyone: HostLocation) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class WorkerActor:
             *everyone: The location of each rank.
 
         Returns:
-            Node, process id and name of the worker.
+            "node" (Ray's node id, shortened), "pid" and "name" of the worker.
         """
         self._busy, self._since, self._thread = (
             f"{self._place.role}.build",
@@ -108,27 +109,27 @@ class WorkerActor:
         )
         if self._place.threads:
             _make_deterministic(self._place.threads)
-        neighbours = [rank for rank, other in enumerate(everyone) if other.node == self._where.node]
+        ranks_on_node = [rank for rank, other in enumerate(everyone) if other.node == self._location.node]
         place = replace(
             self._place,
-            node=self._where.node,
-            local_rank=neighbours.index(self._place.rank) if everyone else 0,
+            node=self._location.node,
+            local_rank=ranks_on_node.index(self._place.rank) if everyone else 0,
             meeting=(everyone[0].address, everyone[0].port) if everyone else ("", 0),
             listener=self._socket,
         )
         try:
             self._roles = self._build_roles(specs, place)
         except WorkerFailed as error:
-            self._unbuilt = error  # queued calls raise this error instead of reporting a lost worker
+            self._build_error = error  # Queued calls raise this error instead of reporting a lost worker.
             raise
         finally:
-            self._built.set()
-        wire.register_tensor_serializer()
-        return {"node": self._where.node, "pid": os.getpid(), "name": repr(self)}
+            self._build_ended.set()
+        register_tensor_serializer()
+        return {"node": self._location.node, "pid": os.getpid(), "name": repr(self)}
 
     @ray.method(concurrency_group="work")
     def call(self, *flat: Any) -> Any:
-        """Run the role method that the task name says, with its parameters in order.
+        """Run the role method that the task name says, with its positional arguments.
 
         Errors are raised as WorkerFailed with role, rank and traceback.
         """
@@ -138,14 +139,19 @@ class WorkerActor:
 
     @ray.method(concurrency_group="work")
     def call_with(self, data: bytes, *flat: Any) -> Any:
-        """Run a role method as `call` does, with parameters that are assembled by a header."""
+        """Run a role method as `call` does, with keyword arguments assembled from the flat values as a header says.
+
+        Args:
+            data: The pickled header.
+            *flat: The flat values of this rank.
+        """
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
         return self._run_guarded(name, self._find_method(name), (), self._assemble_arguments(data, flat))
 
     @ray.method(concurrency_group="work", num_returns="streaming")
     def stream(self, data: bytes, *flat: Any) -> Iterator[Any]:
-        """Run a role method that yields, with parameters that are assembled by a header; each value is sent when it is made."""
+        """Run a role method that yields, with the arguments of `call_with`; each value is sent as soon as it is yielded."""
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
         yield from self._run_guarded(name, self._find_method(name), (), self._assemble_arguments(data, flat))
@@ -154,18 +160,21 @@ class WorkerActor:
     def offload_roles(self, offloaded_roles: Sequence[str]) -> OffloadStats:
         """Offload the buffers of these roles to host memory and bring all others back to the device.
 
-        Calls of offloaded roles are rejected. The move runs in the order of the role's calls, so calls that were sent
+        Calls of offloaded roles are rejected. The move waits in the queue of the role methods, so calls that were sent
         before it find their buffers on the device.
+
+        Returns:
+            The bytes that were moved.
         """
         from nonet.workers.runtime.residents import RoleOffloader
 
-        if self._residents is None:
-            self._residents = RoleOffloader(repr(self), self._roles)
+        if self._offloader is None:
+            self._offloader = RoleOffloader(repr(self), self._roles)
         start = time.time()
-        moved = self._residents.offload_roles(offloaded_roles)
-        for what, size in (("offload", moved.offload), ("resume", moved.resume)):
+        moved = self._offloader.offload_roles(offloaded_roles)
+        for direction, size in (("offload", moved.offload), ("resume", moved.resume)):
             if size:
-                self._spans.add(f"{self._place.role}.{what}", start, time.time(), size=size)
+                self._spans.add(f"{self._place.role}.{direction}", start, time.time(), size=size)
         return moved
 
     @ray.method(concurrency_group="work")
@@ -178,7 +187,7 @@ class WorkerActor:
     @ray.method(concurrency_group="control")
     def count(self, value: Any) -> int:
         """Return the row count of a result of this host, for a group of another size that takes the result by reference."""
-        return rows.count_rows(value)
+        return count_rows(value)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
@@ -188,19 +197,19 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def admit_epoch(self, epoch: int | None = None) -> bool:
-        """Return whether roles are built here; with `epoch`, calls of an older gang epoch are rejected from now on."""
+        """With `epoch`, reject calls of older gang epochs from now on. Returns whether the roles of this host are built."""
         self._epoch = max(self._epoch, epoch or 0)
         return bool(self._roles)
 
     @ray.method(concurrency_group="control")
     def check_shared_file(self, file: str, token: str) -> str:
-        """Return why this host cannot work beside a file that contains `token`, "" where it can."""
+        """Return why this host cannot use the folder of a file that contains `token`, "" if it can."""
         problem = explain_unreachable(Path(file), token)
-        return problem and f"{self!r} (node {self._where.node}, {self._where.address}) {problem}"
+        return problem and f"{self!r} (node {self._location.node}, {self._location.address}) {problem}"
 
     @ray.method(concurrency_group="control")
     def take_spans(self) -> list[tuple[str, float, float, int]]:
-        """Return the new spans of calls: (role.method, start, end, bytes out) in unix seconds."""
+        """Return the spans since the last call: (role.method, start, end, bytes of the result), times in unix seconds."""
         return self._spans.take()
 
     @ray.method(concurrency_group="control")
@@ -210,11 +219,11 @@ class WorkerActor:
 
     @ray.method(concurrency_group="read")
     def read(self, role: str, *request: Any) -> Any:
-        """Answer a reader's request to a role while the role works."""
+        """Return the result of the role's `read`, which may run while another method of the role runs."""
         start = time.time()
-        answer = self._roles[role].read(*request)  # type: ignore[attr-defined]
-        self._spans.add(f"{role}.read", start, time.time(), getattr(answer, "data", None))
-        return answer
+        response = self._roles[role].read(*request)  # type: ignore[attr-defined]
+        self._spans.add(f"{role}.read", start, time.time(), getattr(response, "data", None))
+        return response
 
     @ray.method(concurrency_group="work")
     def stop(self) -> None:
@@ -222,7 +231,7 @@ class WorkerActor:
         for worker in reversed(self._roles.values()):
             worker.teardown()
 
-    def _locate(self) -> HostLocation:
+    def _determine_location(self) -> HostLocation:
         """Determine the location of this host."""
         ids = [i for ids_of_kind in self._context.get_accelerator_ids().values() for i in ids_of_kind]
         return HostLocation(
@@ -233,7 +242,7 @@ class WorkerActor:
         )
 
     def _build_roles(self, specs: Mapping[str, RoleSpec], place: Place) -> dict[str, DistributeWorker]:
-        """Construct and set up every role."""
+        """Construct every role, then set up all of them; each sees all others as peers. Returns the workers by role."""
         roles: dict[str, DistributeWorker] = {}
         for role, spec in specs.items():
             worker = self._run_guarded(f"{role}.__init__", spec.cls, spec.args, spec.kwargs or {})
@@ -243,18 +252,19 @@ class WorkerActor:
             self._run_guarded(f"{role}.setup", worker.setup, (), {})
         return roles
 
-    def _find_method(self, name: str) -> Callable[..., Any]:
-        """Return the method of a task once roles are built.
+    def _find_method(self, task_name: str) -> Callable[..., Any]:
+        """Wait until the roles are built, and return the method of a task.
 
         Raises:
+            WorkerFailed: The roles could not be built.
             NotAdmitted: The host was restarted and holds no such role yet.
             StaleVersion: The call is of an older gang epoch.
             NotResident: The buffers of the role are offloaded.
         """
-        role, method, epoch = parse_task_name(name)
-        self._built.wait()  # concurrent calls do not queue behind `build`
-        if role not in self._roles and self._unbuilt is not None:
-            raise self._unbuilt
+        role, method, epoch = parse_task_name(task_name)
+        self._build_ended.wait()  # Concurrent calls run on other threads, so they do not queue behind `build`.
+        if role not in self._roles and self._build_error is not None:
+            raise self._build_error
         if role not in self._roles:
             raise NotAdmitted(
                 f"{self!r} was restarted and holds no {role!r} yet; the call did not run",
@@ -265,16 +275,16 @@ class WorkerActor:
             raise StaleVersion(
                 f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} arrived too late and did not run"
             )
-        if self._residents is not None and not get_declaration(type(self._roles[role]), method).away:
-            self._residents.require_resident(role)
+        if self._offloader is not None and not get_declaration(type(self._roles[role]), method).away:
+            self._offloader.require_resident(role)
         return getattr(self._roles[role], method)
 
     def _assemble_arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
-        """Assemble the keyword arguments of a call."""
+        """Assemble the keyword arguments of a call from its pickled header and flat values."""
         return assemble_arguments(unpack_header(data), flat, self._place.rank, self._place.world, self._fetch)
 
     def _fetch(self, parameter: str, refs: list[Any]) -> list[Any]:
-        """Fetch values that other workers made.
+        """Return the values that references of other workers' results point to.
 
         Raises:
             DeadlineExceeded: They did not arrive within the step deadline.
@@ -289,13 +299,13 @@ class WorkerActor:
             ) from None
 
     def _run_guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a function as the current call: record its span, and convert its errors."""
+        """Run a function as the current call (`role.method`): record its span, and convert its errors."""
         start, self._busy = time.time(), name
         self._since, self._thread = start, threading.get_ident()
         result = None
         try:
             result = function(*args, **kwargs)
-            wire.register_tensor_serializer()
+            register_tensor_serializer()
             return result
         except Exception as error:
             raise self._to_worker_error(name, error) from None
@@ -312,10 +322,14 @@ class WorkerActor:
             return DeadlineExceeded(
                 f"{self!r}: {method} gave up waiting for other ranks: {error}{suggest_longer_deadline(limit)}"
             )
-        fault = isinstance(error, ConfigError)
-        text = str(error) if fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
+        caller_fault = isinstance(error, ConfigError)
+        text = str(error) if caller_fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
         return WorkerFailed(
-            text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=fault
+            text,
+            role=role,
+            rank=self._place.rank,
+            traceback=traceback.format_exc(),
+            caller_fault=caller_fault,
         )
 
 

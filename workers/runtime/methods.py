@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 from nonet.errors import ConfigError
 
 Collect = Literal["concat", "list", "first", "sum", "mean", "stream"]
-CALL_OPTIONS = ("timeout_s", "retries")
+CALL_OPTIONS = ("timeout_s", "retries")  # Options of every call, so no method may have such a parameter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class MethodDeclaration:
         collect: How results are collected.
         idempotent: Whether calls may be repeated.
         remember: Whether the last call is repeated on a restarted worker.
-        away: Whether the method may run while the role's buffers are offloaded.
-        beside: Whether calls run concurrently with other calls.
+        away: Whether the method may run while the role's buffers are offloaded (`while_offloaded` of `method`).
+        beside: Whether calls run concurrently with other calls (`concurrent` of `method`).
     """
 
     markers: dict[str, Marker]
@@ -96,19 +96,19 @@ def method(
         raise ConfigError(f"collect={collect!r} is not one of {', '.join(get_args(Collect))}")
 
     def declare(function: _F) -> _F:
-        known = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
         for name in markers:
-            if name not in known:
+            if name not in parameters:
                 raise ConfigError(
-                    f"@method marks {name!r}, which is no parameter of {function.__qualname__}; it has {', '.join(known)}"
+                    f"@method marks {name!r}, which is no parameter of {function.__qualname__}; it has {', '.join(parameters)}"
                 )
         for name in CALL_OPTIONS:
-            if name in known:
+            if name in parameters:
                 raise ConfigError(
                     f"{function.__qualname__} has a parameter {name!r}, which is an option of every group call; rename it"
                 )
         function.__nonet_method__ = MethodDeclaration(
-            dict(markers), collect, idempotent, remember, while_offloaded, concurrent
+            dict(markers), collect, idempotent, remember, away=while_offloaded, beside=concurrent
         )  # type: ignore[attr-defined]
         return function
 
@@ -134,12 +134,14 @@ def get_declaration(cls: type, name: str) -> MethodDeclaration:
 @cache
 def get_signature(function: Callable) -> inspect.Signature:
     """Return the signature of a method without `self`."""
-    whole = inspect.signature(function)
-    return whole.replace(parameters=list(whole.parameters.values())[1:])
+    signature = inspect.signature(function)
+    _, *parameters = signature.parameters.values()
+    return signature.replace(parameters=parameters)
 
 
 @cache
 def list_positional_parameters(function: Callable) -> tuple[str, ...]:
     """Return the names of the parameters that may be given by position, in order, without `self`."""
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(name for name, known in get_signature(function).parameters.items() if known.kind in kinds)
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = get_signature(function).parameters
+    return tuple(name for name, parameter in parameters.items() if parameter.kind in positional)

@@ -20,8 +20,8 @@ class GroupLifetime:
 
     Attributes:
         run: The run that they belong to, "" for none.
-        orphan_timeout_s: If above 0, the processes are detached and exit when no controller contacts them for so
-            long. With 0 they belong to the process that started them.
+        orphan_timeout_s: If above 0, the processes are detached and exit when no controller contacts them for that many
+            seconds. With 0 they belong to the process that started them.
         restarts: How often a process that died is started again; its roles are built and its remembered calls are
             repeated.
     """
@@ -41,6 +41,7 @@ class GroupLifetime:
 
 
 OWNED = GroupLifetime()
+"""The lifetime of processes that belong to the process that started them."""
 
 
 class OrphanGuard:
@@ -52,17 +53,17 @@ class OrphanGuard:
     """
 
     def __init__(self, timeout_s: float):
-        self._timeout_s, self._last = timeout_s, time.monotonic()
+        self._timeout_s, self._last_heartbeat = timeout_s, time.monotonic()
         if timeout_s > 0:
             threading.Thread(target=self._watch, name="orphan guard", daemon=True).start()
 
     def record_heartbeat(self) -> None:
         """Record that a heartbeat arrived from the controller."""
-        self._last = time.monotonic()
+        self._last_heartbeat = time.monotonic()
 
     def _watch(self) -> None:
         """Wait until heartbeats have been missing for too long, then end the process."""
-        while time.monotonic() - self._last < self._timeout_s:
+        while time.monotonic() - self._last_heartbeat < self._timeout_s:
             time.sleep(min(1.0, self._timeout_s / 5))
         end_orphan()
 
@@ -73,10 +74,10 @@ def end_orphan() -> None:
     from ray.util.placement_group import remove_placement_group
 
     group = ray.util.get_current_placement_group()
-    me = ray.get_runtime_context().current_actor
-    with contextlib.suppress(Exception):  # another orphaned worker may have removed it already
+    own_actor = ray.get_runtime_context().current_actor
+    with contextlib.suppress(Exception):  # Another orphaned worker may have removed it already.
         if group is not None:
             remove_placement_group(group)
     with contextlib.suppress(Exception):
-        ray.kill(me, no_restart=True)
+        ray.kill(own_actor, no_restart=True)
     os._exit(0)

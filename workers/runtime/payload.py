@@ -66,7 +66,7 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
 
 
 def split_evenly(total: int, world: int) -> list[tuple[int, int]]:
-    """Return the range [start, stop) of each rank. The first ranks get one more if needed: 5 over 4 ranks is 2, 1, 1, 1."""
+    """Return the range [start, stop) of each rank. The first ranks get one more if needed: 5 rows over 4 ranks are 2, 1, 1, 1."""
     base, extra = divmod(total, world)
     starts = [rank * base + min(rank, extra) for rank in range(world + 1)]
     return list(pairwise(starts))
@@ -96,8 +96,6 @@ def concat_rows(parts: Sequence[Any]) -> Any:
 
         return torch.cat(list(parts))
     if hasattr(first, "shape") and first.shape:
-        import numpy as np
-
         return np.concatenate(parts)
     raise ConfigError(
         f"cannot concat results of type {type(first).__name__}: use collect='list', 'first', 'sum' or 'mean'"
@@ -108,24 +106,24 @@ def _concat_jagged(parts: Sequence[Jagged]) -> Jagged:
     """Concatenate jagged arrays."""
     values = concat_rows([part.values for part in parts])
     lengths = concat_rows([part.offsets[1:] - part.offsets[:-1] for part in parts])
-    head = parts[0].offsets[:1]
+    head = parts[0].offsets[:1]  # The 0 before the first row, in the type of the offsets.
     return Jagged(values, concat_rows([head, head + lengths.cumsum(0)]))
 
 
-_registered: list[bool] = []
+_registered: list[bool] = []  # Not empty once this process has registered the tensor format.
 
 
 def register_tensor_serializer() -> None:
-    """Register the tensor format with Ray if torch is loaded and it is not registered yet; cheap to call often."""
+    """Register the tensor format with Ray once torch is loaded. Does nothing after that, so it may be called often."""
     if _registered or "torch" not in sys.modules:
         return
     import ray
     import torch
 
-    if not hasattr(torch, "nn"):  # torch is still being imported on another thread
+    if not hasattr(torch, "nn"):  # Another thread is still importing torch.
         return
-    for kind in (torch.Tensor, torch.nn.Parameter):
-        ray.util.register_serializer(kind, serializer=to_wire, deserializer=from_wire)
+    for cls in (torch.Tensor, torch.nn.Parameter):
+        ray.util.register_serializer(cls, serializer=to_wire, deserializer=from_wire)
     _registered.append(True)
 
 
@@ -142,8 +140,8 @@ def to_wire(tensor: Any) -> tuple[str, np.ndarray]:
     try:
         return name, tensor.numpy()
     except TypeError:
-        plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-        return name, tensor.view(plain).numpy()
+        int_types = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return name, tensor.view(int_types[tensor.element_size()]).numpy()
 
 
 def from_wire(parts: tuple[str, np.ndarray]) -> Any:

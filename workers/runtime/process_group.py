@@ -1,8 +1,8 @@
 """Process groups of torch.distributed: opening the store, joining and leaving.
 
 Trainers are the first ranks, and embedding shards in processes of their own are the last ones. The time-out of a group
-is twice the step deadline instead of torch's 30 minutes. When a rank is lost, all ranks join a new group, whose epoch
-is the prefix of its keys in the store (docs/explanation/design.md, section 5).
+is twice the step deadline instead of torch's 30 minutes. When a rank is lost, all ranks join a new group with a new
+epoch, which is the prefix of its keys in the store (docs/explanation/design.md, section 5).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rendezvous:
     Attributes:
         host: Address of the store.
         port: Port of the store.
-        epoch: Number of the group; a group that is formed after the loss of a rank has a new one.
+        epoch: Number of the group; every group that is formed after the loss of a rank has a new number.
         trainers: Number of trainer ranks.
         shards: Number of embedding shards in processes of their own, 0 if they are fused with trainers.
         step_s: Step deadline in seconds.
@@ -51,7 +51,7 @@ class Membership:
         rank: Rank of this process.
         world: Number of ranks.
         world_group: The group of all ranks.
-        trainers: The group of the trainers, None in a world of one.
+        trainers: The process group of the trainers, None in a world of one.
         store: The store that the ranks joined through.
         n_trainers: Number of trainers.
     """
@@ -85,9 +85,10 @@ class Membership:
         torch.distributed.all_reduce(counts, group=self.trainers)
         padded = torch.zeros(int(counts.max()), dtype=torch.int64)
         padded[: len(keys)] = keys
-        parts = [torch.empty_like(padded) for _ in range(self.n_trainers)]
-        torch.distributed.all_gather(parts, padded, group=self.trainers)
-        return torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)]).unique()
+        keys_by_rank = [torch.empty_like(padded) for _ in range(self.n_trainers)]
+        torch.distributed.all_gather(keys_by_rank, padded, group=self.trainers)
+        unpadded = [rank_keys[:n] for rank_keys, n in zip(keys_by_rank, counts.tolist(), strict=True)]
+        return torch.cat(unpadded).unique()
 
 
 def open_store() -> tuple[str, int, Any]:
@@ -109,6 +110,9 @@ def join_process_group(
         rank: Rank of this process.
         backend: Backend of the group of all ranks, which exchanges sparse keys and rows in host memory.
         trainers_backend: Backend of the trainers' own group, whose gradients are on their device.
+
+    Returns:
+        The membership of this process.
     """
     import torch.distributed as dist
 
@@ -171,5 +175,5 @@ def _get_node_address() -> str:
         import ray
 
         return ray.util.get_node_ip_address()
-    except Exception:  # not a Ray process, so all ranks are on this host
+    except Exception:  # This is not a Ray process, so all ranks are on this host.
         return socket.gethostbyname("localhost")

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 MAX_SPANS = 100_000
+_MAX_COUNTED_VALUES = 64  # Values of a list or tuple that are measured one by one.
 
 
 class SpanRecorder:
@@ -26,16 +27,16 @@ class SpanRecorder:
 
         Args:
             name: `role.method`.
-            start: Unix seconds.
-            end: Unix seconds.
+            start: Start of the call in unix seconds.
+            end: End of the call in unix seconds.
             result: The result of the call, whose bytes are counted.
-            size: Number of bytes, if it is known without `result`.
+            size: Number of bytes of the result, if it is known without `result`.
         """
         size = count_bytes(result) if size is None else size
         self._spans.append((name, start, end, size))
         busy_seconds, bytes_out = self._metrics or self._create_metrics()
         tags = {"method": name}
-        busy_seconds.inc(max(end - start, 1e-9), tags)
+        busy_seconds.inc(max(end - start, 1e-9), tags)  # A Ray counter rejects 0.
         if size:
             bytes_out.inc(size, tags)
 
@@ -45,7 +46,7 @@ class SpanRecorder:
         return list(spans)
 
     def _create_metrics(self) -> tuple[Any, Any]:
-        """Create the Ray metrics."""
+        """Create and return the Ray counters of busy seconds and of bytes out."""
         from ray.util.metrics import Counter
 
         self._metrics = (
@@ -68,7 +69,8 @@ def count_bytes(value: Any, depth: int = 4) -> int:
     if depth and isinstance(value, dict):
         return sum(count_bytes(part, depth - 1) for part in value.values())
     if depth and isinstance(value, list | tuple):
-        return sum(count_bytes(part, depth - 1) for part in value) if len(value) <= 64 else 0
+        is_short = len(value) <= _MAX_COUNTED_VALUES
+        return sum(count_bytes(part, depth - 1) for part in value) if is_short else 0
     if depth and hasattr(value, "offsets") and hasattr(value, "values"):
         return count_bytes(value.values) + count_bytes(value.offsets)
     return 0

@@ -19,7 +19,7 @@ class Place:
     """The place of a worker.
 
     Attributes:
-        role: Name of its group.
+        role: Name of the role; of the actor group, for the process that hosts the role.
         rank: Rank in the group.
         world: Number of ranks.
         local_rank: Rank among the group's workers on this node.
@@ -27,8 +27,8 @@ class Place:
         device: Torch device, such as "cpu" or "cuda:0".
         threads: Number of torch threads, 0 for a role that uses no torch.
         peers: The other roles in the same process (fused), by name.
-        meeting: Address and port where the ranks of the group meet.
-        listener: The socket of rank 0 there.
+        meeting: Address and port of rank 0's listening socket, where the group opens its store.
+        listener: The listening socket of this rank; only that of rank 0 is used.
         deadline_s: Seconds to wait for a value of another rank; ranks wait twice as long for each other in a
             collective.
     """

@@ -40,7 +40,7 @@ def test_a_chunk_that_does_not_come_is_a_deadline_that_names_call_parameter_and_
     cls = hosts.WorkerActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
     worker = cls.__new__(cls)
     worker._place = Place("trainer", 1, 2, deadline_s=Deadline(7.0, "deadlines.step"))
-    worker._where = SimpleNamespace(node="n", devices=())
+    worker._location = SimpleNamespace(node="n", devices=())
     worker._context = SimpleNamespace(get_task_name=lambda: "trainer.update")
     with pytest.raises(
         DeadlineExceeded,

@@ -73,7 +73,13 @@ class Answers(GroupFuture):
     """What another group answered, a chunk a rank, with the rows in each."""
 
     def __init__(self, chunks, counts):
-        self.refs, self.role, self.method, self.collect, self._counts = chunks, "other", "m", "concat", counts
+        self.refs, self.role, self.method, self.collect, self._count_refs = (
+            chunks,
+            "other",
+            "m",
+            "concat",
+            counts,
+        )
         self.by_rank = True
 
 

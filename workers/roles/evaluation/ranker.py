@@ -1,10 +1,10 @@
 """Ranker: ranks the held-out events of a split over the catalogue, by exhaustive scores and by beam.
 
-The same items are masked for every subject and in both ways. Events may be cut into shares, one per worker of an evaluator; the
-combined shares equal the result of one worker. One pass over the test events also computes statistics of the lists and, for a
-model with a memory, the ranks of the model alone.
+A subject is what is evaluated: a model or a baseline. The same items are masked for every subject and in both ways of ranking.
+Events may be cut into shares, one per worker of an evaluator; the combined shares equal the result of one worker. One pass over
+the test events also computes statistics of the lists and, for a model with a memory, the ranks of the model alone.
 
-If there are more users than `evaluate.users`, as many are drawn with the run's seed. For a catalogue above 25,000 items, whose
+If there are more users than `evaluate.users`, that number is drawn with the run's seed. For a catalogue above 25,000 items, whose
 exhaustive scores take seconds per prompt, a model is ranked by beam alone: targets outside the beam are missed, so its metrics
 are lower bounds.
 """
@@ -51,7 +51,7 @@ from nonet.workers.roles.evaluation.options import Evaluate
 from nonet.workers.roles.evaluation.segments import EventSegments
 from nonet.workers.roles.evaluation.shown import ShownUsers
 
-# Shapes: P prompts, I items, W beams.
+# Shapes: P prompts (one per event that is ranked), I items, W beams.
 
 SPLITS = {"valid": VALID, "test": TEST}
 SHUFFLED = "shuffled"
@@ -60,10 +60,10 @@ ALONE = "model alone"
 """Way of ranking with a memory's model alone, without votes; other ways are "exhaustive" and "beam"."""
 SHOWN_USERS, SHOWN_ITEMS = 8, 5
 """Number of users that reports show, and of the items that they show per user."""
-_CHUNK = 256
-_CELLS = 1 << 26  # Number of scores [P, I] per chunk.
-_MAPPED = 16  # Chunks between two releases of mapped pages.
-_LISTED = 10  # Number of first items in statistics of lists.
+_CHUNK_EVENTS = 256  # Maximum number of events per chunk.
+_CHUNK_SCORES = 1 << 26  # Maximum number of scores [P, I] per chunk: 256 MB in fp32.
+_CHUNKS_PER_RELEASE = 16  # Chunks between two releases of mapped pages.
+_LISTED_ITEMS = 10  # Number of first items in statistics of lists.
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
 """(users [P], positions [P]) -> scores of all items [P, I], higher is better, or an equivalent sparse form."""
@@ -75,9 +75,9 @@ class RankedShare:
 
     Attributes:
         boards: Scoreboards by split and way of ranking.
-        quality: Statistics of the test lists.
-        weights: Fitted weights of a memory.
-        shown: Titles for each shown user, in the first share.
+        quality: Statistics of the test lists; None if the share has no test events.
+        weights: Fitted weights of the votes, for a model with a memory.
+        shown: Titles of the best items for each shown user; only in the first share.
     """
 
     boards: dict[str, dict[str, Scoreboard]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class RankedShare:
     shown: list[list[str]] = field(default_factory=list)
 
     def absorb(self, other: RankedShare) -> None:
-        """Add the next share."""
+        """Append the results of the next share."""
         for split, ways in other.boards.items():
             for how, board in ways.items():
                 self.boards[split][how].absorb(board)
@@ -117,18 +117,18 @@ class Ranker:
         items = corpus.items
         has_categories = "categories" in items.column_names
         self._categories = ItemCategories.from_column(items["categories"]) if has_categories else None
-        self.forget_votes()
+        self.forget_votes()  # Sets the cache of shared scores, which is still empty.
         self.set_corpus(corpus)
 
     def set_corpus(self, corpus: Corpus) -> None:
         """Replace the corpus whose held-out events are ranked by one over the same items."""
         self.corpus = corpus
-        users, seed = self._options.most_users, self._run.seed
+        max_users, seed = self._options.most_users, self._run.seed
         drawn = {
-            name: sample_counted_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()
+            name: sample_counted_prompts(corpus.seq, split, max_users, seed) for name, split in SPLITS.items()
         }
-        self.prompts = {name: each[:2] for name, each in drawn.items()}
-        self._tested = drawn["test"][2]
+        self.prompts = {name: (users, positions) for name, (users, positions, _) in drawn.items()}
+        self._test_user_count = drawn["test"][2]  # Before some of them were drawn.
 
     @property
     def scores_all(self) -> bool:
@@ -143,7 +143,7 @@ class Ranker:
         Args:
             scores: Scores of the subject.
             recommender: The model of the subject; None for a baseline.
-            share: Number of the share.
+            share: Index of the share, from 0.
             shares: Number of shares.
         """
         part = RankedShare()
@@ -157,7 +157,7 @@ class Ranker:
                     part.boards[SHUFFLED] = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         if isinstance(scores, ModelScores) and ALONE in part.boards.get("test", {}):
             part.weights = scores.get_fitted_weights()
-        if not share:
+        if share == 0:
             part.shown = self._list_top_titles(scores, recommender if not self.scores_all else None)
         return part
 
@@ -165,7 +165,7 @@ class Ranker:
         """Combine all shares in their order.
 
         Returns:
-            The result of `Evaluator.evaluate`, and ranks by "split.way".
+            The result of `Evaluator.evaluate`, and ranks by "split.way". The first share is changed.
         """
         whole, *others = parts
         for other in others:
@@ -179,38 +179,42 @@ class Ranker:
             for split, ways in whole.boards.items()
             for how, board in ways.items()
         }
-        answer: dict[str, Any] = {"detail": detail, "shown": whole.shown}
+        result: dict[str, Any] = {"detail": detail, "shown": whole.shown}
         if whole.quality is not None:
             users, positions = self.prompts["test"]
             facts = self._segments.describe(self.corpus.seq, users, self.get_target_items(users, positions))
             scenes = self._find_scene_events(users, positions)
             facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
-            answer |= {"lists": whole.quality.summarise(), "segments": facts}
+            result |= {"lists": whole.quality.summarise(), "segments": facts}
         if sampled := self._describe_sampling(ranks):
-            answer["sampled"] = sampled
+            result["sampled"] = sampled
         if whole.weights is not None:
             gain = self.compare_ranks(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
-            answer["memory"] = {**whole.weights, "gain": gain}
-        return answer, ranks
+            result["memory"] = {**whole.weights, "gain": gain}
+        return result, ranks
 
     def _describe_sampling(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Describe the drawn users: their number, the number of all users, and the half-width of each metric's 95 % interval.
 
         Empty if all users are ranked.
         """
-        user = self.prompts["test"][0]
-        drawn = len(np.unique(user))
+        user_P = self.prompts["test"][0]
+        drawn_users = len(np.unique(user_P))
         key = next((key for key in ("test.exhaustive", "test.beam") if key in ranks), None)
-        if key is None or drawn == self._tested:
+        if key is None or drawn_users == self._test_user_count:
             return {}
-        known = {
-            name: compute_half_width(compute_per_event(name, ranks[key]), user, self._tested)
+        half_widths = {
+            name: compute_half_width(compute_per_event(name, ranks[key]), user_P, self._test_user_count)
             for name in select_event_metrics(self._options.metrics)
         }
-        return {"users": drawn, "of": self._tested, "half_width": known}
+        return {"users": drawn_users, "of": self._test_user_count, "half_width": half_widths}
 
     def compare_ranks(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
-        """Return {metric: {diff, low, high}} of two rankings of the test events."""
+        """Compare two rankings of the test events, each given by its ranks [P].
+
+        Returns:
+            {metric: {diff, low, high}} of the paired comparison.
+        """
         users = self.prompts["test"][0]
         return {
             metric: compare_paired(
@@ -222,11 +226,14 @@ class Ranker:
     def compare_validations(
         self, a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
     ) -> dict[str, dict[str, float]]:
-        """Return {metric: {diff, low, high}} of two rankings of the same validation events, "nats" where both have them.
+        """Compare two rankings of the same validation events.
 
         Args:
-            a: ranks [P], nats [P] or empty, and user [P] of the events.
-            b: The same of the other ranking.
+            a: "ranks" [P], "nats" [P] or empty, and "user" [P] of the events.
+            b: The same fields of the other ranking.
+
+        Returns:
+            {metric: {diff, low, high}}, with the metric "nats" over the events for which both rankings have it.
         """
         user, seed = a["user"], self._run.seed
         intervals = {
@@ -256,28 +263,31 @@ class Ranker:
         Args:
             scores: Scores of the subject.
             split: Name of the split.
-            events: The events of the split.
+            events: Which events of the split are ranked.
             quality: Collects statistics of the lists; None for none.
             model_alone_board: Collects the ranks by the model alone, if it has a memory; None for none.
+
+        Returns:
+            The scoreboard of the events.
         """
         board, users, positions = self._make_scoreboard(split, events)
-        target = self.get_target_items(users, positions)
-        reach = list_depth(self._options.metrics, self._options.width)
-        depth = max(reach, _LISTED if quality is not None else 0)
+        target_P = self.get_target_items(users, positions)
+        metric_depth = list_depth(self._options.metrics, self._options.width)
+        depth = max(metric_depth, _LISTED_ITEMS if quality is not None else 0)
         for p in self._iterate_chunks(len(users), len(self.corpus.items)):
-            answer = scores(users[p], positions[p])
-            hidden = gather_masked_items(self.corpus.seq, users[p], positions[p])
-            best = self._select_best(answer, depth, hidden) if depth else None
-            if isinstance(answer, SparseScores):
-                ranks = answer.compute_ranks(target[p], hidden)
+            chunk_scores = scores(users[p], positions[p])
+            masked = gather_masked_items(self.corpus.seq, users[p], positions[p])
+            best = self._select_best(chunk_scores, depth, masked) if depth else None
+            if isinstance(chunk_scores, SparseScores):
+                ranks = chunk_scores.compute_ranks(target_P[p], masked)
             else:
-                ranks = rank_of_target_np(answer, target[p], hidden, self.tie)
-            board.add(ranks, best[:, :reach] if best is not None and reach else None)
+                ranks = rank_of_target_np(chunk_scores, target_P[p], masked, self.tie)
+            board.add(ranks, best[:, :metric_depth] if best is not None and metric_depth else None)
             if quality is not None and best is not None:
                 quality.add(best, gather_seen_items(self.corpus.seq, users[p], positions[p]))
-            own_PI = scores.own if isinstance(scores, ModelScores) else None
-            if model_alone_board is not None and own_PI is not None:
-                model_alone_board.add(rank_of_target_np(own_PI, target[p], hidden, self.tie))
+            model_alone_PI = scores.own if isinstance(scores, ModelScores) else None
+            if model_alone_board is not None and model_alone_PI is not None:
+                model_alone_board.add(rank_of_target_np(model_alone_PI, target_P[p], masked, self.tie))
         return board
 
     def rank_by_beam(
@@ -292,16 +302,19 @@ class Ranker:
         Args:
             recommender: The model.
             split: Name of the split.
-            events: The events of the split.
+            events: Which events of the split are ranked.
             quality: Collects statistics of the lists; None for none.
+
+        Returns:
+            The scoreboard of the events.
         """
         board, users, positions = self._make_scoreboard(split, events)
-        target = self.get_target_items(users, positions)
+        target_P = self.get_target_items(users, positions)
         for p in self._iterate_chunks(len(users)):
             batch = recommender.batch(users[p], positions[p])
             beams = recommender.generate_beams(batch, self._options.width, users[p], positions[p])
             item_PW = beams.item.numpy()
-            hit_PW = item_PW == target[p][:, None]
+            hit_PW = item_PW == target_P[p][:, None]
             board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
             if quality is not None:
                 quality.add(item_PW, gather_seen_items(self.corpus.seq, users[p], positions[p]))
@@ -314,15 +327,18 @@ class Ranker:
         return board
 
     def make_sparse_scores(self, prompts: int, votes: SparseVotes) -> SparseScores:
-        """Convert a baseline's votes to scores. Scores that prompts share are sorted only once."""
-        prior = np.asarray(votes.prior, np.float64)
-        if self._shared is None or not np.array_equal(self._shared.score, prior.astype(np.float32)):
-            self._shared = SharedScores(prior, self.tie)
-        score = (votes.weight + prior[votes.item]).astype(np.float32)
+        """Convert a baseline's votes for a number of prompts to scores.
+
+        The prior, which all prompts share, is sorted again only if it differs from that of the last call.
+        """
+        prior_I = np.asarray(votes.prior, np.float64)
+        if self._shared is None or not np.array_equal(self._shared.score, prior_I.astype(np.float32)):
+            self._shared = SharedScores(prior_I, self.tie)
+        score = (votes.weight + prior_I[votes.item]).astype(np.float32)
         return SparseScores(prompts, self._shared, votes.prompt, votes.item, score)
 
     def forget_votes(self) -> None:
-        """Discard the shared scores of the last baseline."""
+        """Discard the sorted prior of the last baseline."""
         self._shared: SharedScores | None = None
 
     def select_shown_users(self) -> ShownUsers:
@@ -330,38 +346,40 @@ class Ranker:
         return ShownUsers(self.corpus, *self.prompts["test"], SHOWN_USERS)
 
     def get_target_items(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the item of each event [P]."""
+        """Return the index of each event's item, [P] int64."""
         return self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
 
-    def _iterate_chunks(self, events: int, items: int = 1) -> Iterator[slice]:
+    def _iterate_chunks(self, event_count: int, scores_per_event: int = 1) -> Iterator[slice]:
         """Yield slices of the events, and release pages of mapped files now and then and at the end."""
-        step = max(1, min(_CHUNK, _CELLS // items))
-        for number, start in enumerate(range(0, events, step), 1):
-            yield slice(start, start + step)
-            if number % _MAPPED == 0:
+        size = max(1, min(_CHUNK_EVENTS, _CHUNK_SCORES // scores_per_event))
+        for yielded, start in enumerate(range(0, event_count, size), 1):
+            yield slice(start, start + size)
+            if yielded % _CHUNKS_PER_RELEASE == 0:
                 self.corpus.release_pages()
         self.corpus.release_pages()
 
     def _rank_split(
         self, part: RankedShare, split: str, events: slice, scores: Scores, recommender: Recommender | None
     ) -> dict[str, Scoreboard]:
-        """Rank a share of a split, and collect statistics of the lists for test events.
+        """Rank a share of a split, and set `part.quality` to statistics of the lists for test events.
 
         Returns:
             The scoreboards by way of ranking.
         """
-        test = split == "test"
-        if test:
-            part.quality = ListQuality(self._occurs, _LISTED, self._categories)
+        is_test = split == "test"
+        if is_test:
+            part.quality = ListQuality(self._occurs, _LISTED_ITEMS, self._categories)
         if recommender is not None and not self.scores_all:
-            return {"beam": self.rank_by_beam(recommender, split, events, part.quality if test else None)}
-        if not test:
+            return {"beam": self.rank_by_beam(recommender, split, events, part.quality if is_test else None)}
+        if not is_test:
             boards = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         else:
-            alone, _, _ = self._make_scoreboard(split, events, select_event_metrics(self._options.metrics))
-            boards = {"exhaustive": self.rank_exhaustively(scores, split, events, part.quality, alone)}
-            if len(alone) and isinstance(scores, ModelScores):
-                boards[ALONE] = alone
+            alone_board, _, _ = self._make_scoreboard(
+                split, events, select_event_metrics(self._options.metrics)
+            )
+            boards = {"exhaustive": self.rank_exhaustively(scores, split, events, part.quality, alone_board)}
+            if len(alone_board) and isinstance(scores, ModelScores):
+                boards[ALONE] = alone_board
         if recommender is not None:
             boards["beam"] = self.rank_by_beam(recommender, split, events)
         return boards
@@ -369,16 +387,19 @@ class Ranker:
     def _make_scoreboard(
         self, split: str, events: slice | np.ndarray, metrics: Sequence[str] | None = None
     ) -> tuple[Scoreboard, np.ndarray, np.ndarray]:
-        """Return an empty scoreboard for events of a split, and their users and positions.
+        """Make an empty scoreboard for events of a split.
 
-        The groups are all events, those that match the target condition, the segments (decided by all events of the split), and
-        scenes.
+        Its groups of events are all, those that match the target condition, the segments (decided by all events of the split),
+        and the scenes.
+
+        Returns:
+            The scoreboard, and the users and positions of the events.
         """
         users, positions = self.prompts[split]
         groups = {"all": np.ones(len(users), bool)}
-        mask = self.corpus.seq.targets.get(self._run.target or "")
-        if mask is not None:
-            groups["target"] = mask[locate_events(self.corpus.seq, users, positions)]
+        matches_target = self.corpus.seq.targets.get(self._run.target or "")
+        if matches_target is not None:
+            groups["target"] = matches_target[locate_events(self.corpus.seq, users, positions)]
         groups |= self._segments.group_events(self.corpus.seq, users, self.get_target_items(users, positions))
         groups |= self._find_scene_events(users, positions)
         groups_of_events = {name: member[events] for name, member in groups.items()}
@@ -390,7 +411,7 @@ class Ranker:
         )
 
     def _find_scene_events(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of the events [P] in each scene of the run's RL stages."""
+        """Return the mask of the events [P] in each scene of the run's RL stages, by "column scene"."""
         events, scene_masks = locate_events(self.corpus.seq, users, positions), {}
         for setup in self._run.scenes.values():
             scene = setup.find_scenes(self.corpus.seq, events)
@@ -401,33 +422,36 @@ class Ranker:
 
     @contextmanager
     def _shuffle_ties(self, recommender: Recommender | None) -> Iterator[None]:
-        """Replace the events by ones with shuffled ties in time, within a context; users and positions are the same."""
-        before = self.corpus
-        self.corpus = before.replace_events(shuffle_ties(before.seq, self._run.seed))
+        """Shuffle events of equal time in the corpus of the ranker and the recommender, within a context.
+
+        Users and positions stay the same.
+        """
+        original = self.corpus
+        self.corpus = original.replace_events(shuffle_ties(original.seq, self._run.seed))
         if recommender is not None:
             recommender.corpus = self.corpus
         try:
             yield
         finally:
-            self.corpus = before
+            self.corpus = original
             if recommender is not None:
-                recommender.corpus = before
+                recommender.corpus = original
 
-    def _select_best(self, answer: np.ndarray | SparseScores, k: int, hidden: Jagged) -> np.ndarray:
-        """Return the k best items [P, k], in the order that ranks refer to; -1 if fewer are left."""
-        if isinstance(answer, SparseScores):
-            return answer.select_top(k, hidden)
-        return select_top_items(torch.from_numpy(np.array(answer)), k, hidden, self.tie).numpy()
+    def _select_best(self, scores: np.ndarray | SparseScores, k: int, masked: Jagged) -> np.ndarray:
+        """Return the k best items that are not masked [P, k], best first with ties as in ranks; -1 where fewer are left."""
+        if isinstance(scores, SparseScores):
+            return scores.select_top(k, masked)
+        return select_top_items(torch.from_numpy(np.array(scores)), k, masked, self.tie).numpy()
 
-    def _list_top_titles(self, scores: Scores, by_beam: Recommender | None) -> list[list[str]]:
-        """Return the titles of each shown user's best items; those of the beam if the model does not score all items."""
+    def _list_top_titles(self, scores: Scores, beam_recommender: Recommender | None) -> list[list[str]]:
+        """Return the titles of each shown user's best items, those of the beam if a recommender is given."""
 
         def select_best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            if by_beam is not None:
-                batch = by_beam.batch(users, positions)
-                beams = by_beam.generate_beams(batch, self._options.width, users, positions)
+            if beam_recommender is not None:
+                batch = beam_recommender.batch(users, positions)
+                beams = beam_recommender.generate_beams(batch, self._options.width, users, positions)
                 return beams.item.numpy()[:, :SHOWN_ITEMS]
-            hidden = gather_masked_items(self.corpus.seq, users, positions)
-            return self._select_best(scores(users, positions), SHOWN_ITEMS, hidden)
+            masked = gather_masked_items(self.corpus.seq, users, positions)
+            return self._select_best(scores(users, positions), SHOWN_ITEMS, masked)
 
         return self.select_shown_users().list_titles(select_best)
