@@ -1,4 +1,4 @@
-"""A session: the calls that a loop of one's own makes."""
+"""A session: the calls that a training loop makes to run the stages of a scenario."""
 
 import lazy_loader
 

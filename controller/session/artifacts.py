@@ -1,4 +1,4 @@
-"""The artifacts of a run (its sequences, semantic ids and catalogue) and what follows from them."""
+"""The artifacts of a run (its sequences, semantic ids and catalogue), and the settings of stages for them."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ from nonet.deadlines import Deadline
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
-_POLL_S, _REPORT_S = 0.2, 10.0
+_POLL_S = 0.2  # interval at which the progress file is read
+_REPORT_S = 10.0  # smallest interval between two lines of progress
 
 
 def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
-    """Run the tokenise stage.
+    """Run the tokenise stage, and wait for it.
 
     Args:
         session: The session whose workers run the stage.
         folder: The folder of the scenario's `file.py` references.
 
     Returns:
-        The facts about the artifacts, with those of the checkpoint that the run starts from.
+        The facts about the artifacts; with a warm start, `init` describes the checkpoint that the run starts from.
     """
-    start = find_warm_start(session.scenario)
-    data = make_data_setup(session.scenario, folder, start and start.known)
+    warm_start = find_warm_start(session.scenario)
+    data = make_data_setup(session.scenario, folder, warm_start and warm_start.known)
     group = session.groups.group("tokenise")
     group.hosts.wait_until_ready()
     facts = _wait_for_tokenise(
         group.prepare(data, str(session.run.path)), session.run, session.deadlines.tokenise, session.add_note
     )
-    if start is not None:
-        facts["init"] = start.as_dict() | facts.get("init", {})
+    if warm_start is not None:
+        facts["init"] = warm_start.as_dict() | facts.get("init", {})
     return facts
 
 
 def list_artifact_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hashes of the artifacts, by kind."""
+    """Return the SHA-256 of each artifact, by kind."""
     return {kind: artifact["sha256"] for kind, artifact in facts["artifacts"].items()}
 
 
 def make_run_stages(scenario: Scenario, facts: Mapping[str, Any], plan: Plan) -> dict[str, StageSetup]:
-    """Return the settings of every stage for the data that `facts` describes.
+    """Return the settings of every stage, by name, for the data that `facts` describes.
 
     Raises:
-        ConfigError: A stage has fewer steps than its validation interval.
+        ConfigError: The validation interval is longer than every validated stage.
     """
     chunks = {name: plan.find_chunk(name, "trainer") for name in scenario.stages}
-    data, first = facts["data"], facts["init"]["step"] if "init" in facts else 0
-    stages = make_stage_setups(scenario, data["users"], data["trained_events"], chunks, first)
+    data, first_step = facts["data"], facts["init"]["step"] if "init" in facts else 0
+    stages = make_stage_setups(scenario, data["users"], data["trained_events"], chunks, first_step)
     check_validation_interval(scenario, {name: stage.steps for name, stage in stages.items()})
     return stages
 
@@ -66,28 +67,28 @@ def _wait_for_tokenise(
     """Wait for the tokenise stage and report its progress; the deadline counts from the last progress.
 
     Args:
-        future: The call of the tokenise stage.
-        run: The folder of the run, which has a progress file.
+        future: The running call of the tokenise stage.
+        run: The folder of the run, in which the stage writes a progress file.
         deadline: The longest time without progress.
-        report_progress: Receives a line of progress at most every 10 seconds.
+        report_progress: Called with a line of progress at most every 10 seconds.
 
     Returns:
-        The result of the tokenise stage.
+        The result of the call: the facts about the artifacts.
 
     Raises:
         DeadlineExceeded: There was no progress within the deadline.
     """
-    rows, progressed = -1, time.monotonic()
-    reported = progressed
-    while not future.done() and time.monotonic() - progressed < float(deadline):
+    done_rows, progress_time = -1, time.monotonic()
+    report_time = progress_time
+    while not future.done() and time.monotonic() - progress_time < float(deadline):
         time.sleep(_POLL_S)
-        report = None
+        progress = None
         with contextlib.suppress(FileNotFoundError):  # the file is deleted when all rows are done
-            report = run.read_json("artifacts/preparing.json")
-        if report is None or report["rows"] == rows:
+            progress = run.read_json("artifacts/preparing.json")
+        if progress is None or progress["rows"] == done_rows:
             continue
-        rows, progressed = report["rows"], time.monotonic()
-        if progressed - reported > _REPORT_S:
-            reported = progressed
-            report_progress(report["text"])
+        done_rows, progress_time = progress["rows"], time.monotonic()
+        if progress_time - report_time > _REPORT_S:
+            report_time = progress_time
+            report_progress(progress["text"])
     return future.get(deadline)

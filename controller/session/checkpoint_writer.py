@@ -1,7 +1,7 @@
-"""CheckpointWriter: writes the checkpoints of a run, also while later steps run.
+"""CheckpointWriter: writes the checkpoints of a run, in the background of later steps if wanted.
 
-Each rank copies its state when `save` is called, writes the copy on its own thread, and reports the files once they are
-on disk. The poll for completion does not block.
+Each rank copies its state when `save` is called, writes the copy on a background thread, and reports the files once they
+are on disk. A checkpoint is open from the call of `save` until all ranks have reported and its manifest is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 
 class CheckpointWriter:
-    """The writer of a run's checkpoints, at most one of which is open at a time."""
+    """The writer of a run's checkpoints. At most one checkpoint is open, that is still being written, at a time."""
 
     def __init__(self, session: RunningSession):
         self._session = session
@@ -30,38 +30,44 @@ class CheckpointWriter:
     def write(
         self, stage: StageSetup, applied_steps: int, *, wait: bool, as_loaded: bool = False
     ) -> Path | None:
-        """Write a checkpoint after `applied_steps` steps, once the open one is complete.
+        """Write a checkpoint after `applied_steps` steps, after waiting until the open one is complete.
 
         Args:
             stage: The stage.
             applied_steps: The number of applied steps of the stage.
-            wait: Whether to wait until it is complete.
-            as_loaded: Whether the weights were loaded from another checkpoint, whose memory is fitted already.
+            wait: Whether to wait until the new checkpoint is complete.
+            as_loaded: Whether the weights were just loaded from another checkpoint, so that their memory is fitted already.
 
         Returns:
             The folder of the checkpoint, or None if it is still being written.
         """
         self.finish(wait=True)
         session, trainer = self._session, self._session.trainer
-        worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
+        ranks_by_role = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
         if not stage.rolls_out and not as_loaded:
             self._fit_memory()
-        last = {"last": False} if session.validation is not None and stage == session.stage else {}
+        # Validation selects the checkpoint that ends the stage later, so that none is marked as the last here.
+        is_selected_later = session.validation is not None and stage == session.stage
         staging_dir = session.checkpoint_log.begin_checkpoint(
-            stage, applied_steps, session.version, list_artifact_hashes(session.facts), worlds, **last
+            stage,
+            applied_steps,
+            session.version,
+            list_artifact_hashes(session.facts),
+            ranks_by_role,
+            **({"last": False} if is_selected_later else {}),
         )
         self._open, self._open_steps = self._start_saving(staging_dir, wait=wait), applied_steps
         return self.finish(wait=True) if wait else None
 
     def finish(self, *, wait: bool) -> Path | None:
-        """Complete the open checkpoint if all of it is written, and request its validation.
+        """Complete the open checkpoint if all ranks have written it, and request its validation.
 
         Args:
             wait: Whether to wait for the ranks that are still writing.
 
         Returns:
-            The folder, or None if there is no open checkpoint or it is not complete yet.
+            The folder of the checkpoint, or None if there is no open checkpoint or it is not complete yet.
         """
         if self._open is None:
             return None
@@ -78,18 +84,22 @@ class CheckpointWriter:
         return path
 
     def save_to_folder(self, folder: Path) -> Path:
-        """Save trainers and shards to a folder that is not a checkpoint of the run and cannot be resumed from."""
+        """Save trainers and shards to a folder outside the run's checkpoints, wait for it, and return the folder.
+
+        The run cannot be resumed from it.
+        """
         self._fit_memory()
         make_folder(folder)
         self._start_saving(folder, wait=True).collect_written(wait=True)
         return folder
 
     def _fit_memory(self) -> None:
-        """Fit the memory of the model, if it has one."""
+        """Fit the weight of the model's memory on the trainer, if the model has a memory."""
         if self._session.scenario.model.make_vote_options() is not None:
             self._session.trainer.fit_memory()
 
     def _start_saving(self, folder: Path, *, wait: bool) -> OpenCheckpoint:
+        """Make all ranks copy their state, and start to write the copies to a folder."""
         trainer = self._session.trainer
         groups = [trainer.group, trainer.shards]
         return OpenCheckpoint(folder, groups, self._session.deadlines.save, wait=wait)
@@ -98,12 +108,17 @@ class CheckpointWriter:
 class OpenCheckpoint:
     """A checkpoint that is being written; every rank has copied its state when the constructor returns.
 
-    With `wait`, the copies are also on disk by then.
+    Args:
+        folder: The folder that the ranks write to.
+        groups: The groups whose ranks save their state.
+        deadline: The longest time to wait for a rank.
+        wait: Whether the constructor also waits until the copies are on disk.
     """
 
     def __init__(self, folder: Path, groups: Sequence[WorkerGroup], deadline: Deadline, *, wait: bool):
         self.folder, self._groups, self._deadline = folder, groups, deadline
         self._save_calls: list[GroupFuture] = [group.save(str(folder), wait) for group in groups]
+        # The files of each rank, in the order of the groups; None for a rank that is still writing.
         self._answers: list[Written | None] = self._collect_answers()
 
     def collect_written(self, *, wait: bool) -> Written | None:
@@ -125,7 +140,7 @@ class OpenCheckpoint:
         return _merge_files(self.folder, [answer for answer in self._answers if answer is not None])
 
     def _collect_answers(self) -> list[Written | None]:
-        """Collect the answers of all ranks of all groups."""
+        """Wait for the calls of all groups, clear them, and return the answers of all ranks."""
         futures, self._save_calls = self._save_calls, []
         return [answer for future in futures for answer in future.get(self._deadline)]
 
@@ -138,7 +153,7 @@ def _merge_files(folder: Path, answers: Sequence[Written]) -> Written:
     """
     files: Written = {}
     for answer in answers:
-        if twice := files.keys() & answer.keys():
-            raise CheckpointError(f"{folder / min(twice)} was written by two workers")
+        if written_twice := files.keys() & answer.keys():
+            raise CheckpointError(f"{folder / min(written_twice)} was written by two workers")
         files |= answer
     return files

@@ -16,7 +16,7 @@ from nonet.workers.runtime import WorkerGroup
 
 
 class RunningSession(Protocol):
-    """A session that has been entered, so that its groups exist; `Session` is the implementation."""
+    """A session that has been entered, so that its groups exist; `Session` documents the attributes and implements them."""
 
     run: RunFolder
     scenario: Scenario

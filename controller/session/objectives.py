@@ -22,11 +22,11 @@ import numpy as np
 from nonet.controller.scenario import RewardOptions
 from nonet.workers.roles import SceneSetup
 
-# Gains per step, applied to the relative shortfall.
+# Gains per step of the PI controller, applied to the shortfall as a fraction of the floor.
 _INTEGRAL_GAIN, _PROPORTIONAL_GAIN = 0.05, 3.0
 SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
 """Scenario keys that can be set during a run: the stage (by default the current one), the reward, and its option."""
-_SHORTFALL_DECAY = 0.8  # decay per step of the running mean of the shortfall
+_SHORTFALL_DECAY = 0.8  # weight per step of the running mean so far, which thus covers about five steps
 
 
 class RewardObjectives:
@@ -39,15 +39,18 @@ class RewardObjectives:
     def __init__(self, rewards: Mapping[str, RewardOptions]):
         self.rewards = dict(rewards)
         # The integral terms of the multipliers; their keys are the rewards that have a floor.
-        self._sums = {name: 0.0 for name, options in self.rewards.items() if options.at_least is not None}
-        self._shortfalls: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
+        self._integrals = {
+            name: 0.0 for name, options in self.rewards.items() if options.at_least is not None
+        }
+        # The running mean of the shortfall to each floor; None before the first step.
+        self._shortfalls: dict[str, float | None] = dict.fromkeys(self._integrals)
         # Mean rewards of served lists that no step has been compared with yet.
         self._served: dict[str, float] = {}
         # Mean of served lists divided by mean of rollouts, at the last evaluation.
         self._served_ratios: dict[str, float] = {}
 
     def compute_weights(self, step: int) -> dict[str, float]:
-        """Return the weight of each reward at a step, including multipliers."""
+        """Return the weight of each reward at a step of the stage, including the multiplier of its floor."""
         multipliers = self.compute_multipliers(step)
         return {
             name: options.compute_weight(step) + multipliers.get(name, 0.0)
@@ -55,36 +58,36 @@ class RewardObjectives:
         }
 
     def compute_multipliers(self, step: int) -> dict[str, float]:
-        """Return the multiplier of each reward that has a floor."""
-        relative_multipliers = [
-            max(0.0, self._sums[name] + _PROPORTIONAL_GAIN * (self._shortfalls[name] or 0.0))
-            for name in self._sums
-        ]
+        """Return the multiplier of each reward that has a floor; it is added to the weight of the reward."""
         return {
-            name: self._compute_unit(name, step) * multiplier
-            for name, multiplier in zip(self._sums, relative_multipliers, strict=True)
+            name: self._compute_other_weight(name, step)
+            * max(0.0, integral + _PROPORTIONAL_GAIN * (self._shortfalls[name] or 0.0))
+            for name, integral in self._integrals.items()
         }
 
     @property
     def has_floors(self) -> bool:
         """Whether any reward has a floor."""
-        return bool(self._sums)
+        return bool(self._integrals)
 
     def note_served(self, means: Mapping[str, float]) -> None:
-        """Record the mean rewards of the lists that the policy would serve now.
+        """Record the mean rewards of the lists that the policy would serve now, by reward.
 
         The rollouts of the next step come from the same policy and are compared with these means.
         """
-        self._served = {name: means[name] for name in self._sums if name in means}
+        self._served = {name: means[name] for name in self._integrals if name in means}
 
     def _convert_to_served(self, name: str, mean: float) -> float:
         """Convert a mean reward of rollouts to that of the lists that would be served.
 
-        If served lists were recorded since the last step, they are consumed, and the ratio is updated.
+        If `note_served` was called since the last step, its mean is returned and removed, and the ratio is updated.
         """
         served = self._served.pop(name, None)
         if served is not None:
-            self._served_ratios[name] = served / mean if mean * served > 0 else 1.0
+            has_ratio = (
+                mean * served > 0
+            )  # with different signs or a zero, a ratio would not carry over to other steps
+            self._served_ratios[name] = served / mean if has_ratio else 1.0
             return served
         return mean * self._served_ratios.get(name, 1.0)
 
@@ -94,12 +97,12 @@ class RewardObjectives:
         """Return the mean trained reward of lists with the weights of a step, without multipliers.
 
         Args:
-            parts: The contribution of each scene's lists to the mean of each reward (`sum_by_scene`).
+            parts: The contribution of each scene's lists to the mean of a reward (`sum_by_scene`), by reward.
             step: The step of the stage whose weights are used.
             scenes: The scenes and their weights, if the stage has scenes.
 
         Returns:
-            The total, or None if a reward with a weight was not measured.
+            The total, or None if a reward with a weight other than 0 was not measured.
         """
         total = 0.0
         for name, options in self.rewards.items():
@@ -108,8 +111,8 @@ class RewardObjectives:
                 if weight:
                     return None
                 continue
-            index = np.arange(len(parts[name]))
-            weights = weight if scenes is None else scenes.get_weights(name, weight, index)
+            scene_numbers = np.arange(len(parts[name]))
+            weights = weight if scenes is None else scenes.get_weights(name, weight, scene_numbers)
             total += float(np.sum(weights * np.asarray(parts[name])))
         return total
 
@@ -121,39 +124,46 @@ class RewardObjectives:
             record: The metrics of the step; `reward.<name>` is the mean of a reward.
 
         Returns:
-            The weights that change over time and the multipliers that the step used, by metric name.
+            The metrics of the step: `weight.<name>` for weights that can change from step to step, and
+                `multiplier.<name>`, both as they were before the update.
         """
-        weights, used = self.compute_weights(step), self.compute_multipliers(step)
-        for name in self._sums:
+        weights, multipliers = self.compute_weights(step), self.compute_multipliers(step)
+        for name in self._integrals:
             mean = record.get(f"reward.{name}")
             if mean is None:
                 continue
-            shortfall, before = (
-                self._compute_shortfall_of(name, self._convert_to_served(name, mean)),
-                self._shortfalls[name],
-            )
+            shortfall = self._compute_shortfall_of(name, self._convert_to_served(name, mean))
+            running_mean = self._shortfalls[name]
             self._shortfalls[name] = (
                 shortfall
-                if before is None
-                else _SHORTFALL_DECAY * before + (1 - _SHORTFALL_DECAY) * shortfall
+                if running_mean is None
+                else _SHORTFALL_DECAY * running_mean + (1 - _SHORTFALL_DECAY) * shortfall
             )
-            self._sums[name] = max(0.0, self._sums[name] + _INTEGRAL_GAIN * shortfall)
-        shown = {f"weight.{name}": weights[name] for name in weights if self._has_moving_weight(name)}
-        return shown | {f"multiplier.{name}": value for name, value in used.items()}
+            self._integrals[name] = max(0.0, self._integrals[name] + _INTEGRAL_GAIN * shortfall)
+        metrics = {f"weight.{name}": weights[name] for name in weights if self._has_moving_weight(name)}
+        return metrics | {f"multiplier.{name}": value for name, value in multipliers.items()}
 
     def compute_shortfall(self, means: Mapping[str, float]) -> float:
-        """Return the largest shortfall to a floor, as a fraction of that floor; 0 if all floors are met."""
+        """Return the largest shortfall to a floor, as a fraction of that floor; 0 if all floors are met.
+
+        Args:
+            means: The mean rewards of served lists, by reward.
+        """
         return max(
-            [0.0, *(self._compute_shortfall_of(name, means[name]) for name in self._sums if name in means)]
+            [
+                0.0,
+                *(self._compute_shortfall_of(name, means[name]) for name in self._integrals if name in means),
+            ]
         )
 
     def _compute_shortfall_of(self, name: str, mean: float) -> float:
+        """Return the shortfall of a mean to the floor of a reward, as a fraction of the floor; negative above the floor."""
         floor = self.rewards[name].at_least
         assert floor is not None
         return (floor - mean) / (abs(floor) or 1.0)
 
-    def _compute_unit(self, name: str, step: int) -> float:
-        """Return the total weight of the other rewards at a step, or 1 if it is zero."""
+    def _compute_other_weight(self, name: str, step: int) -> float:
+        """Return the sum of the absolute weights of all other rewards at a step, or 1 if it is zero."""
         return (
             sum(
                 abs(options.compute_weight(step))
@@ -164,7 +174,8 @@ class RewardObjectives:
         )
 
     def _has_moving_weight(self, name: str) -> bool:
-        return name in self._sums or not isinstance(self.rewards[name].weight, float | int)
+        """Return whether the weight of a reward can change from step to step, by a floor or a schedule."""
+        return name in self._integrals or not isinstance(self.rewards[name].weight, float | int)
 
     def apply_command(self, command: Mapping[str, Any]) -> None:
         """Apply a validated command: attach or detach a reward, or set its weight or floor.
@@ -181,46 +192,47 @@ class RewardObjectives:
         elif command["verb"] == "detach":
             self.remove(name)
         elif (match := SETTABLE.match(name)) is not None:
-            before = self.rewards[match[2]]
+            reward, key = match[2], match[3]
+            before = self.rewards[reward]
             fields = {
                 field: getattr(before, field) for field in before.model_fields_set
             } | before.get_options()
-            self.set_reward(match[2], RewardOptions.model_validate(fields | {match[3]: command["value"]}))
+            self.set_reward(reward, RewardOptions.model_validate(fields | {key: command["value"]}))
 
     def set_reward(self, name: str, options: RewardOptions) -> None:
         """Add a reward or replace its options; the multiplier of a new floor begins at zero."""
         self.rewards[name] = options
         if options.at_least is None:
-            self._sums.pop(name, None)
+            self._integrals.pop(name, None)
             self._shortfalls.pop(name, None)
-        elif name not in self._sums:
-            self._sums[name], self._shortfalls[name] = 0.0, None
+        elif name not in self._integrals:
+            self._integrals[name], self._shortfalls[name] = 0.0, None
 
     def remove(self, name: str) -> None:
         """Remove a reward and its multiplier."""
         del self.rewards[name]
         self._served.pop(name, None)
         self._served_ratios.pop(name, None)
-        self._sums.pop(name, None)
+        self._integrals.pop(name, None)
         self._shortfalls.pop(name, None)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state that a resumed stage needs; empty without floors."""
-        if not self._sums:
+        """Return the state of the floors that a resumed stage needs, as fields of a journal record; empty without floors."""
+        if not self._integrals:
             return {}
-        served = {name: [self._served.get(name), self._served_ratios.get(name)] for name in self._sums}
+        served = {name: [self._served.get(name), self._served_ratios.get(name)] for name in self._integrals}
         return {
-            "floors": {name: [self._sums[name], self._shortfalls[name]] for name in self._sums},
+            "floors": {name: [self._integrals[name], self._shortfalls[name]] for name in self._integrals},
             "served": served,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `get_state` returned."""
-        for name, (total, shortfall) in state.get("floors", {}).items():
-            if name in self._sums:
-                self._sums[name], self._shortfalls[name] = total, shortfall
+        for name, (integral, shortfall) in state.get("floors", {}).items():
+            if name in self._integrals:
+                self._integrals[name], self._shortfalls[name] = integral, shortfall
         for name, (served, ratio) in state.get("served", {}).items():
-            if name in self._sums:
+            if name in self._integrals:
                 self._served |= {} if served is None else {name: served}
                 self._served_ratios |= {} if ratio is None else {name: ratio}
 
@@ -228,12 +240,14 @@ class RewardObjectives:
 def sum_by_scene(
     mean_P: np.ndarray, is_measured_P: np.ndarray, scene_P: np.ndarray | None, count: int
 ) -> list[float]:
-    """Return the contribution of each scene's lists to the mean of a reward over all lists.
+    """Return the contribution of each scene's lists to the mean of a reward over all lists, in the order of scene numbers.
+
+    The contributions add up to the mean over all measured lists.
 
     Args:
-        mean_P: The mean reward of each list.
+        mean_P: The mean reward of the list of each prompt.
         is_measured_P: Mask of the lists that are included in the mean.
-        scene_P: The scene of each list, or None if the stage has no scenes.
+        scene_P: The scene number of each list, or None if the stage has no scenes.
         count: The number of scenes, including the scene of lists that belong to no named scene.
     """
     scene_P = np.zeros(len(mean_P), np.int64) if scene_P is None else scene_P

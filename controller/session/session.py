@@ -1,14 +1,14 @@
-"""A session holds a run's groups, artifacts and checkpoints, for a training loop of your own. The shipped stages are such loops.
+"""A session holds the worker groups, artifacts and checkpoints of a run. Your own training loop, or a shipped stage, drives it.
 
     with nonet.Session("quickstart") as s:
         for step, prompts in s.iterate_prompts("rl"):
-            beams = s.rollout.generate(prompts)      # references: the data do not pass through this process
+            beams = s.rollout.generate(prompts)      # references: the data stay with the workers
             s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
 
-Entering the session plans, starts the processes, tokenises and opens the artifacts; leaving it stops every process. A
-loop that was killed resumes from the newest complete checkpoint.
+Entering the session plans the run, starts its processes, tokenises the data and opens the artifacts; leaving it stops
+every process. A run that was killed resumes from the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ from nonet.workers.runtime import WorkerGroup, ensure_ray
 
 
 class Session:
-    """A run for a loop of your own, with its worker groups, artifacts and checkpoints.
+    """The worker groups, artifacts and checkpoints of one run, as a context manager for a training loop.
 
     Args:
         scenario: A Scenario, a path or the name of a shipped scenario.
-        folder: The folder of its `file.py` references; by default the folder of the scenario.
-        run: The folder of the run; a new one by default. With `resume` it must hold a checkpoint.
+        folder: The folder that `file.py` references of the scenario start from; by default the folder of the scenario.
+        run: The folder of the run, by default a new one. With `resume` it must hold a checkpoint.
         resume: Whether to continue from the newest complete checkpoint.
         changes: Overrides of scenario keys, `key=value`.
-        life_s: If 0, the processes of the run end with this process, which locks the folder. If above 0, they are detached
-            and end after this many seconds without a heartbeat from this process; the process that started this one must
-            have locked the folder.
-        from_run: A run from whose weights and rows to start, as `init: {from, stage}` in a scenario.
-        stage: The stage of `from_run` at whose end to start; by default the last that ended.
+        life_s: If 0, the processes of the run end with this process, which locks the folder of the run. If above 0, they
+            are detached and end after this many seconds without a heartbeat from this process; then the process that
+            started this one must have locked the folder.
+        from_run: The run whose weights and sparse rows this run starts from, as `init: {from, stage}` in a scenario.
+        stage: The stage of `from_run` whose last checkpoint is used; by default the last stage that ended.
 
     Raises:
         ConfigError: On entering, if another process runs in the folder.
@@ -112,10 +112,10 @@ class Session:
         self._life_s = life_s
         self.version = 0
         self.restored: Manifest | None = None
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # duration of each phase of entering, by its name
         self.dead_workers: list[str] = []
         self.add_note: Callable[[str], None] = lambda text: None
-        self._stage: str | None = None
+        self._stage: str | None = None  # the name of the current stage
         self.step = 0  # the most recently entered step of the stage
         self.validation: StageValidation | None = None
         self.objectives: RewardObjectives | None = None
@@ -123,48 +123,48 @@ class Session:
 
     def __enter__(self) -> Session:
         try:
-            for step in (self.bind, self.tokenise, self.open, self.restore):
+            for phase in (self.bind, self.tokenise, self.open, self.restore):
                 began = time.time()
-                step()
-                self.seconds[step.__name__] = time.time() - began
-                self.trace.add(CONTROLLER, step.__name__, began, time.time())
+                phase()
+                self.seconds[phase.__name__] = time.time() - began
+                self.trace.add(CONTROLLER, phase.__name__, began, time.time())
         except BaseException:
             self.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        saved = False
+        ended_well = False
         try:
             if value is None:
                 self.checkpoint_writer.finish(wait=True)
-                saved = True
+                ended_well = True
         finally:
-            if not saved and hasattr(self, "groups"):
+            if not ended_well and hasattr(self, "groups"):
                 self.dead_workers = self.groups.binding.list_dead_workers()
             self.close(at_once=bool(self.dead_workers))
 
     def bind(self) -> None:
-        """Write the folder of the run, plan on the live cluster, and start the processes of the first stage."""
+        """Write the folder of the run, plan on the live cluster, and start the processes of the stage to begin with."""
         check_ray_environment()
         if not self._life_s:
             self._lock = lock_run(self.run)
             if not self.resume:
                 self.run.clear_records()
         ensure_ray()
-        scenario = write_run(self.scenario, self.folder, self.run)
+        scenario_sha256 = write_run(self.scenario, self.folder, self.run)
         self.scenario = self.scenario.relocate(read_copies(self.run))
-        self.checkpoint_log = CheckpointLog(self.run, scenario, self.scenario.checkpoint.keep.last)
+        self.checkpoint_log = CheckpointLog(self.run, scenario_sha256, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
-        first = next(iter(self.scenario.stages))
+        first_stage = next(iter(self.scenario.stages))
         if self.resume:
-            first = self.checkpoint_log.find_resume_checkpoint()[1].stage
+            first_stage = self.checkpoint_log.find_resume_checkpoint()[1].stage
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
-        self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
+        self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)
 
     def close(self, *, at_once: bool = False) -> None:
-        """Stop every process of the run; the folder can be resumed.
+        """Stop every process of the run. The run can be resumed from its folder.
 
         Args:
             at_once: Whether to kill the processes without calling the teardown of their roles.
@@ -178,13 +178,13 @@ class Session:
             self._lock.close()
 
     def describe_loss(self, error: Exception) -> str | None:
-        """Describe a failure that a lost worker caused, or return None if no worker was lost."""
+        """Describe an error that the loss of a worker caused, or return None if no worker was lost."""
         if isinstance(error, WorkerLost):
             return str(error)
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
     def tokenise(self) -> dict[str, Any]:
-        """Make the sequences, semantic ids and catalogue, once in a run, and return the facts about them."""
+        """Make the sequences, semantic ids and catalogue unless the run has them, and return the facts about them."""
         facts = self.run.read_facts()
         if facts is None:
             facts = make_artifacts(self, self.folder)
@@ -194,19 +194,20 @@ class Session:
 
     def open(self) -> None:
         """Open the artifacts in all roles and form the process groups."""
-        folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+        folders_by_kind = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         self.stages = make_run_stages(self.scenario, self.facts, self.plan)
-        steps = {name: stage.steps for name, stage in self.stages.items()}
-        self.groups.open(folders, compute_ttl_steps(self.scenario, self.facts["data"], steps))
+        steps_by_stage = {name: stage.steps for name, stage in self.stages.items()}
+        ttl_steps_by_table = compute_ttl_steps(self.scenario, self.facts["data"], steps_by_stage)
+        self.groups.open(folders_by_kind, ttl_steps_by_table)
 
     @property
     def trainer(self) -> TrainerHandle:
-        """The trainers, with the shards of the tables."""
+        """The trainers, with the shards of the sparse tables."""
         return self.groups.trainer
 
     @property
     def embedding(self) -> EmbeddingHandle:
-        """The sparse tables, over all shards."""
+        """The sparse tables, of which every shard holds a part."""
         return EmbeddingHandle(self.groups.trainer)
 
     @property
@@ -219,7 +220,7 @@ class Session:
         """The evaluator.
 
         Raises:
-            Exception: The evaluator could not open the artifacts; this is its error.
+            Exception: The error with which the evaluator failed to open the artifacts.
         """
         return self.groups.evaluator
 
@@ -232,7 +233,7 @@ class Session:
         return self.groups.group(role)
 
     def size(self) -> dict[str, int]:
-        """Return the current number of dense parameters and sparse rows."""
+        """Return the current number of dense parameters (`parameters`) and of sparse rows in all tables (`sparse_rows`)."""
         initial_stage = self.restored.stage if self.restored else next(iter(self.stages))
         self.trainer.ensure_on_device(self.stages[self._stage or initial_stage])
         sparse_rows = sum(sum(shard.values()) for shard in self.embedding.count_rows())
@@ -261,26 +262,28 @@ class Session:
     def prepare(self, name: str) -> GroupChange:
         """Start the groups that a stage needs and stop those that it replaces.
 
-        A checkpoint of the open step is written first, and the changed groups load that checkpoint.
+        The newest applied step is saved in a checkpoint first, and the new groups load the newest checkpoint.
 
         Returns:
-            The change of the groups.
+            The groups that were started and stopped; falsy if nothing had to change.
 
         Raises:
             PlacementError: The cluster has no room. All processes of the run have ended, and it can be resumed.
         """
-        due = self.groups.find_due_change(name)
-        if due:
-            with self.trace.record_span("rebind", stage=name, what=due.describe()):
+        change = self.groups.find_due_change(name)
+        if change:
+            with self.trace.record_span("rebind", stage=name, what=change.describe()):
                 self.checkpoint_writer.finish(wait=True)
                 if self.checkpoint_log.open_step is not None:
                     stage, step = self.checkpoint_log.open_step
                     self.checkpoint_writer.write(stage, step + 1, wait=True)
-                self.groups.change(due, self.checkpoint_log.newest and self.checkpoint_log.newest[0])
+                self.groups.change(change, self._get_newest_folder())
                 self.checkpoint_log.write_record(
-                    rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
+                    rebound=name,
+                    stops=list(change.stops),
+                    starts={group.name: group.workers for group in change.starts},
                 )
-        return due
+        return change
 
     def begin(self, name: str) -> int:
         """Enter a stage, at its start or at the step of the restored checkpoint.
@@ -296,7 +299,7 @@ class Session:
         self.prepare(name)
         self.checkpoint_writer.finish(wait=True)
         self._stage = name
-        if not self.stage.rolls_out:
+        if not self.stage.rolls_out:  # nobody reads the published rows, which take memory
             self.trainer.shards.unpublish().get(self.deadlines.step)
         resumed = self.restored if self.restored and self.restored.stage == name else None
         self.validation = begin_validation(self, resumed=resumed is not None)
@@ -328,8 +331,8 @@ class Session:
     def compute_current_weights(self, stage: str) -> dict[str, float]:
         """Return the current weight of each reward of an RL stage, without multipliers.
 
-        For a stage that is not running, these are the weights of the scenario with the commands that were applied in the
-        stage.
+        For a stage that is not running, these are the weights at its last command: those of the scenario, changed by all
+        commands that were applied in the stage.
         """
         if self.objectives is None or self._stage != stage:
             objectives, step = replay_weights(self, stage)
@@ -364,11 +367,11 @@ class Session:
         self.trainer.objectives = self.objectives
 
     def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
-        """Publish the trainer's weights and rows to the rollouts, which then use this version only.
+        """Publish the trainer's weights and rows to the rollouts, which then generate with this version only.
 
         Args:
             stage: The RL stage in which the rollouts use them; by default the current one.
-            behind: Whether to return without waiting for ranks that are still generating.
+            behind: Whether to return without waiting for rollouts that are still generating with the version before.
 
         Returns:
             The new version.
@@ -377,41 +380,49 @@ class Session:
         self.version += 1
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
-        limit = self.scenario.sparse.replica_bytes
-        facts = publish(self.trainer, self.rollout, self.version, limit, setup, in_background=behind)
+        replica_bytes = self.scenario.sparse.replica_bytes
+        facts = publish(self.trainer, self.rollout, self.version, replica_bytes, setup, in_background=behind)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 
     def commit(self, step: int, *, now: bool = False) -> Path | None:
         """Record a step of the current stage as applied, and write a checkpoint if one is due.
 
-        A checkpoint that ends its stage or was requested by `now` is complete when this returns. Others are written while
-        the next steps run (`checkpoint.background`). The evaluator validates the checkpoints of the stage's validation
-        points, and the best of them ends the stage. An error of an earlier background write is raised here.
+        A checkpoint is due every `checkpoint.every` steps, at the validation points and at the end of the stage. A
+        checkpoint that ends its stage or was requested by `now` is complete when this returns; others are written while
+        the next steps run, unless `checkpoint.background` is off. After the last step, the stage ends as in `end`. An error
+        of an earlier background write is raised here.
 
         Args:
             step: The step within the stage.
             now: Whether to write a checkpoint even if none is due.
 
         Returns:
-            The folder of the complete checkpoint, or None if there is none or it is being written.
+            The folder of the checkpoint, or None if none was due or it is still being written.
         """
-        stage, done, validation = self.stage, step + 1, self.validation
-        state = self.objectives.get_state() if stage.rolls_out and self.objectives else {}
-        self.checkpoint_log.record_applied_step(stage, step, **state)
+        stage, applied_steps, every = self.stage, step + 1, self.scenario.checkpoint.every
+        floor_state = self.objectives.get_state() if stage.rolls_out and self.objectives else {}
+        self.checkpoint_log.record_applied_step(stage, step, **floor_state)
         self.checkpoint_writer.finish(wait=False)
-        last = done == stage.steps
-        due = last or done % self.scenario.checkpoint.every == 0 or (validation and done in validation.points)
-        if not (now or due):
+        is_last = applied_steps == stage.steps
+        is_validated = self.validation and applied_steps in self.validation.points
+        if not (now or is_last or applied_steps % every == 0 or is_validated):
             return None
-        wait = now or last or not self.scenario.checkpoint.background
-        with self.trace.record_span("commit", step=stage.first + done):
-            path = self.checkpoint_writer.write(stage, done, wait=wait)
-            return (self.end(done) or path) if last else path
+        wait = now or is_last or not self.scenario.checkpoint.background
+        with self.trace.record_span("commit", step=stage.first + applied_steps):
+            path = self.checkpoint_writer.write(stage, applied_steps, wait=wait)
+            return (self.end(applied_steps) or path) if is_last else path
 
     def wait_for_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint, or None before the first; wait for one that is being written."""
+        """Wait for a checkpoint that is being written.
+
+        Returns:
+            The folder of the newest checkpoint, or None before the first.
+        """
         self.checkpoint_writer.finish(wait=True)
+        return self._get_newest_folder()
+
+    def _get_newest_folder(self) -> Path | None:
         return self.checkpoint_log.newest and self.checkpoint_log.newest[0]
 
     def restore(self) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""The checkpoints that runs and stages begin with and end with.
+"""The checkpoints that a run or a stage begins and ends with.
 
 A resumed run begins with its newest checkpoint. A stage begins with the checkpoint that ended the stage before it, and
 ends with the checkpoint that its validations select.
@@ -23,7 +23,10 @@ from nonet.workers.roles import StageSetup
 
 
 def restore_newest_checkpoint(session: RunningSession) -> Manifest:
-    """Load the newest complete checkpoint, and delete what came after it.
+    """Load the newest complete checkpoint, and delete the checkpoints, results and records that came after it.
+
+    Returns:
+        The manifest of the checkpoint.
 
     Raises:
         CheckpointError: The checkpoint was trained from other artifacts.
@@ -34,7 +37,7 @@ def restore_newest_checkpoint(session: RunningSession) -> Manifest:
     session.stages = renumber_stages(session.stages, manifest)
     stage = session.stages[manifest.stage]
     session.trainer.ensure_on_device(stage)
-    session.groups.load(path, None if manifest.last else stage)
+    session.groups.load(path, None if manifest.last else stage)  # None: the next stage begins with it
     session.checkpoint_log.truncate_to(manifest, list(session.stages))
     session.version = manifest.version
     return manifest
@@ -48,13 +51,14 @@ def load_initial_checkpoint(session: RunningSession) -> None:
 
 
 def find_stage_start(session: RunningSession, name: str) -> Path | None:
-    """Return the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
+    """Find the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
 
     Returns:
-        The folder, or None if there is none, as in a loop that leaves earlier stages out.
+        The folder of the checkpoint; None if the stage begins from new weights, or if a loop left out the stage before it.
     """
     names = list(session.stages)
-    if index := names.index(name):
+    index = names.index(name)
+    if index > 0:
         try:
             return session.checkpoint_log.find_stage_end(names[index - 1])
         except CheckpointError:
@@ -63,11 +67,11 @@ def find_stage_start(session: RunningSession, name: str) -> Path | None:
 
 
 def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidation | None:
-    """Create the validations of the current stage, and request that of the checkpoint that it begins from.
+    """Create the validations of the current stage, and request the validation of the checkpoint that it begins from.
 
     Args:
         session: The session.
-        resumed: Whether the stage continues from the restored checkpoint; otherwise earlier results are deleted.
+        resumed: Whether the stage continues from the restored checkpoint. If not, earlier results of it are deleted.
 
     Returns:
         The validations, or None if the stage is not validated.
@@ -80,23 +84,23 @@ def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidati
         return None
     record = ValidationRecord(session.run, stage.name)
     if not resumed:
-        record.cut(0)
+        record.cut(step=0)
     validation = StageValidation(
         stage,
         rule,
         rule.list_validation_steps(stage.steps, stage.epochs),
         record,
-        lambda name, folder: session.evaluator.validate(name, folder),
-        session.checkpoint_log.find_at_step,
-        session.deadlines.evaluate,
-        evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
+        validate=lambda name, folder: session.evaluator.validate(name, folder),
+        find_checkpoint=session.checkpoint_log.find_at_step,
+        deadline=session.deadlines.evaluate,
+        compare=evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
     )
     validation.begin(find_stage_start(session, stage.name))
     return validation
 
 
 def recompute_rewards(session: RunningSession) -> None:
-    """Recompute the rewards of all candidates of the current stage with the current rewards and weights."""
+    """Recompute the recorded rewards of all validated steps of the current stage with its current rewards and weights."""
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or not session.stage.rolls_out:
         return
@@ -104,32 +108,32 @@ def recompute_rewards(session: RunningSession) -> None:
     scenes, step = stage_options.kind.make_scenes(stage_options), session.step
 
     def judge(parts: Mapping[str, Sequence[float]]) -> tuple[float | None, float]:
-        means = {name: float(sum(values)) for name, values in parts.items()}
+        means = {name: float(sum(scene_parts)) for name, scene_parts in parts.items()}
         return objectives.compute_total(parts, step, scenes), objectives.compute_shortfall(means)
 
     validation.record.recompute_rewards(judge)
 
 
 def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> Path | None:
-    """End the current stage after `step` applied steps (`Session.end`)."""
+    """End the current stage after `step` applied steps (`Session.end`, which describes the result)."""
     validation, stage, log = session.validation, session.stage, session.checkpoint_log
     if validation is None or log.has_ended(stage.name):
         return None
     writer.finish(wait=True)
     validation.wait_until(step)
     recompute_rewards(session)
-    selected = validation.select()
-    best = selected.best["step"] if selected.best else step
-    fell_back = selected.guard is not None and not selected.guard["kept"]
-    metric = REWARD if validation.rule.reward and not fell_back else validation.rule.metric
-    facts = {"guard": selected.guard, "start": selected.start, "loss": selected.loss}
+    selection = validation.select()
+    best_step = selection.best["step"] if selection.best else step
+    guard_failed = selection.guard is not None and not selection.guard["kept"]
+    metric = REWARD if validation.rule.reward and not guard_failed else validation.rule.metric
+    facts = {"guard": selection.guard, "start": selection.start, "loss": selection.loss}
     facts = {name: value for name, value in facts.items() if value}
-    ends = step if selected.start else best
-    if selected.start:
-        _select_start(session, writer, stage, step, best)
-    validation.record.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
-    path, manifest = log.end_stage(stage, ends)
-    if ends != step:
+    end_step = step if selection.start else best_step
+    if selection.start:
+        _write_start_as_end(session, writer, stage, step, best_step)
+    validation.record.close(metric=metric, best=best_step, ran=step, steps=stage.steps, **facts)
+    path, manifest = log.end_stage(stage, end_step)
+    if end_step != step:
         session.trainer.ensure_on_device(stage)
         session.groups.load(path, None)
     session.stages = renumber_stages(session.stages, manifest)
@@ -137,13 +141,13 @@ def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> P
 
 
 def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWriter) -> int | None:
-    """End the current stage at its newest complete checkpoint (`Session.end_at_last_checkpoint`)."""
+    """End the current stage at its newest complete checkpoint (`Session.end_at_last_checkpoint`, which describes the result)."""
     writer.finish(wait=True)
     stage, log = session.stage, session.checkpoint_log
-    newest = log.newest
-    if newest is None or newest[1].stage != stage.name or not newest[1].stage_step:
+    newest_manifest = log.newest[1] if log.newest else None
+    if newest_manifest is None or newest_manifest.stage != stage.name or not newest_manifest.stage_step:
         return None
-    applied_steps = newest[1].stage_step
+    applied_steps = newest_manifest.stage_step
     if session.validation is not None and not log.has_ended(stage.name):
         end_stage(session, writer, applied_steps)
     elif not log.has_ended(stage.name):
@@ -152,22 +156,26 @@ def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWrit
     assert log.newest is not None
     path, manifest = log.newest
     session.trainer.ensure_on_device(stage)
-    session.groups.load(path, None)  # later steps may have changed the weights before the first skipped step
+    # Steps after the checkpoint may have changed the weights in memory.
+    session.groups.load(path, None)
     return manifest.stage_step
 
 
-def _select_start(
-    session: RunningSession, writer: CheckpointWriter, stage: StageSetup, step: int, best: int
+def _write_start_as_end(
+    session: RunningSession, writer: CheckpointWriter, stage: StageSetup, step: int, best_step: int
 ) -> None:
-    """Select the start of a stage: write it as the checkpoint after `step` steps, and copy the best of the stage's own."""
+    """Load the start of a stage and write it as the checkpoint after `step` steps.
+
+    The stage's own best checkpoint, which is not selected, is first copied to RUN/controls.
+    """
     start = find_stage_start(session, stage.name)
-    unselected = session.checkpoint_log.find_at_step(stage.first + best)
+    unselected = session.checkpoint_log.find_at_step(stage.first + best_step)
     assert start is not None
-    copies = session.run.path / "controls" / make_unselected_name(stage.name)
-    shutil.rmtree(copies, ignore_errors=True)
+    control_dir = session.run.path / "controls" / make_unselected_name(stage.name)
+    shutil.rmtree(control_dir, ignore_errors=True)
     if unselected is not None:
-        make_folder(copies)
-        shutil.copytree(unselected, copies / unselected.name)
+        make_folder(control_dir)
+        shutil.copytree(unselected, control_dir / unselected.name)
     session.trainer.ensure_on_device(stage)
     session.groups.load(start, None)
     writer.write(stage, step, wait=True, as_loaded=True)

@@ -1,8 +1,8 @@
 """The validations of one stage, which the evaluator computes as checkpoints are completed.
 
-The evaluator works while the next steps run. At a validation point, the stage decides whether to stop by the results of
-all earlier points and waits for them. It never decides by whatever results happen to have arrived, so that the same seed
-leads to the same decisions.
+The evaluator works while the next steps run. At a validation point, the stage waits for the results of all earlier points
+and decides by them whether to stop. Results that happen to have arrived early are not used, so that the same seed leads to
+the same decisions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class StageSelection:
     """The checkpoint that ends a stage, and why.
 
     Attributes:
-        best: The entry of the best validated step, or None without validations.
+        best: The history entry (`ValidationRecord.history`) of the best validated step, or None without validations.
         start: Whether the checkpoint that the stage began from was selected instead.
-        guard: The result of the metric guard at the best step, {metric, least, before, value, kept}, or None without a
-            guard.
-        loss: {diff, low, high} of the best step minus the start, if that loss made the stage select its start.
+        guard: The result of the metric guard at the best step, or None without a guard: {metric, least, before, value,
+            kept}, where `kept` is whether `value` keeps the share `least` of `before`, its value before the stage.
+        loss: The difference of the metric between the best step and the start with its 95 % interval, {diff, low, high},
+            if that difference made the stage select its start; otherwise None.
     """
 
     best: dict[str, Any] | None
@@ -44,9 +45,20 @@ class StageValidation:
 
     Attributes:
         rule: The rule by which the stage is validated.
-        points: The steps that are validated.
+        points: The numbers of applied steps after which the stage is validated, in ascending order.
         record: The results so far.
         served: The served lists that rewards were computed from, by step.
+
+    Args:
+        stage: The stage.
+        rule: The rule by which the stage is validated.
+        points: The numbers of applied steps after which the stage is validated.
+        record: The results so far.
+        validate: Starts the validation of (stage name, checkpoint folder) on the evaluator.
+        find_checkpoint: Returns the folder of the checkpoint of a global step, or None.
+        deadline: The longest time to wait for one result.
+        compare: Compares the metrics of (stage name, checkpoint name, checkpoint name of the start) on the evaluator; None
+            if the evaluator cannot.
     """
 
     def __init__(
@@ -68,18 +80,21 @@ class StageValidation:
             deadline,
         )
         self._compare = compare
-        self._start_folder: str | None = None
+        self._start_name: str | None = None  # the folder name of the checkpoint that the stage began from
         self.served: dict[int, list[GroupFuture]] = {}
-        self._pending: dict[int, GroupFuture] = {}
-        self._start: GroupFuture | None = None
-        self._reported_count = len(record.history)
+        self._pending: dict[int, GroupFuture] = {}  # requested validations without a recorded result, by step
+        self._start_future: GroupFuture | None = None  # its validation, until the result is recorded
+        self._popped_count = len(record.history)  # entries of the history that `pop_news` has returned
 
     def find_next_point(self, step: int) -> int:
         """Return the first validation point after a step, or the last step of the stage."""
         return next((point for point in self.points if point > step), self._stage.steps)
 
     def request(self, step: int) -> None:
-        """Request the validation of the checkpoint after `step` steps, if that is a point without a request or a result."""
+        """Request the validation of the checkpoint after `step` applied steps.
+
+        Nothing happens if that is no validation point, if it has a request or a result, or if its checkpoint is not complete.
+        """
         if step not in self.points or step in self._pending or step in self._list_validated_steps():
             return
         folder = self._find_checkpoint(self._stage.first + step)
@@ -87,7 +102,7 @@ class StageValidation:
             self._pending[step] = self._validate(self._stage.name, str(folder))
 
     def should_stop(self, step: int) -> bool:
-        """Return whether the stage stops at a step, judged by all earlier validations, which are waited for."""
+        """Wait for all validations before a step, and return whether the stage stops at this step."""
         if step not in self.points:
             return False
         self.wait_until(step - 1)
@@ -100,107 +115,133 @@ class StageValidation:
         for point in self.points:
             if point <= step:
                 self.request(point)
-        self._collect_results(step)
+        self._collect_results(wait_for=step)
 
     def pop_news(self) -> list[dict[str, Any]]:
-        """Return the results that arrived since the last call, in the order of steps, without waiting."""
-        self._collect_results(0)
-        first, self._reported_count = self._reported_count, len(self.record.history)
+        """Return the history entries of the results that arrived since the last call, in the order of steps, without waiting."""
+        self._collect_results(wait_for=0)
+        first, self._popped_count = self._popped_count, len(self.record.history)
         return self.record.history[first:]
 
     def find_best(self) -> dict[str, Any] | None:
-        """Return the best validation so far (the earlier of equal ones), or the last one if the rule says so."""
-        before = self._find_start_value() if self.rule.reward else None
+        """Return the history entry of the best validation so far (the earlier of equal ones); None if there are none.
+
+        For a rule with `last`, the last validation counts as the best.
+        """
+        metric_before = self._find_start_value() if self.rule.reward else None
         if self.rule.last and self.record.history:
             return self.record.history[-1]
-        values = [self._compute_score(entry, before) for entry in self.record.history]
-        known = [index for index, value in enumerate(values) if not math.isnan(value)]
-        best = max(known, key=lambda index: (values[index], -index), default=0 if values else None)
-        return None if best is None else self.record.history[best]
+        scores = [self._compute_score(entry, metric_before) for entry in self.record.history]
+        scored = [index for index, score in enumerate(scores) if not math.isnan(score)]
+        best_index = max(scored, key=lambda index: (scores[index], -index), default=0 if scores else None)
+        return None if best_index is None else self.record.history[best_index]
 
-    def _compute_score(self, entry: Mapping[str, Any], before: float | None) -> float:
-        """Return the score of a validation, higher is better; NaN if not all rewards with a weight were measured."""
+    def _compute_score(self, entry: Mapping[str, Any], metric_before: float | None) -> float:
+        """Return the score of a validation, higher is better; NaN if not all rewards with a weight were measured.
+
+        Args:
+            entry: The history entry of the validation.
+            metric_before: The value of the metric before the stage; None if unknown.
+        """
         reward = entry.get("reward")
         if self.rule.reward and reward is None and any("reward" in each for each in self.record.history):
             return math.nan
-        return self.rule.score_validation(self.get_value(entry), reward, before, entry.get("missing"))
+        return self.rule.score_validation(
+            self.get_value(entry), reward, metric_before, floor_shortfall=entry.get("missing")
+        )
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
-        self._start_folder = None if checkpoint is None else checkpoint.name
+        """Request the validation of the checkpoint that the stage begins from, which may also end the stage.
+
+        Args:
+            checkpoint: The folder of that checkpoint, or None if there is none.
+        """
+        self._start_name = None if checkpoint is None else checkpoint.name
         if not self.rule.last and checkpoint is not None and self.record.start is None:
-            self._start = self._validate(self._stage.name, str(checkpoint))
+            self._start_future = self._validate(self._stage.name, str(checkpoint))
 
     def select(self) -> StageSelection:
         """Select the checkpoint that ends the stage: its best validated step, or the checkpoint that it began from.
 
-        The start is selected if the best step is significantly worse on the validation metric (a paired bootstrap over
-        users). In a stage that is judged by its reward, a loss that `least` allows does not count; there the start is
-        also selected if it has a higher trained reward than every step that passed the guard. `best: {by: last}` always
-        selects the last step.
+        A stage that is judged by its metric selects its start if the best step is significantly worse (a paired bootstrap
+        over users). A stage that is judged by its reward selects its start if the start has a higher trained reward than
+        the best step. If no step of it passed the guard (the share `least` of the metric before the stage), it is judged
+        like the former. `best: {by: last}` always selects the last step.
         """
-        best, before = self.find_best(), self._find_start_value()
+        best, metric_before = self.find_best(), self._find_start_value()
         if best is None or self.rule.last:
             return StageSelection(best)
-        guard = self._guard(best, before)
-        failed = guard is not None and not guard["kept"]
-        if self._start_folder is None or self.record.start is None:
+        guard = self._compute_guard(best, metric_before)
+        guard_failed = guard is not None and not guard["kept"]
+        if self._start_name is None or self.record.start is None:
             return StageSelection(best, guard=guard)
-        start = {"step": 0, **self.record.start, **self.record.rewards.get("0", {})}
-        rewards = (start.get("reward"), best.get("reward"))
-        judged = self.rule.reward and not failed and None not in rewards
-        if judged and self._compute_score(start, before) > self._compute_score(best, before):
+        start_entry = {"step": 0, **self.record.start, **self.record.rewards.get("0", {})}
+        by_reward = self.rule.reward and not guard_failed
+        have_rewards = None not in (start_entry.get("reward"), best.get("reward"))
+        if (
+            by_reward
+            and have_rewards
+            and self._compute_score(start_entry, metric_before) > self._compute_score(best, metric_before)
+        ):
             return StageSelection(best, start=True, guard=guard)
-        loss = self._find_loss(best) if not self.rule.reward or failed else None
+        loss = None if by_reward else self._find_significant_loss(best)
         return StageSelection(best, start=loss is not None, guard=guard, loss=loss)
 
-    def _guard(self, best: Mapping[str, Any], before: float | None) -> dict[str, Any] | None:
-        """Return the result of the metric guard at the best step, or None without a guard."""
-        if not self.rule.reward or before is None or math.isnan(before):
+    def _compute_guard(self, best: Mapping[str, Any], metric_before: float | None) -> dict[str, Any] | None:
+        """Return the result of the metric guard at the best step (`StageSelection.guard`), or None without a guard."""
+        if not self.rule.reward or metric_before is None or math.isnan(metric_before):
             return None
         value = self.get_value(best)
         return {
             "metric": self.rule.metric,
             "least": self.rule.least,
-            "before": before,
+            "before": metric_before,
             "value": value,
-            "kept": self.rule.is_metric_kept(value, before),
+            "kept": self.rule.is_metric_kept(value, metric_before),
         }
 
-    def _find_loss(self, best: Mapping[str, Any]) -> dict[str, float] | None:
-        """Return {diff, low, high} of the best step minus the start if the metric is significantly worse, else None."""
-        if self._compare is None or self._start_folder is None:
+    def _find_significant_loss(self, best: Mapping[str, Any]) -> dict[str, float] | None:
+        """Compare the best step with the start on the evaluator, and wait for the result.
+
+        Returns:
+            The difference of the metric and its 95 % interval, {diff, low, high}, if the best step is significantly worse;
+                otherwise None.
+        """
+        if self._compare is None or self._start_name is None:
             return None
         folder = self._find_checkpoint(self._stage.first + best["step"])
         if folder is None:
             return None
-        intervals = self._compare(self._stage.name, folder.name, self._start_folder).get(self._deadline)
+        intervals = self._compare(self._stage.name, folder.name, self._start_name).get(self._deadline)
         interval = intervals.get(self.rule.metric)
         if interval is None:
             return None
-        lost = interval["low"] > 0 if self.rule.lower else interval["high"] < 0
-        return dict(interval) if lost else None
+        # The difference is significant if its whole interval is on the worse side of 0.
+        is_worse = interval["low"] > 0 if self.rule.lower else interval["high"] < 0
+        return dict(interval) if is_worse else None
 
     def _find_start_value(self) -> float | None:
-        """Return the metric before the stage, or None if it is not needed or nothing came before."""
-        if self._start is not None:
-            start, self._start = self._start, None
-            self.record.begin(start.get(self._deadline))
+        """Return the metric of the start, or None if it is not validated; record its result first if it was requested."""
+        if self._start_future is not None:
+            future, self._start_future = self._start_future, None
+            self.record.begin(future.get(self._deadline))
         return self.get_value(self.record.start) if self.record.start else None
 
     def get_value(self, entry: Mapping[str, Any]) -> float:
-        """Return the value of the metric that the stage is judged by, or NaN if there is none."""
+        """Return the value of the rule's metric in a history entry, or NaN if it is null."""
         value = entry[NATS] if self.rule.metric == NATS else entry["metrics"][self.rule.metric]
         return float("nan") if value is None else value
 
     def list_kept_steps(self) -> frozenset[int]:
-        """Return the global steps whose checkpoints must be kept: the best one, and those that are not validated yet."""
-        best, validated = self.find_best(), self._list_validated_steps()
-        waiting = {point for point in self.points if point not in validated}
-        return frozenset(self._stage.first + step for step in waiting | ({best["step"]} if best else set()))
+        """Return the global steps whose checkpoints must be kept: the best one, and the points without a result yet."""
+        best, validated_steps = self.find_best(), self._list_validated_steps()
+        kept_steps = {point for point in self.points if point not in validated_steps}
+        return frozenset(
+            self._stage.first + step for step in kept_steps | ({best["step"]} if best else set())
+        )
 
     def _collect_results(self, wait_for: int) -> None:
-        """Record the results that have arrived, in the order of steps; wait for points up to `wait_for`."""
+        """Record results in the order of steps until one is missing; wait for those of steps up to `wait_for`."""
         for step in sorted(self._pending):
             if step > wait_for and not self._pending[step].done():
                 return

@@ -1,4 +1,4 @@
-"""The notes that a run shows when its session has opened: what its data are, and what is validated and ranked."""
+"""The notes that a run shows after its session has opened: facts about its data, its validation and its evaluation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nonet.controller.session.session import Session
 
 
 def make_start_notes(session: Session) -> Iterator[str]:
-    """Yield notes on the data, the semantic ids, and what is validated and ranked."""
+    """Yield notes on the data, the semantic ids, the validation and the evaluation, one sentence each."""
     scenario, facts = session.scenario, session.facts
-    data, tokens = facts["data"], facts["tokenizer"]
+    data, tokenizer = facts["data"], facts["tokenizer"]
     if data["notice"]:
         yield data["notice"]
     held_out = ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test"))
@@ -24,9 +24,9 @@ def make_start_notes(session: Session) -> Iterator[str]:
     yield from session.groups.notes
     if repeats := describe_repeats(data):
         yield repeats
-    if tokens:
-        yield f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
-    for text in (describe_duplicates(data), describe_shared_codes(tokens or {}, data["items"])):
+    if tokenizer:
+        yield f"semantic ids: codes used {tokenizer.get('used')} of {tokenizer.get('codes')}"
+    for text in (describe_duplicates(data), describe_shared_codes(tokenizer or {}, data["items"])):
         if text:
             yield f"warning: {text}"
     if session.restored:
@@ -34,21 +34,28 @@ def make_start_notes(session: Session) -> Iterator[str]:
 
 
 def _make_validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates: bool) -> Iterator[str]:
-    """Yield a note if stages that could be validated are not, and why."""
-    stages = [name for name, body in scenario.stages.items() if body.kind.validates]
-    held_out = facts["data"]["held_out"]["valid"]
-    if stages and not (held_out and validates):
-        reason = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
-        yield f"{reason}: {', '.join(stages)} run all their steps and end with their last checkpoint"
+    """Yield a note with the reason if stages of a kind that is validated run without validation."""
+    stage_names = [name for name, body in scenario.stages.items() if body.kind.validates]
+    valid_events = facts["data"]["held_out"]["valid"]
+    if stage_names and not (valid_events and validates):
+        reason = (
+            "this evaluator has no validate" if valid_events else "no validation events (data.split.valid)"
+        )
+        yield f"{reason}: {', '.join(stage_names)} run all their steps and end with their last checkpoint"
 
 
 def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes if not all users are ranked, or if models are ranked by beam alone."""
-    options, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
+    """Yield a note if only a sample of the users is ranked, and one if models are ranked by beam search alone.
+
+    Args:
+        scenario: The scenario.
+        data: The facts about the data.
+    """
+    options, tested_users = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
     if not scenario.model.spec.makes_lists:
         return
-    if options.most_users is not None and tested > options.most_users:
-        yield f"{options.most_users:,} of {tested:,} tested users are ranked, drawn by the seed (evaluate.users)"
+    if options.most_users is not None and tested_users > options.most_users:
+        yield f"{options.most_users:,} of {tested_users:,} tested users are ranked, drawn by the seed (evaluate.users)"
     if not options.is_exhaustive(data["items"]):
         yield (
             f"models are ranked by beam alone among {data['items']:,} items (evaluate.exhaustive): what a beam does not hold is "
@@ -57,11 +64,11 @@ def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterat
 
 
 def _make_data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on columns that were dropped and on what a warm start knows."""
-    if dropped := facts["data"].get("dropped"):
-        yield f"not read, for they hold neither numbers nor text: {', '.join(dropped)}"
-    if start := facts.get("init"):
+    """Yield notes on columns that were dropped, and on the users and items that a warm start knows."""
+    if dropped_columns := facts["data"].get("dropped"):
+        yield f"not read, for they hold neither numbers nor text: {', '.join(dropped_columns)}"
+    if init := facts.get("init"):
         yield (
-            f"starts from {start['run']} after {start['stage']}: {start['known_users']} of {start['users']} users and "
-            f"{start['known_items']} of {start['items']} items are known"
+            f"starts from {init['run']} after {init['stage']}: {init['known_users']} of {init['users']} users and "
+            f"{init['known_items']} of {init['items']} items are known"
         )

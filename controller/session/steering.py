@@ -21,11 +21,11 @@ from nonet.plugins import parse_file
 from nonet.suggest import suggest_inline
 from nonet.workers.runtime import WorkerGroup
 
-_FEW = 8  # number of prompts that a new reward is tried on
+_TRIAL_PROMPTS = 8  # prompts that a new reward is tried on; enough to raise its errors
 
 
 def begin_steering(session: RunningSession, stage: str) -> RewardSteering:
-    """Create the objectives and commands of an RL stage, as they were at the restored checkpoint if it is of this stage."""
+    """Create the steering of an RL stage; if the restored checkpoint is of this stage, restore its rewards and multipliers."""
     objectives = _make_objectives(session, stage)
     steering = RewardSteering(session, stage, objectives)
     if session.restored is not None and session.restored.stage == stage:
@@ -37,7 +37,11 @@ def begin_steering(session: RunningSession, stage: str) -> RewardSteering:
 
 
 def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjectives, int]:
-    """Return the objectives of a stage that is not running after all of its commands, and the step of the last command."""
+    """Replay the commands of a stage that is not running on its rewards, without starting any worker.
+
+    Returns:
+        The objectives after the last command, and the step of that command (0 without commands).
+    """
     objectives, step = _make_objectives(session, stage), 0
     for command in CommandQueue(session.run).list_taken():
         if command.get("stage") == stage and "refused" not in command:
@@ -51,18 +55,21 @@ def _make_objectives(session: RunningSession, stage: str) -> RewardObjectives:
 
 
 class RewardSteering:
-    """The commands of one RL stage.
+    """The commands of one RL stage, and the worker groups and objectives that they change.
 
     Attributes:
-        objectives: The objectives that the commands change.
+        objectives: The rewards with their weights and multipliers, which the commands change.
     """
 
     def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
         self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
-        self._known = self._commands.list_taken()
+        self._answered_commands = self._commands.list_taken()
+        # The commands that an earlier part of the run applied in this stage, in the order of their steps.
         self._commands_to_replay = [
-            each for each in self._known if each.get("stage") == stage and "refused" not in each
+            command
+            for command in self._answered_commands
+            if command.get("stage") == stage and "refused" not in command
         ]
         self._changed = False
 
@@ -75,31 +82,31 @@ class RewardSteering:
         """Apply again the commands that an earlier part of the run applied at this step or before."""
         while self._commands_to_replay and self._commands_to_replay[0]["step"] <= step:
             command = self._commands_to_replay.pop(0)
-            self._carry_out(command)
+            self._execute(command)
             self._session.add_note(f"taken again: {command['text']}")
 
     def has_commands(self, step: int) -> bool:
         """Return whether there are commands to apply at a step."""
-        return bool(self._commands_to_replay and self._commands_to_replay[0]["step"] <= step) or bool(
-            self._commands.list_waiting()
-        )
+        has_replay = bool(self._commands_to_replay and self._commands_to_replay[0]["step"] <= step)
+        return has_replay or bool(self._commands.list_waiting())
 
     def apply_commands(self, step: int) -> None:
-        """Apply the commands of an earlier part of the run up to a step, then the waiting ones."""
+        """Replay the commands of an earlier part of the run up to a step, then apply or refuse the waiting ones."""
         self.replay(step)
-        noted = {each["id"]: each for each in self._known}
+        answered_by_id = {command["id"]: command for command in self._answered_commands}
         for command in self._commands.list_waiting():
-            if before := noted.get(command["id"]):  # its answer was lost
-                self._commands.reply(command["id"], "taken", before.get("text", ""))
+            # The run ended after the command was recorded and before its answer was written.
+            if answered := answered_by_id.get(command["id"]):
+                self._commands.reply(command["id"], "taken", answered.get("text", ""))
                 continue
-            self._try(command, step)
+            self._apply_or_refuse(command, step)
 
-    def _try(self, command: dict[str, Any], step: int) -> None:
-        """Apply a command, or refuse it with the reason."""
+    def _apply_or_refuse(self, command: dict[str, Any], step: int) -> None:
+        """Apply a command and answer it, or refuse it with the reason; a command of a later stage stays in the queue."""
         if command.get("stage") not in (None, self._stage):
             return self._refuse_or_wait(command)
         try:
-            text = self._carry_out(command)
+            text = self._execute(command)
         except (NonetError, ValidationError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             return self._refuse(command, " ".join(reason.split()))
@@ -123,19 +130,20 @@ class RewardSteering:
             self._refuse(command, f"stage {stage!r} is over")
 
     def _refuse(self, command: dict[str, Any], reason: str) -> None:
+        """Record and answer the refusal of a command, and show it as a note of the run."""
         self._commands.refuse(command, reason)
         self._session.add_note(f"refused: {command['verb']} {command.get('name', '')}: {reason}")
 
-    def _carry_out(self, command: dict[str, Any]) -> str:
-        """Carry out a command and return a description of what it did.
+    def _execute(self, command: dict[str, Any]) -> str:
+        """Execute a command and return a description of what it did.
 
         Raises:
-            NonetError: The command cannot be carried out.
+            NonetError: The command cannot be executed.
         """
-        verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
-        if verb is None:
+        execute_verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
+        if execute_verb is None:
             raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
-        text = verb(command)
+        text = execute_verb(command)
         self._changed = True
         return text
 
@@ -163,19 +171,21 @@ class RewardSteering:
         file = parse_file(command["options"].get("use"))
         if file is None:
             return
-        place = self._session.run.sources / file
-        if not place.is_file() or hashlib.sha256(place.read_bytes()).hexdigest() != command["sha256"]:
-            raise ConfigError(f"{place}, the run's copy of {command['original']}, is gone or was changed")
+        copy = self._session.run.sources / file
+        if not copy.is_file() or hashlib.sha256(copy.read_bytes()).hexdigest() != command["sha256"]:
+            raise ConfigError(f"{copy}, the run's copy of {command['original']}, is gone or was changed")
 
     def _rehearse(self, name: str, group: WorkerGroup, options: RewardOptions) -> None:
         """Score a few beams with a new reward, so that its errors are raised here."""
         session = self._session
-        users, positions = session.rollout.group.draw_held_out_prompts(_FEW).get(session.deadlines.step)
-        few = PromptRequest(self._stage, 0, 0, users, positions, served=True)
-        tried = RewardHandles(
+        users, positions = session.rollout.group.draw_held_out_prompts(_TRIAL_PROMPTS).get(
+            session.deadlines.step
+        )
+        prompts = PromptRequest(self._stage, step=0, users=users, positions=positions, served=True)
+        trial = RewardHandles(
             {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines
         )
-        tried.score(session.rollout.generate(few), strict=True, step=-1)
+        trial.score(session.rollout.generate(prompts), strict=True, step=-1)  # -1: nothing is learned from it
 
     def _detach(self, command: dict[str, Any]) -> str:
         """Remove a reward from the stage and stop its workers."""
@@ -189,7 +199,7 @@ class RewardSteering:
 
     def _set(self, command: dict[str, Any]) -> str:
         """Set the weight or the floor of a reward."""
-        match = SETTABLE.match(command["name"])
+        match = SETTABLE.match(command["name"])  # (stage or None, reward, key)
         if match is None or match[1] not in (None, self._stage):
             raise ConfigError(
                 f"{command['name']}: while a run goes on, stages.{self._stage}.rewards.<name>.weight and .at_least can be set"
@@ -201,7 +211,7 @@ class RewardSteering:
         return f"set {command['name']} from {_format_value(getattr(before, key))} to {_format_value(getattr(after, key))}"
 
     def _check_name(self, name: str) -> str:
-        """Return a name if it is a reward of the stage.
+        """Return `name` unchanged if it is a reward of the stage.
 
         Raises:
             ConfigError: The stage has no such reward.
@@ -215,4 +225,5 @@ class RewardSteering:
 
 
 def _format_value(value: Any) -> str:
+    """Format a weight or floor for a message: a number, a ramp or None."""
     return f"{value:g}" if isinstance(value, float | int) else str(value)
