@@ -1,4 +1,4 @@
-"""What a run leaves on disk: journal, checkpoints, metrics, trace."""
+"""The files of a run: its folder, checkpoints, journal, commands, metrics, validations and trace."""
 
 import lazy_loader
 

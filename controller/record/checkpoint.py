@@ -27,29 +27,29 @@ from nonet.atomic import make_folder, sync, write_whole
 from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
 
-FORMAT = 1
+FORMAT = 1  # the format of manifests
 # Filesystem clocks are coarse: a file that was modified less than this ago can change again without a change of its times.
 _SETTLED_S = 2.0
-_STEP = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
+_FOLDER_NAME = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of a checkpoint.
+    """The manifest of a checkpoint: where it stands in the run, and the hashes of its files.
 
     Attributes:
         run_id: The id of the run.
-        step: The global step.
-        stage: The stage that the step belongs to.
+        step: The global step: the number of steps applied in all stages, and before a warm start.
+        stage: The name of the stage that the step belongs to.
         stage_step: The number of steps of the stage that have been applied.
         last: Whether the checkpoint ends its stage.
-        version: The version of the weights.
-        scenario: The hash of the scenario.
-        artifacts: The hashes of the artifacts that the model was trained from.
+        version: The number of the newest published version of the weights.
+        scenario: The sha256 of the scenario's file.
+        artifacts: The sha256 of each artifact that the model was trained from, by kind.
         participants: The number of ranks that wrote files, by role.
-        journal: The number of journal records that the checkpoint includes.
+        journal: The number of journal records before the checkpoint; a resume keeps only these.
         files: The sha256 of each file, by relative path.
-        format: The format of the checkpoint.
+        format: The format of the manifest, `FORMAT`.
     """
 
     run_id: str
@@ -67,7 +67,11 @@ class Manifest:
 
 
 class Checkpoints:
-    """The directory of a run's checkpoints."""
+    """The directory that holds a run's checkpoints.
+
+    Attributes:
+        root: The path of the directory.
+    """
 
     def __init__(self, root: Path):
         self.root = root
@@ -85,7 +89,7 @@ class Checkpoints:
 
         Args:
             staging_dir: The staging directory.
-            manifest: The manifest; its `files` are taken from `written`.
+            manifest: The manifest without `files`, which are taken from `written`.
             written: The files that the participants wrote and synced, with hashes and sizes.
 
         Returns:
@@ -112,7 +116,7 @@ class Checkpoints:
         return final
 
     def find_newest(self) -> tuple[Path, Manifest] | None:
-        """Return the newest complete checkpoint and its manifest, or None if there is none."""
+        """Return the directory and the manifest of the newest complete checkpoint, or None if there is none."""
         for path in reversed(self._list_folders()):
             manifest = self._read_if_complete(path)
             if manifest is not None:
@@ -120,7 +124,7 @@ class Checkpoints:
         return None
 
     def find_newest_stage_end(self) -> tuple[Path, Manifest] | None:
-        """Return the newest complete checkpoint that ends a stage, or None if no stage has ended."""
+        """Return the directory and the manifest of the newest complete checkpoint that ends a stage; None without one."""
         for path in reversed(self._list_folders()):
             try:
                 ends_stage = read_manifest(path).last
@@ -131,7 +135,7 @@ class Checkpoints:
         return None
 
     def find_at_step(self, step: int) -> tuple[Path, Manifest]:
-        """Return the complete checkpoint of a global step and its manifest.
+        """Return the directory and the manifest of the complete checkpoint of a global step.
 
         Raises:
             ConfigError: The step has no complete checkpoint; the message lists the steps that have one.
@@ -140,12 +144,15 @@ class Checkpoints:
         for path in folders:
             if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
-        complete = {_parse_step(path): None for path in folders if self._read_if_complete(path) is not None}
-        steps = ", ".join(map(str, complete)) or "none"
-        raise ConfigError(f"there is no complete checkpoint after step {step}; there are: {steps}")
+        # A dict keeps the order and drops the second of two directories of one step.
+        complete_steps = {
+            _parse_step(path): None for path in folders if self._read_if_complete(path) is not None
+        }
+        steps_text = ", ".join(map(str, complete_steps)) or "none"
+        raise ConfigError(f"there is no complete checkpoint after step {step}; there are: {steps_text}")
 
     def mark_stage_end(self, step: int) -> tuple[Path, Manifest]:
-        """Mark the checkpoint of a global step as the one that ends its stage.
+        """Mark the checkpoint of a global step as the one that ends its stage, and return its directory and new manifest.
 
         Raises:
             CheckpointError: The step has no valid manifest.
@@ -165,6 +172,7 @@ class Checkpoints:
             keep_last: The number of newest checkpoints to keep in addition, at least 1.
             kept_steps: The global steps whose checkpoints are kept in any case.
         """
+        # A directory that replaces a renamed one comes after it in the list, and so wins here.
         complete_paths = {
             _parse_step(path): path for path in self._list_folders() if (path / "manifest.json").exists()
         }
@@ -185,7 +193,7 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def find_stage_end(self, stage: str) -> Path:
-        """Return the checkpoint that ends a stage.
+        """Return the directory of the checkpoint that ends a stage.
 
         Raises:
             CheckpointError: No complete checkpoint ends this stage.
@@ -200,7 +208,7 @@ class Checkpoints:
 
     def _list_folders(self) -> list[Path]:
         """List the checkpoint directories by step; a renamed directory comes before the directory that replaces it."""
-        folders = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
+        folders = [path for path in self.root.glob("step-*") if _FOLDER_NAME.fullmatch(path.name)]
         return sorted(folders, key=lambda path: (_parse_step(path), "." not in path.name))
 
     def _read_if_complete(self, path: Path) -> Manifest | None:
@@ -243,7 +251,8 @@ def _find_digest(path: Path) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _get_cached_digest(path: Path, *_signature: int) -> str:
+def _get_cached_digest(path: Path, *_file_state: int) -> str:
+    """Return the sha256 of a file, computed once for each state (inode, size and times) of the file."""
     return _compute_digest(path)
 
 
@@ -253,6 +262,7 @@ def _compute_digest(path: Path) -> str:
 
 
 def _parse_step(path: Path) -> int:
+    """Return the global step in the name of a checkpoint directory."""
     return int(path.name.removeprefix("step-").split(".")[0])
 
 

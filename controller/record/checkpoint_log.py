@@ -1,8 +1,8 @@
 """The checkpoints and the journal of a run, and how both are truncated when the run resumes.
 
-A checkpoint holds what all groups saved to the staging directory, under one manifest. It may be written while later steps
-are applied. The journal records which steps were applied between checkpoints. After a resume, both end at the restored
-checkpoint.
+A checkpoint holds the files that all groups saved to its staging directory, under one manifest. It may be written while
+later steps are applied. The journal records which steps were applied since. When a run resumes, later checkpoints and
+journal records than the restored checkpoint are deleted.
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ class CheckpointLog:
     Attributes:
         checkpoints: The checkpoints of the run.
         journal: The journal of the run.
-        newest: The newest checkpoint that this process has written or found, and its manifest; None before that.
+        newest: The directory and the manifest of the newest checkpoint that this process has written or found; None before
+            that.
         kept_steps: The global steps whose checkpoints are kept, such as the best step and those under validation.
+
+    Args:
+        run: The folder of the run.
+        scenario: The sha256 of the scenario's file.
+        keep_last: The number of newest checkpoints that are kept.
     """
 
     def __init__(self, run: RunFolder, scenario: str, keep_last: int):
@@ -61,8 +67,10 @@ class CheckpointLog:
         self.checkpoints, self.journal = Checkpoints(run.checkpoints), Journal(run.journal)
         self.newest: tuple[Path, Manifest] | None = None
         self._open_step: tuple[StageSetup, int] | None = None
-        self._begun: tuple[Path, Manifest]
-        self._ends: dict[str, Path] = {}
+        self._being_written: tuple[
+            Path, Manifest
+        ]  # staging directory and manifest of the newest checkpoint that was begun
+        self._stage_ends: dict[str, Path] = {}  # the checkpoints that ended stages in this process
         self.kept_steps: frozenset[int] = frozenset()
 
     def write_record(self, **record: Any) -> None:
@@ -81,7 +89,7 @@ class CheckpointLog:
         self._open_step = stage, step
 
     def read_groups(self, stage: str) -> list[dict[str, Any]]:
-        """Return the journal records of a stage's prompt groups: when each was begun, committed or aborted."""
+        """Return the journal records of a stage's prompt groups in order: a group was begun, committed or aborted."""
         return [
             record
             for record in read_journal(self._run.journal)
@@ -90,7 +98,7 @@ class CheckpointLog:
 
     @property
     def open_step(self) -> tuple[StageSetup, int] | None:
-        """The newest applied step that no checkpoint holds, not even one that is being written."""
+        """The newest applied step (stage, step within it) that no checkpoint holds, not even one that is being written."""
         return self._open_step
 
     def begin_checkpoint(
@@ -109,13 +117,13 @@ class CheckpointLog:
             stage: The stage.
             applied_steps: The number of applied steps of the stage.
             version: The version of the weights.
-            artifacts: The hashes of the artifacts, by kind.
+            artifacts: The sha256 of each artifact, by kind.
             ranks_by_role: The number of ranks that write, by role.
-            last: Whether the checkpoint ends its stage, by default whether all steps are applied. `end_stage` marks a
+            last: Whether the checkpoint ends its stage; by default it does if all steps are applied. `end_stage` marks a
                 checkpoint that is selected later.
 
         Returns:
-            The staging directory that every participant writes to until `complete_checkpoint`.
+            The staging directory that every rank writes to before `complete_checkpoint` is called.
         """
         manifest = Manifest(
             run_id=self._run.id,
@@ -129,57 +137,63 @@ class CheckpointLog:
             participants=dict(ranks_by_role),
             journal=self.journal.records,
         )
-        self._begun = self.checkpoints.create_staging_dir(manifest.step), manifest
+        self._being_written = self.checkpoints.create_staging_dir(manifest.step), manifest
         self._open_step = None
-        return self._begun[0]
+        return self._being_written[0]
 
     def complete_checkpoint(self, written: Written) -> Path:
-        """Complete the open checkpoint.
+        """Complete the checkpoint that `begin_checkpoint` began last, and delete old checkpoints.
 
         Args:
-            written: The files that the participants wrote, with hashes and sizes.
+            written: The files that all ranks wrote, with hashes and sizes.
 
         Returns:
             The directory of the checkpoint.
         """
-        staging_dir, manifest = self._begun
+        staging_dir, manifest = self._being_written
         path = self.checkpoints.complete(staging_dir, manifest, written)
         self.write_record(committed=manifest.step, stage=manifest.stage)
         self.checkpoints.prune(self._keep_last, self.kept_steps)
         self.newest = path, manifest
         if manifest.last:
-            self._ends[manifest.stage] = path
+            self._stage_ends[manifest.stage] = path
         return path
 
     def find_at_step(self, step: int) -> Path | None:
-        """Return the checkpoint of a global step, or None if it was deleted or is not complete yet."""
+        """Return the directory of the checkpoint of a global step; None if it was deleted or is not complete yet."""
         path = self.checkpoints.root / f"step-{step:06d}"
         return path if (path / "manifest.json").exists() else None
 
     def end_stage(self, stage: StageSetup, applied_steps: int) -> tuple[Path, Manifest]:
-        """End a stage with the checkpoint after `applied_steps` steps, and delete the later ones."""
+        """End a stage with the checkpoint after `applied_steps` steps, and delete the later ones.
+
+        Returns:
+            The directory and the new manifest of the checkpoint that ends the stage.
+        """
         path, manifest = self.checkpoints.mark_stage_end(stage.first + applied_steps)
         self.write_record(ended=manifest.step, stage=stage.name)
         self.checkpoints.delete_after(manifest.step)
         self.checkpoints.prune(self._keep_last)
         self.newest, self._open_step, self.kept_steps = (path, manifest), None, frozenset()
-        self._ends[stage.name] = path
+        self._stage_ends[stage.name] = path
         return path, manifest
 
     def has_ended(self, stage: str) -> bool:
         """Return whether this process has written or selected the checkpoint that ends the stage."""
-        return stage in self._ends
+        return stage in self._stage_ends
 
     def find_stage_end(self, stage: str) -> Path:
-        """Return the checkpoint that ends a stage; if this process wrote it, its files are not verified again.
+        """Return the directory of the checkpoint that ends a stage.
+
+        Its files are verified unless this process ended the stage.
 
         Raises:
             CheckpointError: No complete checkpoint ends this stage.
         """
-        return self._ends.get(stage) or self.checkpoints.find_stage_end(stage)
+        return self._stage_ends.get(stage) or self.checkpoints.find_stage_end(stage)
 
     def find_resume_checkpoint(self) -> tuple[Path, Manifest]:
-        """Return the checkpoint to resume from and its manifest.
+        """Return the directory and the manifest of the checkpoint to resume from, which is the newest.
 
         Raises:
             ConfigError: The run has no complete checkpoint.
@@ -202,18 +216,19 @@ class CheckpointLog:
             stages: The names of all stages, in order.
         """
         self.checkpoints.delete_after(manifest.step)
+        # The results of a stage that the checkpoint ends are kept; `last` counts as 1.
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
             subjects = [name, *list_subjects_beside(name)]
-            rewards = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
-            if (
-                name == manifest.stage
-            ):  # these were computed before the first step and cannot be computed again
+            reward_files = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
+            if name == manifest.stage:
+                # The re-ranked lists were made before the first step and cannot be made again.
                 subjects.remove(make_rerank_name(name))
-                rewards.pop()
-            for file in (*rewards, *(f"{subject}.{end}" for subject in subjects for end in ("json", "npz"))):
+                reward_files.remove(f"{name}.rewards.rerank.npz")
+            result_files = [f"{subject}.{suffix}" for subject in subjects for suffix in ("json", "npz")]
+            for file in (*reward_files, *result_files):
                 (self._run.results / file).unlink(missing_ok=True)
         for name in stages[stages.index(manifest.stage) :]:
-            if (name, manifest.last) != (manifest.stage, True):
+            if not (name == manifest.stage and manifest.last):
                 ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
         self.journal.close()
         cut_journal(self._run.journal, manifest.journal)

@@ -1,8 +1,8 @@
 """Commands that users send to a running run, and their outcomes.
 
-A command is a file in RUN/commands. The run's loop takes it between two steps, records it in commands.jsonl and writes
-the answer to a file beside the command. The journal commands.jsonl is not cut by a resume: a command that was taken at a
-step is taken at the same step again.
+A command is a file in RUN/commands. Between two steps, the run's loop takes (applies) or refuses it, records that in the
+journal RUN/commands.jsonl, and writes the answer to a file beside the command. A resume does not truncate this journal: a
+command that was taken at a step is taken at the same step again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
@@ -19,7 +18,7 @@ from nonet.controller.record.run_folder import RunFolder
 
 
 class CommandQueue:
-    """The command queue of one run."""
+    """The commands that were sent to one run, and their answers."""
 
     def __init__(self, run: RunFolder):
         self._folder, self._journal_path = run.path / "commands", run.path / "commands.jsonl"
@@ -29,15 +28,15 @@ class CommandQueue:
         """Add a command to the queue.
 
         Args:
-            **command: The fields of the command.
+            **command: The fields of the command; "id" and "asked", the time, are added.
 
         Returns:
             The id of the command.
         """
         make_folder(self._folder)
-        name = f"{time.time_ns()}-{secrets.token_hex(2)}"
-        self._write(f"{name}.asked.json", {"id": name, "asked": time.time(), **command})
-        return name
+        command_id = f"{time.time_ns()}-{secrets.token_hex(2)}"  # sorts by time
+        self._write(f"{command_id}.asked.json", {"id": command_id, "asked": time.time(), **command})
+        return command_id
 
     def read_answer(self, command_id: str) -> dict[str, Any] | None:
         """Return the answer to a command, `{"state": "taken" | "refused", "text"}`, or None while there is none."""
@@ -48,15 +47,16 @@ class CommandQueue:
         """Return the commands without an answer, oldest first."""
         if not self._folder.is_dir():
             return []
-        names = {path.name for path in self._folder.iterdir()}
-        asked = sorted(name.removesuffix(".asked.json") for name in names if name.endswith(".asked.json"))
-        left = [name for name in asked if f"{name}.answer.json" not in names]
+        files = {path.name for path in self._folder.iterdir()}
+        ids = sorted(file.removesuffix(".asked.json") for file in files if file.endswith(".asked.json"))
+        waiting_ids = [command_id for command_id in ids if f"{command_id}.answer.json" not in files]
         return [
-            json.loads((self._folder / f"{name}.asked.json").read_text(encoding="utf-8")) for name in left
+            json.loads((self._folder / f"{command_id}.asked.json").read_text(encoding="utf-8"))
+            for command_id in waiting_ids
         ]
 
     def list_taken(self) -> list[dict[str, Any]]:
-        """Return all taken and refused commands in order.
+        """Return all answered commands, both taken and refused ones, in the order of their answers.
 
         A taken command has the fields `stage`, `step` and `text`; a refused one has `refused` instead.
         """
@@ -64,24 +64,30 @@ class CommandQueue:
 
     def take(self, command: dict[str, Any], stage: str, step: int, text: str) -> None:
         """Record that a command applies from a step of a stage on, and answer it."""
-        self._note(**{**command, "stage": stage, "step": step, "text": text})
+        self._record(**{**command, "stage": stage, "step": step, "text": text})
         self.reply(command["id"], "taken", text)
 
     def refuse(self, command: dict[str, Any], reason: str) -> None:
         """Record that a command is refused, and answer it with the reason."""
-        self._note(**command, refused=reason)
+        self._record(**command, refused=reason)
         self.reply(command["id"], "refused", reason)
 
     def reply(self, command_id: str, state: str, text: str) -> None:
-        """Write the answer to a command."""
+        """Write the answer to a command.
+
+        Args:
+            command_id: The id of the command.
+            state: "taken" or "refused".
+            text: What the command did, or the reason of the refusal.
+        """
         self._write(f"{command_id}.answer.json", {"state": state, "text": text})
 
-    def _note(self, **record: Any) -> None:
+    def _record(self, **record: Any) -> None:
+        """Append a record to commands.jsonl, which is created with the first one."""
         if self._journal is None:
             self._journal = Journal(self._journal_path)
         self._journal.write(**record)
 
-    def _write(self, name: str, value: dict[str, Any]) -> Path:
-        path = self._folder / name
-        write_whole(path, json.dumps(value).encode())
-        return path
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        """Write a JSON file in RUN/commands atomically."""
+        write_whole(self._folder / name, json.dumps(value).encode())

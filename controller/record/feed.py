@@ -1,8 +1,8 @@
-"""A bounded buffer of the newest events of a run, for a driver that polls.
+"""A bounded buffer of the newest events of a run, for a driver that polls it.
 
-The file metrics.jsonl has every step; the feed holds the recent events that a live display needs. When it is full, the
-oldest steps are dropped first. Every event has a sequence number, so that a driver that polls late can tell how many it has
-missed.
+The file metrics.jsonl has every step, and the feed the recent events that a live display needs. When the feed is full, the
+oldest event of kind "step" is dropped, or the oldest event if there is no step. Every event has a sequence number, so that
+a driver that polls late can tell how many events it has missed.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000  # bounds the memory of a long run
 
 
 class EventFeed:
-    """Events in order, each a dict with "kind" and "number"."""
+    """Events in the order of their numbers, each a dict with "kind", "number" and its own fields; safe for several threads."""
 
-    def __init__(self, max_events: int = MOST_EVENTS):
-        self._most, self._count = max_events, 0
+    def __init__(self, max_events: int = MAX_EVENTS):
+        self._max_events, self._next_number = max_events, 0
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
     def add(self, kind: str, **fields: Any) -> None:
-        """Append an event."""
+        """Append an event, and drop an old one if the feed is full."""
         with self._lock:
-            self._events.append({"kind": kind, "number": self._count, **fields})
-            self._count += 1
-            if len(self._events) > self._most:
-                steps = (i for i, event in enumerate(self._events) if event["kind"] == "step")
-                del self._events[next(steps, 0)]
+            self._events.append({"kind": kind, "number": self._next_number, **fields})
+            self._next_number += 1
+            if len(self._events) > self._max_events:
+                step_indices = (i for i, event in enumerate(self._events) if event["kind"] == "step")
+                del self._events[next(step_indices, 0)]
 
     def list_since(self, number: int) -> list[dict[str, Any]]:
         """Return the retained events whose number is at least `number`."""
@@ -38,10 +38,11 @@ class EventFeed:
 
 
 def count_missing(events: Sequence[dict[str, Any]], number: int) -> int:
-    """Count the events that were dropped before they were read: those from a number on that are not in `events`.
+    """Return how many events were dropped from the feed before they were read.
 
     Args:
-        events: The received events, in order.
+        events: The events that `EventFeed.list_since(number)` returned.
         number: The number of the first expected event.
     """
-    return events[-1]["number"] + 1 - number - len(events) if events else 0
+    expected = events[-1]["number"] + 1 - number if events else 0
+    return expected - len(events)

@@ -1,8 +1,8 @@
 """A lock on a folder that one process at a time holds.
 
-The kernel's lock is used, or on a filesystem without locks a file that names the holder. The kernel releases its lock
-when the process dies. The file stays: on the holder's own host, a dead process is detected; on another host it cannot be,
-so the error names the file to remove.
+The lock is a `flock` on the file LOCK, which the kernel releases when the process dies. On a filesystem without locks it is
+the file HOLDER, which names the process and stays when that process dies. On the same host, the next process detects that
+and removes the file. On another host it cannot, so the error names the file to remove.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from types import TracebackType
 
 from nonet.errors import ConfigError
 
-LOCK, HOLDER = ".lock", ".holder"
+LOCK, HOLDER = ".lock", ".holder"  # names of files in a locked folder
 
 
 class FolderLock:
-    """The lock on a folder, held until `close` or until this process ends."""
+    """The lock on a folder, held until `close` or until this process ends.
+
+    Args:
+        descriptor: The open file descriptor of LOCK.
+        holder: The path of HOLDER, on a filesystem without locks.
+    """
 
     def __init__(self, descriptor: int, holder: Path | None = None):
         self._descriptor, self._holder = descriptor, holder
@@ -47,7 +52,7 @@ def lock_folder(folder: Path) -> FolderLock:
     """Lock a folder for this process.
 
     Raises:
-        ConfigError: Another process holds it; the message names that process where it is known.
+        ConfigError: Another process holds the lock; the message names that process where it is known.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -66,22 +71,26 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 def _create_holder_file(file: Path) -> Path:
-    """Create the file that names this process, unless a living process is named there."""
-    me = _identify_process(os.getpid())
+    """Create the file HOLDER with the identity of this process, and return its path.
+
+    Raises:
+        ConfigError: The file names another process, which is alive or runs on another host.
+    """
+    identity = _identify_process(os.getpid())
     while True:
         try:
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as made:
-                made.write(me)
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as holder:
+                holder.write(identity)
             return file
         except FileExistsError:
             _remove_dead_holder(file)
 
 
 def _remove_dead_holder(file: Path) -> None:
-    """Remove the file of a dead holder.
+    """Remove the file HOLDER if the process that it names is dead.
 
     Raises:
-        ConfigError: The holder is alive, or runs on another host.
+        ConfigError: That process is alive, or runs on another host.
     """
     try:
         owner = file.read_text()
@@ -96,18 +105,23 @@ def _remove_dead_holder(file: Path) -> None:
         )
     if _identify_process(int(pid)) == owner:
         raise ConfigError(f"{file.parent} is being run by process {pid}; wait for its end, or stop it first")
-    aside = file.with_name(f"{HOLDER}.{secrets.token_hex(4)}")
+    # Several processes may find the dead holder at once: only the one whose rename succeeds removes its file.
+    renamed = file.with_name(f"{HOLDER}.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
-        os.rename(file, aside)
-        if aside.read_text() == owner:
-            aside.unlink()
-        else:  # another process created its file between the two calls
-            os.rename(aside, file)
+        os.rename(file, renamed)
+        if renamed.read_text() == owner:
+            renamed.unlink()
+        else:  # another process created its own file after this one had read the dead one's
+            os.rename(renamed, file)
 
 
 def _identify_process(pid: int) -> str:
-    """Identify a process by host, number, boot and start time, so that a reused number is not mistaken for it."""
+    """Return "host pid boot-id start-time" of a process, which differs between two processes with the same pid.
+
+    For a process that does not exist, boot-id and start-time are "gone".
+    """
     try:
+        # Field 22 of /proc/PID/stat is the start time. The name in field 2 may contain spaces, so split after its ")".
         began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""A journal of the events since the last checkpoint: one JSON line with a CRC for each record.
+"""A journal: an append-only file with one JSON line and its CRC for each record.
 
-The newest complete checkpoint is authoritative. The journal adds what came after it, and the commands that a run
-received. The first damaged line ends the journal.
+The journal of a run records which steps were applied and which checkpoints were written; the newest complete checkpoint is
+authoritative. Another journal records the commands that a run received. The first damaged line ends a journal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nonet.atomic import sync, write_whole
 
 
 class Journal:
-    """An append-only file of records.
+    """A journal that is open for appending.
 
     A record is on disk when `write` returns. Several threads may write.
 
@@ -41,12 +41,12 @@ class Journal:
             self.records += 1
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the journal's file."""
         self._file.close()
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records up to the first damaged line."""
+    """Yield the records of a journal in order, up to the first damaged line; none if there is no such file."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -58,18 +58,19 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_journal(path: Path, keep: int) -> None:
-    """Truncate a journal to its first `keep` records."""
+    """Truncate a journal to its first `keep` records, atomically."""
     records = islice(read_journal(path), keep)
     write_whole(path, b"".join(_encode_record(record) for record in records))
 
 
 def _encode_record(record: dict[str, Any]) -> bytes:
+    """Encode a record as a line {"crc": CRC-32 of the record's JSON text, "r": record}."""
     body = json.dumps(record, separators=(",", ":"))
     return f'{{"crc":{zlib.crc32(body.encode())},"r":{body}}}\n'.encode()
 
 
 def _decode_record(line: bytes) -> dict[str, Any] | None:
-    """Decode a line, or return None if it is damaged."""
+    """Return the record of a line, or None if the line is damaged."""
     try:
         entry = json.loads(line)
         body = json.dumps(entry["r"], separators=(",", ":"))

@@ -1,7 +1,7 @@
 """The metrics and events that a run publishes while it is running.
 
 Metrics are written to metrics.jsonl and TensorBoard (one TensorBoard run for each stage) and flushed with every record,
-so that they survive a kill. Events (stage, step, note, result) wait in a feed that the driver polls.
+so that they survive a kill. Events (stage, step, note, result) are kept in a feed that the driver polls.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from nonet.renamed import keep_old_name
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# Losses and rewards have no unit unless it is listed here.
+# The units of metrics, by name; all others have unit "1".
 _UNITS = {"seconds": "s", "loss": "nats", "kl": "nats", "validation nats": "nats", "rows/s": "1/s", "lr": "1"}
 
 
 class Recorder:
-    """The writer of one run's metrics and events."""
+    """The writer of one run's metrics and events.
+
+    Args:
+        folder: The folder of the run.
+        run_id: The id of the run.
+    """
 
     def __init__(self, folder: Path, run_id: str):
         self._folder, self._run, self._started = folder, run_id, time.time()
@@ -32,13 +37,16 @@ class Recorder:
         self._feed = EventFeed()
 
     def begin(self, stage: str, steps: int, applied_steps: int) -> None:
-        """Record that a stage starts, or continues after `applied_steps` steps; later points of its curves are written again."""
+        """Record that a stage starts, or continues after `applied_steps` steps.
+
+        TensorBoard then hides the points after these steps, which are written again.
+        """
         if applied_steps:
             self._boards[stage] = self._open_board(stage, purge_step=applied_steps + 1)
         self.add_event("stage", stage=stage, steps=steps, done=applied_steps)
 
     def record_step(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of a step, or of the last of several steps."""
+        """Record the metrics of a step, or of several steps under the last of them, and add them to the feed."""
         self.record_metrics(stage, step, values)
         self.add_event("step", stage=stage, step=step, metrics=dict(values))
 
@@ -47,7 +55,16 @@ class Recorder:
     def record_metrics(
         self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer"
     ) -> None:
-        """Write one record for each value: {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}."""
+        """Write the metrics of a step to metrics.jsonl and TensorBoard, and flush both.
+
+        A line of metrics.jsonl holds one value: {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}.
+
+        Args:
+            stage: The name of the stage.
+            step: The step of the stage.
+            values: The metrics by name.
+            role: The role that measured them.
+        """
         now, board = time.time(), self._get_board(stage)
         for name, value in values.items():
             record = {
@@ -67,12 +84,22 @@ class Recorder:
         board.flush()
 
     def record_tables(self, stage: str, step: int, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """Record the counters of the sparse tables since the last record, such as `<table>.rows` and `<table>.admitted`."""
-        values = {f"{name}.{what}": value for name, every in counts.items() for what, value in every.items()}
+        """Record the counters of the sparse tables, such as `<table>.rows` and `<table>.admitted`.
+
+        Args:
+            stage: The name of the stage.
+            step: The step of the stage.
+            counts: Counters by table and name; events are counted since the last record.
+        """
+        values = {
+            f"{table}.{counter}": value
+            for table, counters in counts.items()
+            for counter, value in counters.items()
+        }
         self.record_metrics(stage, step, values, role="embedding")
 
     def add_event(self, kind: str, **fields: Any) -> None:
-        """Add an event to the feed."""
+        """Add an event to the feed, with the seconds since the start of the run as "at"."""
         self._feed.add(kind, at=time.time() - self._started, **fields)
 
     def list_since(self, number: int) -> list[dict[str, Any]]:
@@ -86,6 +113,7 @@ class Recorder:
             board.close()
 
     def _get_board(self, stage: str) -> SummaryWriter:
+        """Return the TensorBoard writer of a stage, which is opened at the first call."""
         if stage not in self._boards:
             self._boards[stage] = self._open_board(stage)
         return self._boards[stage]

@@ -1,7 +1,7 @@
 """The folder of a run: the paths in it, and how runs are named and found.
 
-RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (by default ./runs, and ~/nonet-runs for Ray
-jobs), a unique prefix of an id, or `last`.
+On command lines, RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (by default ./runs, and
+~/nonet-runs for Ray jobs), a unique prefix of an id, or `last`.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, FolderLock, lock_folder
 from nonet.errors import ConfigError
 
-_FACTS = "results/tokenise.json"
-CATALOGUES = "catalogues.json"  # versions of a run's catalogue after its first, the newest last
+_FACTS = "results/tokenise.json"  # the results of the tokenise stage
+# The versions of a run's catalogue after the first (which is in _FACTS), the newest last.
+CATALOGUES = "catalogues.json"
 
 
 def make_control_name(stage: str) -> str:
-    """Return the name under which the results of an RL stage's control are stored.
+    """Return the name of the control of an RL stage that uses as much computation as the stage.
 
-    A control finetunes on the events of the RL stage from the same checkpoint, with as much computation as the stage.
+    A control is finetuned on the events of the RL stage, from the checkpoint that the stage begins from. Its results are
+    stored under this name.
     """
     return f"{stage}_control"
 
 
 def make_passes_name(stage: str) -> str:
-    """Return the name of the control of an RL stage that makes as many passes over the events as the stage."""
+    """Return the name of the control of an RL stage that makes as many passes over the events as the stage does."""
     return f"{stage}_control_passes"
 
 
 def make_rerank_name(stage: str) -> str:
-    """Return the name of the lists that the model makes before a stage, re-ranked by the rewards of the stage."""
+    """Return the name of the lists that the model makes before an RL stage, re-ranked by the rewards of the stage."""
     return f"{stage}_rerank"
 
 
 def list_subjects_beside(stage: str) -> tuple[str, ...]:
-    """Return the names of the models and lists that are evaluated in addition to the model of a stage."""
+    """Return the names of the models and lists that may be evaluated in addition to the model of a stage."""
     return (
         make_control_name(stage),
         make_passes_name(stage),
@@ -53,7 +55,7 @@ def list_subjects_beside(stage: str) -> tuple[str, ...]:
 
 
 def make_unselected_name(stage: str) -> str:
-    """Return the name of a stage's own best checkpoint, for a stage that selected the checkpoint it began from."""
+    """Return the name of a stage's own best checkpoint, for a stage that ended with the checkpoint that it began from."""
     return f"{stage}_unselected"
 
 
@@ -65,61 +67,61 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """The id of the run."""
+        """The id of the run, which is the name of its folder."""
         return self.path.name
 
     @property
     def scenario(self) -> Path:
-        """The scenario of the run."""
+        """The file of the run's scenario, with all defaults."""
         return self.path / "scenario.yaml"
 
     @property
     def sources(self) -> Path:
-        """Copies of the `file.py` files that the scenario names."""
+        """The folder with copies of the `file.py` files that the scenario names."""
         return self.path / "sources"
 
     @property
     def sources_list(self) -> Path:
-        """The file that lists the original path and the hash of each copy in `sources`."""
+        """The file that lists the path that the scenario uses and the hash of each copy in `sources`."""
         return self.path / "sources.json"
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """The folder that holds the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def results(self) -> Path:
-        """The folder of the results."""
+        """The folder that holds the evaluation results of all stages."""
         return self.path / "results"
 
     @property
     def journal(self) -> Path:
-        """The journal of the run."""
+        """The file of the journal (`Journal`)."""
         return self.path / "journal.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """The metrics of all steps."""
+        """The file with the metrics of all steps."""
         return self.path / "metrics.jsonl"
 
     @property
     def trace(self) -> Path:
-        """The Chrome trace of all workers."""
+        """The file of the Chrome trace of all workers."""
         return self.path / "trace.json"
 
     @property
     def report(self) -> Path:
-        """The report of a finished run."""
+        """The file of the report, which exists when the run has finished."""
         return self.path / "report.json"
 
     @property
     def stop_request(self) -> Path:
-        """A file that asks the driver of the run to stop after a checkpoint."""
+        """The file whose existence asks the driver of the run to stop it after a checkpoint."""
         return self.path / "stop-request"
 
     def find_artifacts(self) -> dict[str, str]:
-        """Return the artifact folders of the newest version of the catalogue, by kind.
+        """Return the artifact folder of each kind, in the newest version of the catalogue.
 
         Raises:
             ConfigError: The run has not tokenised its data yet.
@@ -127,9 +129,9 @@ class RunFolder:
         facts = self.read_facts()
         if facts is None:
             raise ConfigError(f"{self.id} has not tokenised its data yet: there is nothing to recommend from")
-        versions = self.read_catalogues()
-        newest = versions[-1]["artifacts"] if versions else facts["artifacts"]
-        return {kind: artifact["path"] for kind, artifact in newest.items()}
+        later_versions = self.read_catalogues()
+        artifacts = later_versions[-1]["artifacts"] if later_versions else facts["artifacts"]
+        return {kind: artifact["path"] for kind, artifact in artifacts.items()}
 
     def read_facts(self) -> dict[str, Any] | None:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage."""
@@ -146,37 +148,40 @@ class RunFolder:
         return [self._change_artifact_paths(version, self._make_absolute) for version in stored["versions"]]
 
     def write_catalogues(self, versions: Iterable[Mapping[str, Any]]) -> None:
-        """Write the versions of the catalogue, with paths relative to the run."""
+        """Write the versions of the catalogue after the first, oldest first, with paths relative to the run."""
         self.write_json(
             CATALOGUES,
             {"versions": [self._change_artifact_paths(version, self._make_relative) for version in versions]},
         )
 
     def _change_artifact_paths(
-        self, record: Mapping[str, Any], change: Callable[[str], str]
+        self, record: Mapping[str, Any], convert_path: Callable[[str], str]
     ) -> dict[str, Any]:
-        """Return a record with every artifact path converted by `change`."""
+        """Return a copy of a record in which `convert_path` has converted every artifact path."""
         artifacts = {
-            kind: {**artifact, "path": change(artifact["path"])}
+            kind: {**artifact, "path": convert_path(artifact["path"])}
             for kind, artifact in record.get("artifacts", {}).items()
         }
         return {**record, "artifacts": artifacts}
 
     def _make_absolute(self, path: str) -> str:
-        """Return the current absolute path of an artifact.
+        """Return the current absolute path of an artifact from its recorded path.
 
-        Older versions recorded the absolute path at which the artifact was made; the run may have been moved since.
+        Older versions recorded the absolute path at which the artifact was made, and the run may have been moved since.
         """
         path_in_run = self.path / "artifacts" / Path(path).name
-        was_absolute = Path(path).is_absolute() and path_in_run.is_dir()
-        return str(path_in_run if was_absolute else self.path / path)
+        is_old_record = Path(path).is_absolute() and path_in_run.is_dir()
+        # Joining an absolute path gives that path unchanged.
+        return str(path_in_run if is_old_record else self.path / path)
 
     def _make_relative(self, path: str) -> str:
-        inside = Path(path).is_absolute() and Path(path).is_relative_to(self.path.absolute())
-        return str(Path(path).relative_to(self.path.absolute())) if inside else path
+        """Return a path relative to the run's folder; a path outside the folder is returned as it is."""
+        root = self.path.absolute()
+        is_inside = Path(path).is_absolute() and Path(path).is_relative_to(root)
+        return str(Path(path).relative_to(root)) if is_inside else path
 
     def clear_records(self) -> None:
-        """Delete the records of a run that never reached a checkpoint, so that it starts again."""
+        """Delete the journal, the metrics and the list of sources, so that a run without a checkpoint starts again."""
         for path in (self.journal, self.metrics, self.sources_list):
             path.unlink(missing_ok=True)
 
@@ -196,7 +201,7 @@ class RunFolder:
         return path
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file that `write_json` wrote, or return None if there is none."""
+        """Return the value in a JSON file that `write_json` wrote, or None if there is no such file."""
         path = self.path / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -207,6 +212,7 @@ def is_ray_job() -> bool:
 
 
 def _is_in_package(path: Path) -> bool:
+    """Return whether a path is in a package that Ray unpacked for a job, by the names of Ray's folders."""
     return "working_dir_files" in path.parts and "runtime_resources" in path.parts
 
 
@@ -225,22 +231,22 @@ def lock_run(run: RunFolder) -> FolderLock:
     """Lock the folder of a run until the lock is closed or this process ends.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another process holds the lock.
     """
     run.path.mkdir(parents=True, exist_ok=True)
     return lock_folder(run.path)
 
 
 def create_run(name: str, folder: str | Path | None = None) -> RunFolder:
-    """Return a folder for a new run.
+    """Return the folder of a new run, which may not exist yet.
 
     Args:
-        name: The name of the run, the first part of its id.
-        folder: The folder to use; by default a new id under the root of all runs.
+        name: The name of the scenario, which is the first part of a new id.
+        folder: The folder to use; by default one that is named by a new id, under the root of all runs.
 
     Raises:
-        ConfigError: The folder holds a run that is finished or can be resumed, or other files. A failed start deletes
-            the contents of the folder, so it must be empty.
+        ConfigError: The folder is in a package that Ray deletes, holds a run that is finished or can be resumed, or holds
+            other files, which a failed start would delete.
     """
     if folder is not None:
         run = RunFolder(Path(folder).absolute())
@@ -266,7 +272,7 @@ def _check_unused(run: RunFolder) -> None:
         raise ConfigError(f"{run.path} is a file; choose a folder for --run-dir")
     if (
         run.path.exists()
-        and not run.scenario.exists()
+        and not run.scenario.exists()  # a run that never reached a checkpoint may start again
         and {path.name for path in run.path.iterdir()} - {LOCK, HOLDER}
     ):
         raise ConfigError(
@@ -275,26 +281,26 @@ def _check_unused(run: RunFolder) -> None:
 
 
 def find_run(run: str | Path) -> RunFolder:
-    """Return the run with a folder, an id, a unique prefix of an id, or `last`.
+    """Return the run that RUN names: by its folder, its id, a unique prefix of its id, or `last`.
 
     Raises:
         ConfigError: There is no such run, or several; the message lists the newest runs.
     """
     if (Path(run) / "scenario.yaml").is_file():
         return RunFolder(Path(run).absolute())
-    known = list_runs()
-    if str(run) == "last" and known:
-        return known[-1]
-    matching = [folder for folder in known if folder.id.startswith(str(run))]
+    known_runs = list_runs()
+    if str(run) == "last" and known_runs:
+        return known_runs[-1]
+    matching = [known for known in known_runs if known.id.startswith(str(run))]
     if len(matching) == 1:
         return matching[0]
-    newest_ids = ", ".join(folder.id for folder in known[-5:]) or "none"
+    newest_ids = ", ".join(known.id for known in known_runs[-5:]) or "none"
     problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
     raise ConfigError(f"{problem} under {find_runs_root()}; the newest runs: {newest_ids}")
 
 
 def list_runs() -> list[RunFolder]:
-    """Return all runs, oldest first."""
+    """Return all runs under the root of all runs, in the order in which their scenarios were written."""
     root = find_runs_root()
     folders = [path for path in root.iterdir() if (path / "scenario.yaml").is_file()] if root.is_dir() else []
     return [

@@ -1,7 +1,8 @@
 """Checks that all nodes of a run reach its folder (docs/explanation/design.md, section 4).
 
-The driver writes a token, and the controller reads it back on the node where Ray placed it. The controller writes another
-token for the workers, which may have other images or mounts. On a single node the workers are not checked.
+The driver writes a token into the folder, and the controller reads it on the node where Ray placed the controller. Then the
+controller writes another token for the workers, which may run in other images or with other mounts. If all processes are on
+one node, the workers are not checked.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.errors import PlacementError
 from nonet.workers import explain_unreachable
 
-# Some network mounts show a new file only after a delay.
+# Pauses before each attempt to read: some network mounts show a new file only after a delay.
 _PAUSES_S = (0.0, 1.0, 3.0)
-_TOKEN = ".reach"
+_TOKEN_FILE = ".reach"
 
 
-_WHAT_TO_DO = (
+_REMEDY = (
     "every node of a run reads and writes its folder. Put it on a mount that all of them have, with --run-dir or NONET_RUNS, "
     "or keep the run on one node"
 )
 
 
 def write_token(run: RunFolder) -> str:
-    """Write a token into the folder of a run, for `check_reached` in another process."""
+    """Write a new token into the folder of a run, for `check_reached` in another process, and return it."""
     token = secrets.token_hex(8)
-    (run.path / _TOKEN).write_text(token, encoding="utf-8")
+    (run.path / _TOKEN_FILE).write_text(token, encoding="utf-8")
     return token
 
 
 def check_reached(run: RunFolder, token: str, process_name: str) -> None:
-    """Read and remove the token in the folder of a run.
+    """Check that this process reads the token in the folder of a run, and remove the token.
 
     Args:
         run: The folder of the run.
@@ -47,18 +48,18 @@ def check_reached(run: RunFolder, token: str, process_name: str) -> None:
     problem = ""
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
-        problem = explain_unreachable(run.path / _TOKEN, token)
+        problem = explain_unreachable(run.path / _TOKEN_FILE, token)
         if not problem:
-            (run.path / _TOKEN).unlink()
+            (run.path / _TOKEN_FILE).unlink()
             return
-    raise PlacementError(f"{run.path}: {process_name} {problem}; {_WHAT_TO_DO}")
+    raise PlacementError(f"{run.path}: {process_name} {problem}; {_REMEDY}")
 
 
 class ReachableGroup(Protocol):
     """A group of workers whose access to a file can be checked."""
 
     def check_shared_file(self, file: str, token: str) -> list[str]:
-        """Return a problem for each worker, empty for a worker that reads the token in the file."""
+        """Return one description of the problem per worker, empty for a worker that reads the token in the file."""
         ...
 
 
@@ -68,25 +69,25 @@ def check_shared(run: RunFolder, groups: Iterable[ReachableGroup], nodes: Collec
     Args:
         run: The folder of the run.
         groups: The groups of workers.
-        nodes: The nodes of the workers and of this process.
+        nodes: The ids of the nodes of the workers and of this process.
 
     Raises:
         PlacementError: A worker does not reach the folder; the message names the worker and the remedy.
     """
     if len(set(nodes)) < 2:
         return
-    file, token = run.path / _TOKEN, write_token(run)
+    file, token = run.path / _TOKEN_FILE, write_token(run)
     try:
-        waiting = list(groups)
+        remaining_groups = list(groups)
         problems: list[str] = []
         for pause_s in _PAUSES_S:
             time.sleep(pause_s)
-            answers = [(group, group.check_shared_file(str(file), token)) for group in waiting]
-            problems = [problem for _, said in answers for problem in said if problem]
-            waiting = [group for group, said in answers if any(said)]
-            if not waiting:
+            answers = [(group, group.check_shared_file(str(file), token)) for group in remaining_groups]
+            problems = [problem for _, by_worker in answers for problem in by_worker if problem]
+            remaining_groups = [group for group, by_worker in answers if any(by_worker)]
+            if not remaining_groups:
                 return
     finally:
         file.unlink(missing_ok=True)
     more = f" (and {len(problems) - 1} more workers)" if len(problems) > 1 else ""
-    raise PlacementError(f"{run.path}: {problems[0]}{more}; {_WHAT_TO_DO}")
+    raise PlacementError(f"{run.path}: {problems[0]}{more}; {_REMEDY}")

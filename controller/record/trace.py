@@ -1,8 +1,7 @@
 """A Chrome trace of the workers and the controller (chrome://tracing, ui.perfetto.dev), and their idle shares.
 
-Each worker has a lane under its role; the lanes of the controller show stages and the waits within them. Spans are
-fetched from the hosts while they work, so that they need little memory in a long run. Times come from the clock of each
-node.
+Each worker has a lane, which shows the spans (timed calls) of its roles; the controller has a lane too. Spans are fetched
+from the workers' processes during the run, so that these need little memory. Times come from the clock of each node.
 """
 
 from __future__ import annotations
@@ -18,37 +17,41 @@ from typing import Any
 
 from nonet.workers.runtime import ActorGroup
 
-CONTROLLER = "controller"
-COLLECT_S = 10.0
+CONTROLLER = "controller"  # the lane of the controller
+COLLECT_S = 10.0  # interval at which spans are fetched
 
 
 class ChromeTrace:
-    """The events of one run, appended to `trace.json`.
+    """The events of one run, which are appended to `trace.json`, and sums over them by role.
 
-    The file is a JSON array in Chrome's format, which may lack its end after a crash.
+    The file is a JSON array in Chrome's format, whose closing bracket is missing until `close`.
     """
 
     def __init__(self, path: Path):
         self._path = path
-        self._lanes: dict[str, int] = {}
-        self._busy: dict[str, float] = defaultdict(float)
-        self._bytes: dict[str, int] = defaultdict(
-            int
-        )  # returned bytes, without what was moved to host memory
-        self._first: dict[str, float] = {}
-        self._last: dict[str, float] = {}
-        fresh = not path.exists() or path.stat().st_size == 0
-        self._out = path.open("a", encoding="utf-8")
-        if fresh:
-            self._out.write("[\n")
-        self._collected = time.monotonic()
+        self._lane_ids: dict[str, int] = {}  # thread ids of the trace, by the name of the lane
+        # By role: busy seconds per worker, returned bytes, the start of the first span and the end of the last one.
+        self._busy_s: dict[str, float] = defaultdict(float)
+        self._returned_bytes: dict[str, int] = defaultdict(int)
+        self._first_start: dict[str, float] = {}
+        self._last_end: dict[str, float] = {}
+        is_new = not path.exists() or path.stat().st_size == 0
+        self._file = path.open("a", encoding="utf-8")
+        if is_new:
+            self._file.write("[\n")
+        self._collect_time = time.monotonic()  # of the last call of `collect`
         self._write_event(
             name="process_name", ph="M", tid=0, args={"name": f"controller process {os.getpid()}"}
         )
 
     @contextmanager
     def record_span(self, name: str, **facts: Any) -> Iterator[None]:
-        """Record the duration of a `with` block as work of the controller."""
+        """Record the duration of a `with` block in the lane of the controller.
+
+        Args:
+            name: The name of the span.
+            **facts: Details that the viewer shows.
+        """
         began = time.time()
         try:
             yield
@@ -56,80 +59,81 @@ class ChromeTrace:
             self.add(CONTROLLER, name, began, time.time(), **facts)
 
     def add(self, lane: str, name: str, start: float, end: float, **facts: Any) -> None:
-        """Add one event.
+        """Add one span.
 
         Args:
-            lane: The lane that shows the event.
-            name: The name of the event.
+            lane: The name of the lane that shows the span.
+            name: The name of the span.
             start: The start in unix seconds.
             end: The end in unix seconds.
             **facts: Details that the viewer shows.
         """
-        thread = self._get_lane(lane)
         self._write_event(
             name=name,
-            ph="X",
+            ph="X",  # a complete event; `ts` and `dur` are in microseconds
             ts=round(start * 1e6),
             dur=round((end - start) * 1e6),
-            tid=thread,
+            tid=self._get_lane_id(lane),
             args=facts,
         )
 
     def collect_due(self, groups: Iterable[ActorGroup]) -> None:
         """Call `collect` if the last call was more than COLLECT_S seconds ago."""
-        if time.monotonic() - self._collected > COLLECT_S:
+        if time.monotonic() - self._collect_time > COLLECT_S:
             self.collect(groups)
 
     def collect(self, groups: Iterable[ActorGroup]) -> None:
-        """Fetch the spans of all workers and add them."""
-        self._collected = time.monotonic()
-        for hosts in groups:
-            for lane, spans in hosts.take_spans():
-                for name, start, end, size in spans:
-                    self.add(lane, name, start, end, **({"bytes": size} if size else {}))
-                    role = hosts.name
-                    self._busy[role] += (end - start) / hosts.world
-                    if not name.endswith((".offload", ".resume")):
-                        self._bytes[role] += size
-                    self._first[role] = min(start, self._first.get(role, start))
-                    self._last[role] = max(end, self._last.get(role, end))
-        self._out.flush()
+        """Fetch the new spans of all workers of some groups, and add them to the trace and to the sums by role."""
+        self._collect_time = time.monotonic()
+        for group in groups:
+            role = group.name
+            for lane, spans in group.take_spans():
+                for name, start, end, size_bytes in spans:
+                    self.add(lane, name, start, end, **({"bytes": size_bytes} if size_bytes else {}))
+                    self._busy_s[role] += (end - start) / group.world
+                    if not name.endswith((".offload", ".resume")):  # their bytes moved to or from host memory
+                        self._returned_bytes[role] += size_bytes
+                    self._first_start[role] = min(start, self._first_start.get(role, start))
+                    self._last_end[role] = max(end, self._last_end.get(role, end))
+        self._file.flush()
 
     def compute_idle_shares(self) -> dict[str, float]:
         """Return, by role, the fraction of the time between its first and last span in which its workers were idle."""
         shares = {}
-        for role, busy in self._busy.items():
-            wall = self._last[role] - self._first[role]
-            shares[role] = round(max(0.0, 1 - busy / wall), 4) if wall > 0 else 0.0
+        for role, busy_s in self._busy_s.items():
+            wall_s = self._last_end[role] - self._first_start[role]
+            shares[role] = round(max(0.0, 1 - busy_s / wall_s), 4) if wall_s > 0 else 0.0
         return shares
 
     def count_returned_bytes(self) -> dict[str, int]:
-        """Return the bytes that the methods of each role returned."""
-        return dict(self._bytes)
+        """Return the number of bytes that method calls of each role returned."""
+        return dict(self._returned_bytes)
 
     def close(self) -> None:
-        """End the array, so that the file is valid JSON."""
-        if not self._out.closed:
+        """Close the array, so that the file is valid JSON; a second call does nothing."""
+        if not self._file.closed:
             self._write_event(name="end", ph="i", ts=round(time.time() * 1e6), tid=0, s="g", last=True)
-            self._out.close()
+            self._file.close()
 
-    def _get_lane(self, name: str) -> int:
-        if name not in self._lanes:
-            self._lanes[name] = len(self._lanes) + 1
-            self._write_event(name="thread_name", ph="M", tid=self._lanes[name], args={"name": name})
-        return self._lanes[name]
+    def _get_lane_id(self, name: str) -> int:
+        """Return the thread id of a lane; a new lane is written to the trace."""
+        if name not in self._lane_ids:
+            self._lane_ids[name] = len(self._lane_ids) + 1
+            self._write_event(name="thread_name", ph="M", tid=self._lane_ids[name], args={"name": name})
+        return self._lane_ids[name]
 
     def _write_event(self, *, last: bool = False, **event: Any) -> None:
-        self._out.write(
+        """Write one event of Chrome's format; with `last`, also the end of the array."""
+        self._file.write(
             json.dumps({"pid": os.getpid(), "cat": "nonet", **event}) + ("\n]\n" if last else ",\n")
         )
 
 
 def open_trace(path: Path) -> ChromeTrace:
-    """Open a trace, and continue one that an earlier part of the run wrote."""
+    """Open the trace of a run for appending; a trace that an earlier part of the run closed or left damaged is continued."""
     if path.exists():
         text = path.read_text(encoding="utf-8").rstrip()
-        if text.endswith("]"):  # closed: open it again
+        if text.endswith("]"):  # closed: remove the end of the array
             path.write_text(text.removesuffix("]").rstrip() + ",\n", encoding="utf-8")
         elif text and not text.endswith((",", "[")):  # a crash cut the last line
             path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")

@@ -1,12 +1,13 @@
 """The validation results of a stage, kept in RUN/results/<stage>.validation.json.
 
-A resumed run replays them, so it makes the same decisions as before. Results after the restored checkpoint are deleted. The
-file holds {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}. A
-reinforced stage adds "start", the results of the checkpoint before it, and "rewards" by step: {"parts", "reward",
-"missing"} of the lists that would be served for validation prompts. "parts" holds the contribution of each scene's lists
-to the mean of each reward, from which the trained reward is recomputed when rewards or weights change. "missing" is the
-largest shortfall to a floor, as a fraction of that floor. Earlier versions stored [reward, missing] or the
-reward alone.
+A resumed run reads them again, so it makes the same decisions as before. Results after the restored checkpoint are deleted.
+The file holds {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null} and,
+if the stage began from a checkpoint, "start", the results of that checkpoint.
+
+For an RL stage, "rewards" holds {"parts", "reward", "missing"} by step, of the lists that would be served for validation
+prompts. "reward" is the trained reward, and "missing" the largest shortfall to a floor, as a fraction of that floor.
+"parts" holds the contribution of each scene's lists to the mean of each reward, from which the other two are recomputed
+when rewards or weights change. Earlier versions stored [reward, missing] or the reward alone.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from nonet.controller.record.run_folder import RunFolder
 
 
 class ValidationRecord:
-    """The validation results of one stage, by step of the stage.
+    """The validation results of one stage, in memory and in their file, which every change writes anew.
 
     Attributes:
-        history: The results in the order of the steps.
-        end: The summary of the finished stage, or None.
-        start: The results of the checkpoint before the stage, or None.
-        rewards: The rewards of the validation prompts, by step.
+        history: The results in the order of the steps, each with its "step" of the stage.
+        end: The summary of the finished stage, or None before its end.
+        start: The results of the checkpoint that the stage began from, or None.
+        rewards: The rewards of the validation prompts, by step (as a string); "0" is the start.
     """
 
     def __init__(self, run: RunFolder, stage: str):
-        self._run, self._name = run, f"results/{stage}.validation.json"
-        stored = run.read_json(self._name) or {"history": [], "end": None}
+        self._run, self._file = run, f"results/{stage}.validation.json"
+        stored = run.read_json(self._file) or {"history": [], "end": None}
         self.history: list[dict[str, Any]] = stored["history"]
         self.end: dict[str, Any] | None = stored["end"]
         self.start: dict[str, Any] | None = stored.get("start")
         self.rewards: dict[str, dict[str, Any]] = {
-            step: _as_record(value) for step, value in stored.get("rewards", {}).items()
+            step: _to_current_format(value) for step, value in stored.get("rewards", {}).items()
         }
 
     def add(self, step: int, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class ValidationRecord:
             results: The results.
 
         Returns:
-            The entry of the history, with the rewards of the step if they are known.
+            The new entry of the history, with the rewards of the step if they were recorded.
         """
         entry = {"step": step, **results}
         if str(step) in self.rewards:
@@ -60,7 +61,7 @@ class ValidationRecord:
         self,
         step: int,
         reward: float,
-        missing: float = 0.0,
+        floor_shortfall: float = 0.0,
         parts: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """Record the rewards of the validation prompts after a step, before the step is validated.
@@ -68,33 +69,37 @@ class ValidationRecord:
         Args:
             step: The step of the stage; 0 for the checkpoint that the stage began from.
             reward: The trained reward, computed with the current weights.
-            missing: The largest shortfall to a floor, as a fraction of that floor.
+            floor_shortfall: The largest shortfall to a floor, as a fraction of that floor; 0 if all floors are met.
             parts: The contribution of each scene's lists to the mean of a reward, by reward.
         """
         self.rewards[str(step)] = {
             "reward": reward,
-            "missing": missing,
-            "parts": {name: list(values) for name, values in (parts or {}).items()},
+            "missing": floor_shortfall,
+            "parts": {name: list(by_scene) for name, by_scene in (parts or {}).items()},
         }
         self._write()
 
     def begin(self, results: Mapping[str, Any]) -> None:
-        """Record the results of the checkpoint before the stage."""
+        """Record the results of the checkpoint that the stage began from."""
         self.start = dict(results)
         self._write()
 
     def close(self, **end: Any) -> None:
-        """Record the summary of the finished stage."""
+        """Record the summary of the finished stage.
+
+        Args:
+            **end: The fields of the summary: "metric", "best", "ran", "steps", and optionally "guard", "start", "loss".
+        """
         self.end = end
         self._write()
 
     def cut(self, step: int) -> None:
         """Delete the results after a step and the summary; step 0 deletes everything."""
-        kept = [entry for entry in self.history if entry["step"] <= step]
+        history = [entry for entry in self.history if entry["step"] <= step]
         rewards = {key: value for key, value in self.rewards.items() if step > 0 and int(key) <= step}
         start = self.start if step else None
-        if (kept, rewards, start) != (self.history, self.rewards, self.start) or self.end is not None:
-            self.history, self.rewards, self.start, self.end = kept, rewards, start, None
+        if (history, rewards, start) != (self.history, self.rewards, self.start) or self.end is not None:
+            self.history, self.rewards, self.start, self.end = history, rewards, start, None
             self._write()
 
     def recompute_rewards(
@@ -103,29 +108,30 @@ class ValidationRecord:
         """Recompute the rewards of all steps after rewards or their weights have changed.
 
         Args:
-            judge: A function from the parts of a step to the trained reward and the shortfall to floors. The trained reward
-                is None if a reward with a weight was not measured at that step.
+            judge: A function from the "parts" of a step to the trained reward and the largest shortfall to a floor. The
+                trained reward is None if a reward with a weight was not measured at that step.
         """
         for entry in self.rewards.values():
             if entry["parts"]:
                 entry["reward"], entry["missing"] = judge(entry["parts"])
         for entry in self.history:
-            if (then := self.rewards.get(str(entry["step"]))) is not None:
-                entry["reward"], entry["missing"] = then["reward"], then["missing"]
+            if (rewards := self.rewards.get(str(entry["step"]))) is not None:
+                entry["reward"], entry["missing"] = rewards["reward"], rewards["missing"]
         self._write()
 
     def _write(self) -> None:
+        """Write all results to the file."""
         optional_fields = {"start": self.start} if self.start else {}
         optional_fields |= {"rewards": self.rewards} if self.rewards else {}
-        self._run.write_json(self._name, {"history": self.history, "end": self.end, **optional_fields})
+        self._run.write_json(self._file, {"history": self.history, "end": self.end, **optional_fields})
 
 
-def _as_record(stored: Any) -> dict[str, Any]:
+def _to_current_format(stored: Any) -> dict[str, Any]:
     """Convert the stored rewards of a step to the current format."""
     if isinstance(stored, Mapping):
         return dict(stored)
-    reward, missing = stored if isinstance(stored, Sequence) else (stored, 0.0)
-    return {"reward": reward, "missing": missing, "parts": {}}
+    reward, floor_shortfall = stored if isinstance(stored, Sequence) else (stored, 0.0)
+    return {"reward": reward, "missing": floor_shortfall, "parts": {}}
 
 
 def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
@@ -133,29 +139,29 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
 
     Args:
         stage: The name of the stage.
-        summary: The summary that `ValidationRecord.close` recorded, and the "history".
+        summary: The summary that `ValidationRecord.close` recorded, with the "history" added.
     """
-    best, metric, guard = summary["best"], summary["metric"], summary.get("guard")
-    entry = next((validation for validation in summary["history"] if validation["step"] == best), None)
+    best_step, metric, guard = summary["best"], summary["metric"], summary.get("guard")
+    best_entry = next((entry for entry in summary["history"] if entry["step"] == best_step), None)
     if guard is not None and not guard["kept"]:
         text = (
             f"{stage}: no step passed the guard, {guard['least']:.0%} of {guard['metric']} of validation "
-            f"({guard['before']:.4f} before the stage); by the fallback, the highest {metric}, step {best} of "
+            f"({guard['before']:.4f} before the stage); by the fallback, the highest {metric}, step {best_step} of "
             f"{summary['steps']} was best ({guard['value']:.4f}"
         )
-        rewards = [
-            (validation["reward"], validation["step"])
-            for validation in summary["history"]
-            if validation.get("reward") is not None
+        rewards_with_step = [
+            (entry["reward"], entry["step"])
+            for entry in summary["history"]
+            if entry.get("reward") is not None
         ]
-        if entry is not None and entry.get("reward") is not None:
-            highest, highest_step = max(rewards)
-            text += f"; its reward is {entry['reward']:.4f}, the highest {highest:.4f} at step {highest_step}"
+        if best_entry is not None and best_entry.get("reward") is not None:
+            highest, highest_step = max(rewards_with_step)
+            text += f"; its reward is {best_entry['reward']:.4f}, the highest {highest:.4f} at step {highest_step}"
         text += ")"
     else:
-        value = None if entry is None else _get_value(entry, metric)
+        value = None if best_entry is None else _get_value(best_entry, metric)
         value_text = "" if value is None else f" ({value:.4f})"
-        text = f"{stage} was best at step {best} of {summary['steps']} by {metric} of validation{value_text}"
+        text = f"{stage} was best at step {best_step} of {summary['steps']} by {metric} of validation{value_text}"
     if summary["ran"] < summary["steps"]:
         text += f"; stopped after {summary['ran']}"
     if summary.get("start"):
@@ -167,8 +173,8 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
             else "no step has more of the trained reward"
         )
         text += f"; the checkpoint that the stage began from was selected, for {reason}. `best: {{by: last}}` keeps the last step"
-    elif best < summary["ran"]:
-        text += f"; its last {summary['ran'] - best} steps are not used"
+    elif best_step < summary["ran"]:
+        text += f"; its last {summary['ran'] - best_step} steps are not used"
     return text
 
 
