@@ -216,7 +216,7 @@ class CheckpointLog:
             stages: The names of all stages, in order.
         """
         self.checkpoints.delete_after(manifest.step)
-        # The results of a stage that the checkpoint ends are kept; `last` counts as 1.
+        # A stage that the checkpoint ends keeps its results; `last` counts as 1.
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
             subjects = [name, *list_subjects_beside(name)]
             reward_files = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
@@ -227,9 +227,7 @@ class CheckpointLog:
             result_files = [f"{subject}.{suffix}" for subject in subjects for suffix in ("json", "npz")]
             for file in (*reward_files, *result_files):
                 (self._run.results / file).unlink(missing_ok=True)
-        for name in stages[stages.index(manifest.stage) :]:
-            if not (name == manifest.stage and manifest.last):
-                ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
+            ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
         self.journal.close()
         cut_journal(self._run.journal, manifest.journal)
         self.journal = Journal(self._run.journal)
