@@ -2,8 +2,8 @@
 
 Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and
 the leaves below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), 12 bytes
-per item plus 8 to 12 bytes per inner node, all of it in mapped files. There is no [nodes, K] table of children:
-`find_children` computes its rows for a batch of nodes. A catalogue of fewer items (in stock, one category) is
+per item plus 8 to 12 bytes per inner node, all of it in mapped files. No [nodes, K] table of children is stored:
+`find_children` computes the rows that a batch of nodes needs. A smaller catalogue (in stock, one category) is
 `Trie.build(sids, codes, items=...)` over the same dense item index.
 """
 
@@ -23,21 +23,24 @@ from nonet.atomic import write_whole
 from nonet.errors import DataError
 
 FORMAT = 2
-_READABLE_FORMATS = (1, 2)  # format 1 has int64 arrays and no files of `below`
+_READABLE_FORMATS = (1, 2)  # format 1 has int64 arrays and no first_leaf-*.npy files
 
-# Shapes: I items, L levels, K_l codes of level l, n_l nodes of level l (n_0 = 1, the root; n_L = leaves).
+# Shapes: I items, L levels, K_l codes of level l, n_l nodes of level l (n_0 = 1, the root; n_L = leaves), M nodes of one
+# level, C children of these.
 
 
 class Trie:
     """The semantic IDs of one catalogue version, which are the paths from the root to the leaves.
 
-    codes         K of every level, the collision level included
-    first_child   per level l: [n_l + 1] int32; children of node p are nodes first_child[p] ..
-                  first_child[p + 1] - 1 of level l + 1
-    code          per level l: [n_{l+1}] int32, the code that leads to each node; ascending inside a parent
-    item_of_leaf  [n_L] int32 dense item index;  leaf_of_item [I] int32, -1 for items outside the catalogue
-    below         per level l < L - 1: [n_l + 1] int32, the result of `get_first_leaf`; None to compute them
-    version       hash of the content: equal catalogues have equal versions
+    Attributes:
+        codes: Number of codes K of every level, the collision level included.
+        first_child: Per level l < L: [n_l + 1] int32; the children of node p are nodes first_child[p] ..
+            first_child[p + 1] - 1 of level l + 1.
+        code: Per level l < L: [n_{l+1}] int32, the code that leads from the parent to each node of level l + 1; ascending
+            inside a parent.
+        item_of_leaf: [n_L] int32, the dense item index of each leaf.
+        leaf_of_item: [I] int32, the leaf of each item; -1 for items outside the catalogue.
+        version: Hash of the content: equal catalogues have equal versions.
     """
 
     def __init__(
@@ -48,12 +51,13 @@ class Trie:
         item_of_leaf: np.ndarray,
         leaf_of_item: np.ndarray,
         version: str = "",
-        below: Sequence[np.ndarray] | None = None,
+        first_leaf: Sequence[np.ndarray] | None = None,
     ):
+        """Wrap the arrays; `first_leaf` is `get_first_leaf` of every level < L - 1, computed here if it is None."""
         self.codes = tuple(int(k) for k in codes)
         self.first_child, self.code = list(first_child), list(code)
         self.item_of_leaf, self.leaf_of_item = item_of_leaf, leaf_of_item
-        self._below = list(below) if below is not None else self._build_first_leaf()
+        self._first_leaf = list(first_leaf) if first_leaf is not None else self._build_first_leaf()
         self.version = version or self._hash(FORMAT)
         self._tensors: dict[tuple[str, int, str], Tensor] = {}
 
@@ -82,33 +86,34 @@ class Trie:
         """Build the trie of SIDs [I, L] in dense index order; `items` (dense indices) restricts the catalogue to these."""
         sids = np.asarray(sids)
         _check_sids(sids, codes)
-        chosen = np.arange(len(sids)) if items is None else _check_items(items, len(sids))
-        order = chosen[np.lexsort(sids[chosen].T[::-1])]
-        ordered = sids[order]
-        _refuse_duplicates(ordered, order)
-        first_child, code = _build_levels(ordered)
+        catalogue_items = np.arange(len(sids)) if items is None else _check_items(items, len(sids))
+        items_in_sid_order = catalogue_items[np.lexsort(sids[catalogue_items].T[::-1])]
+        sorted_sids = sids[items_in_sid_order]
+        _refuse_duplicates(sorted_sids, items_in_sid_order)
+        first_child, code = _build_levels(sorted_sids)
         leaf_of_item = np.full(len(sids), -1, np.int32)
-        leaf_of_item[order] = np.arange(len(order), dtype=np.int32)
-        return cls(codes, first_child, code, order.astype(np.int32), leaf_of_item)
+        leaf_of_item[items_in_sid_order] = np.arange(len(items_in_sid_order), dtype=np.int32)
+        return cls(codes, first_child, code, items_in_sid_order.astype(np.int32), leaf_of_item)
 
     def get_first_leaf(self, level: int) -> np.ndarray:
         """Return the first leaf below each node of a level, [n_level + 1] int32.
 
         The leaves below node p are first_leaf[p] .. first_leaf[p + 1] - 1. For the last level, whose nodes are the leaves, the
-        array is created on each call; `find_nodes` and `count_leaves` do not need it.
+        array is created on each call.
         """
         if level == self.levels:
             return np.arange(self.n_leaves + 1, dtype=np.int32)
-        return self.first_child[level] if level == self.levels - 1 else self._below[level]
+        # Children of the last inner level are the leaves themselves.
+        return self.first_child[level] if level == self.levels - 1 else self._first_leaf[level]
 
     def find_nodes(self, level: int, leaf: Tensor) -> Tensor:
-        """Return the node of a level on the path to each leaf, int64."""
+        """Return the node of `level` on the path from the root to each leaf, int64."""
         if level == self.levels:
             return leaf.long()
         return _find_range(self.get_tensor("first_leaf", level, leaf.device), leaf)
 
     def count_leaves(self, level: int, node: Tensor) -> Tensor:
-        """Count the leaves below each node of a level, int64."""
+        """Count the leaves below each node of `level`, int64."""
         if level == self.levels:
             return torch.ones_like(node, dtype=torch.int64)
         first_leaf = self.get_tensor("first_leaf", level, node.device)
@@ -119,11 +124,11 @@ class Trie:
         return _find_range(self.get_tensor("first_child", level, child.device), child)
 
     def _build_first_leaf(self) -> list[np.ndarray]:
-        """Compute the first leaf below each node, for all levels but the last two."""
-        below = [self.first_child[-1]]
-        for first in reversed(self.first_child[:-1]):
-            below.append(below[-1][first])
-        return below[:0:-1]
+        """Compute `get_first_leaf` of every level but the last two, whose arrays need no computation."""
+        first_leaf_from_bottom = [self.first_child[-1]]
+        for first_child in reversed(self.first_child[:-1]):
+            first_leaf_from_bottom.append(first_leaf_from_bottom[-1][first_child])
+        return first_leaf_from_bottom[:0:-1]  # from the root down, without level L - 1
 
     def get_tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
         """Return an array of the trie as a tensor on `device`, cached.
@@ -147,22 +152,24 @@ class Trie:
             For each child, [C] int64 each: the row of its parent in `nodes_M`, its code, and its node number at level + 1.
         """
         first_child = self.get_tensor("first_child", level, nodes_M.device)
-        start = first_child[nodes_M].long()
-        count = first_child[nodes_M + 1] - start
-        row = torch.repeat_interleave(count)
-        child = torch.arange(len(row), device=nodes_M.device) + (start - (count.cumsum(0) - count))[row]
-        return row, self.get_tensor("code", level, nodes_M.device)[child].long(), child
+        first_child_M = first_child[nodes_M].long()
+        n_children_M = first_child[nodes_M + 1] - first_child_M
+        row_C = torch.repeat_interleave(n_children_M)
+        # The children are listed node by node, each node's from this row of the output on.
+        first_row_M = n_children_M.cumsum(0) - n_children_M
+        child_C = torch.arange(len(row_C), device=nodes_M.device) + (first_child_M - first_row_M)[row_C]
+        return row_C, self.get_tensor("code", level, nodes_M.device)[child_C].long(), child_C
 
     def decode_prefixes(self, level: int, nodes_M: Tensor) -> Tensor:
-        """Return the codes [M, level] int64 on the paths from the root to nodes of a level."""
+        """Return the codes [M, level] int64 on the path from the root to each node `nodes_M` of `level`."""
         codes = []
-        for above in range(level - 1, -1, -1):
-            codes.append(self.get_tensor("code", above, nodes_M.device)[nodes_M].long())
-            nodes_M = self.find_parents(above, nodes_M)
+        for parent_level in range(level - 1, -1, -1):
+            codes.append(self.get_tensor("code", parent_level, nodes_M.device)[nodes_M].long())
+            nodes_M = self.find_parents(parent_level, nodes_M)
         return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
 
     def find_children(self, level: int, nodes: Tensor) -> Tensor:
-        """Return the children of nodes by code, [..., K] node numbers at level + 1; -1 where no child has the code.
+        """Return the child of each node for every code, [..., K] int64 node numbers of level + 1; -1 where no child has the code.
 
         Args:
             level: Level of the nodes.
@@ -170,17 +177,17 @@ class Trie:
         """
         width = self.codes[level]
         flat = nodes.reshape(-1)
-        row, code, child = self.list_children(level, flat)
+        row_C, code_C, child_C = self.list_children(level, flat)
         out = torch.full((len(flat) * width,), -1, dtype=torch.int64, device=nodes.device)
-        out[row * width + code] = child
+        out[row_C * width + code_C] = child_C
         return out.view(*nodes.shape, width)
 
     def save(self, folder: str | Path) -> None:
         """Write the arrays as .npy files, then meta.json; `load` rejects a folder without meta.json as incomplete."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        below = {f"first_leaf-{level}": array for level, array in enumerate(self._below)}
-        for name, array in (self._list_arrays() | below).items():
+        first_leaf_files = {f"first_leaf-{level}": array for level, array in enumerate(self._first_leaf)}
+        for name, array in (self._list_arrays() | first_leaf_files).items():
             np.save(folder / f"{name}.npy", array)
         meta = {"format": FORMAT, "codes": list(self.codes), "n_items": self.n_items, "version": self.version}
         write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
@@ -205,9 +212,9 @@ class Trie:
             [map_array(f"first_child-{n}") for n in levels],
             [map_array(f"code-{n}") for n in levels],
         )
-        items = map_array("item_of_leaf"), map_array("leaf_of_item")
-        below = [map_array(f"first_leaf-{n}") for n in levels[:-1]] if meta["format"] > 1 else None
-        trie = cls(meta["codes"], first_child, code, *items, meta["version"], below)
+        item_maps = map_array("item_of_leaf"), map_array("leaf_of_item")
+        first_leaf = [map_array(f"first_leaf-{n}") for n in levels[:-1]] if meta["format"] > 1 else None
+        trie = cls(meta["codes"], first_child, code, *item_maps, meta["version"], first_leaf)
         trie._check_sizes(folder, meta["n_items"])
         if verify and trie._hash(meta["format"]) != trie.version:
             raise DataError(
@@ -218,6 +225,7 @@ class Trie:
     def _check_sizes(self, folder: Path, n_items: int) -> None:
         """Check that the sizes of the loaded arrays match one another and the number of items."""
         parents, children = self.n_nodes[:-1], self.n_nodes[1:]
+        # The last entry of a level's first_child is the number of its children.
         consistent = all(
             len(first) == n + 1 and int(first[-1]) == m
             for first, n, m in zip(self.first_child, parents, children, strict=True)
@@ -228,11 +236,13 @@ class Trie:
             )
 
     def _list_arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays that are saved and hashed in every format, by file name without suffix."""
         files = {f"first_child-{level}": array for level, array in enumerate(self.first_child)}
         files |= {f"code-{level}": array for level, array in enumerate(self.code)}
         return files | {"item_of_leaf": self.item_of_leaf, "leaf_of_item": self.leaf_of_item}
 
     def _hash(self, file_format: int) -> str:
+        """Return the version: a hash of the format number, the codes and the arrays."""
         digest = hashlib.sha256(json.dumps([file_format, self.codes]).encode())
         for name, array in self._list_arrays().items():
             digest.update(f"{name}:{len(array)};".encode())
@@ -243,33 +253,34 @@ class Trie:
         return self.__dict__ | {"_tensors": {}}  # cached tensors are not pickled, only arrays
 
 
-def _find_range(range_starts: Tensor, value: Tensor) -> Tensor:
+def _find_range(range_starts: Tensor, values: Tensor) -> Tensor:
     """Return the index p of the range [range_starts[p], range_starts[p + 1]) that contains each value, int64."""
-    return torch.searchsorted(range_starts, value.to(range_starts.dtype).contiguous(), right=True) - 1
+    return torch.searchsorted(range_starts, values.to(range_starts.dtype).contiguous(), right=True) - 1
 
 
-def _build_levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _build_levels(sorted_sids: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Build the CSR arrays of distinct SIDs [n, L] in lexicographic order."""
-    is_first = np.zeros(
-        len(ordered), bool
-    )  # whether a row is the first with its prefix, so the first below a node
+    # Whether a row is the first with its prefix of this level, so the first row below a node.
+    is_first = np.zeros(len(sorted_sids), bool)
     is_first[0] = True
-    node = np.zeros(len(ordered), np.int64)
+    node_of_row = np.zeros(len(sorted_sids), np.int64)
     first_child, code = [], []
-    for column in ordered.T:
-        parents = int(node[-1]) + 1
+    for column in sorted_sids.T:
+        n_parents = int(node_of_row[-1]) + 1
         is_first = is_first.copy()
         is_first[1:] |= column[1:] != column[:-1]
         first_child.append(
-            np.concatenate([[0], np.cumsum(np.bincount(node[is_first], minlength=parents))]).astype(np.int32)
+            np.concatenate([[0], np.cumsum(np.bincount(node_of_row[is_first], minlength=n_parents))]).astype(
+                np.int32
+            )
         )
         code.append(column[is_first].astype(np.int32))
-        node = np.cumsum(is_first) - 1
+        node_of_row = np.cumsum(is_first) - 1
     return first_child, code
 
 
 def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
-    """Check shape and range of semantic ids."""
+    """Raise DataError if semantic IDs are not integers [items, levels] within the codes of their level."""
     if sids.ndim != 2 or sids.dtype.kind not in "iu" or sids.shape[1] != len(codes) or not len(codes):
         raise DataError(
             f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; they must be integers [items, {len(codes)}]."
@@ -277,33 +288,34 @@ def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
     if not len(sids):
         raise DataError("catalogue: there are no items. Give at least one item with a SID.")
     for level, (column, size) in enumerate(zip(sids.T, codes, strict=True)):
-        wrong = np.flatnonzero((column < 0) | (column >= size))
-        if len(wrong):
+        bad_items = np.flatnonzero((column < 0) | (column >= size))
+        if len(bad_items):
             raise DataError(
-                f"catalogue: {len(wrong)} items have a code outside 0..{size - 1} on level {level}; "
-                f"the first is item {wrong[0]} with {column[wrong[0]]}. Check the tokenizer's `codes`."
+                f"catalogue: {len(bad_items)} items have a code outside 0..{size - 1} on level {level}; "
+                f"the first is item {bad_items[0]} with {column[bad_items[0]]}. Check the tokenizer's `codes`."
             )
 
 
 def _check_items(items: np.ndarray, n_items: int) -> np.ndarray:
-    """Return the distinct items of a restriction in order, and check that they exist."""
-    chosen = np.unique(np.asarray(items, np.int64))
-    if not len(chosen):
+    """Return the distinct `items` in ascending order; raise DataError if there are none or one does not exist."""
+    distinct_items = np.unique(np.asarray(items, np.int64))
+    if not len(distinct_items):
         raise DataError("catalogue: it was restricted to no items. Give at least one item.")
-    if chosen[0] < 0 or chosen[-1] >= n_items:
-        wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
-        raise DataError(f"catalogue: it was restricted to item {wrong}, but items are 0..{n_items - 1}.")
-    return chosen
+    if distinct_items[0] < 0 or distinct_items[-1] >= n_items:
+        bad_item = distinct_items[0] if distinct_items[0] < 0 else distinct_items[-1]
+        raise DataError(f"catalogue: it was restricted to item {bad_item}, but items are 0..{n_items - 1}.")
+    return distinct_items
 
 
-def _refuse_duplicates(ordered: np.ndarray, items: np.ndarray) -> None:
-    """Raise DataError if two items share a semantic id."""
-    same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(1))
-    if len(same):
-        sid = tuple(int(c) for c in ordered[same[0]])
+def _refuse_duplicates(sorted_sids: np.ndarray, items_in_sid_order: np.ndarray) -> None:
+    """Raise DataError if two items have the same semantic ID; row r of `sorted_sids` is that of `items_in_sid_order[r]`."""
+    duplicate_rows = np.flatnonzero((sorted_sids[1:] == sorted_sids[:-1]).all(1))
+    if len(duplicate_rows):
+        sid = tuple(int(c) for c in sorted_sids[duplicate_rows[0]])
+        first, second = items_in_sid_order[duplicate_rows[0] :][:2]
         raise DataError(
-            f"catalogue: {len(same)} items share a SID with another one; items {items[same[0]]} and "
-            f"{items[same[0] + 1]} are both {sid}. Add a collision level to the tokenizer."
+            f"catalogue: {len(duplicate_rows)} items share a SID with another one; items {first} and "
+            f"{second} are both {sid}. Add a collision level to the tokenizer."
         )
 
 

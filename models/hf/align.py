@@ -15,34 +15,34 @@ from torch.nn import functional
 
 from nonet.models.hf.text import check_words, encode_text, read_tokenizer
 
-# Shapes: n items, S positions, P words of a text, L levels, D width, V words of the vocabulary.
-_WORDS = 48  # Maximum number of words of a text.
+# Shapes: n items, l = L + 1 positions of an item (START and its codes), S positions, P words of a text, L levels, D width, V
+# words of the vocabulary.
+_MAX_WORDS = 48  # Longer texts are cut; "words" are the text tokens of the backbone.
 
 
 def compute_alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
-    """Compute the loss of n items in nats: of their codes given their words, and per word of their words given their codes.
+    """Compute the alignment loss of n items in nats, summed over items.
+
+    The loss of an item is that of its codes given its words, plus the mean loss per word of its words given its codes.
 
     Args:
         model: The recommender.
         sid_nL: Semantic ids of the items.
         texts: Text of each item.
-
-    Returns:
-        The sum over the items.
     """
     if model.tokenizer is None:
         model.tokenizer = read_tokenizer(model.options, "a stage of use: align")
-    words = [list(encode_text(model.tokenizer, text))[:_WORDS] or [0] for text in texts]
-    check_words(model.tokenizer, model.backbone.words, [max(each) for each in words])
+    word_ids = [list(encode_text(model.tokenizer, text))[:_MAX_WORDS] or [0] for text in texts]
+    check_words(model.tokenizer, model.backbone.words, [max(ids) for ids in word_ids])
     device = sid_nL.device
-    counts_n = torch.tensor([len(each) for each in words], device=device)
-    most = int(counts_n.max())
-    word_nP = torch.zeros(len(words), most, dtype=torch.int64)
-    for row, each in enumerate(words):
-        word_nP[row, : len(each)] = torch.tensor(each)
+    counts_n = torch.tensor([len(ids) for ids in word_ids], device=device)
+    max_words = int(counts_n.max())
+    word_nP = torch.zeros(len(word_ids), max_words, dtype=torch.int64)
+    for row, ids in enumerate(word_ids):
+        word_nP[row, : len(ids)] = torch.tensor(ids)
     word_nP = word_nP.to(device)
     text_nPD = model.backbone.embed(word_nP).to(model.start.dtype)
-    code_nLD, start_n1D = model.embed_codes(sid_nL), model.start.expand(len(words), 1, -1)
+    code_nLD, start_n1D = model.embed_codes(sid_nL), model.start.expand(len(word_ids), 1, -1)
     return _compute_code_loss(
         model, text_nPD, counts_n, torch.cat([start_n1D, code_nLD], 1), sid_nL
     ) + _compute_word_loss(model, text_nPD, counts_n, torch.cat([start_n1D, code_nLD], 1), word_nP)
@@ -51,18 +51,24 @@ def compute_alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> 
 def _compute_code_loss(
     model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, sid_nL: Tensor
 ) -> Tensor:
-    """Compute the loss of the codes given the words. Texts differ in length, so each item follows directly after its text."""
-    at_nl = counts_n[:, None] + torch.arange(item_nlD.shape[1], device=counts_n.device)
-    room = functional.pad(text_nPD, (0, 0, 0, item_nlD.shape[1]))
-    x_nSD = room.scatter(1, at_nl[..., None].expand(-1, -1, room.shape[-1]), item_nlD.to(room.dtype))
+    """Compute the loss of the codes given the words, summed over items, in nats; each item directly follows its text."""
+    item_position_nl = counts_n[:, None] + torch.arange(item_nlD.shape[1], device=counts_n.device)
+    padded_text_nSD = functional.pad(text_nPD, (0, 0, 0, item_nlD.shape[1]))
+    x_nSD = padded_text_nSD.scatter(
+        1,
+        item_position_nl[..., None].expand(-1, -1, padded_text_nSD.shape[-1]),
+        item_nlD.to(padded_text_nSD.dtype),
+    )
     state_nSD = model.backbone.read(x_nSD)
-    total = state_nSD.new_zeros(())
+    loss = state_nSD.new_zeros(())
     for level in range(model.levels):
-        state_nD = state_nSD[torch.arange(len(at_nl), device=at_nl.device), at_nl[:, level]]
-        total = total + functional.cross_entropy(
+        state_nD = state_nSD[
+            torch.arange(len(item_position_nl), device=item_position_nl.device), item_position_nl[:, level]
+        ]
+        loss = loss + functional.cross_entropy(
             model.compute_code_logits(state_nD, level), sid_nL[:, level], reduction="sum"
         )
-    return total
+    return loss
 
 
 def _compute_word_loss(
@@ -74,5 +80,5 @@ def _compute_word_loss(
     nats_nP = functional.cross_entropy(
         model.backbone.compute_word_logits(state_nPD).flatten(0, 1), word_nP.flatten(), reduction="none"
     ).view_as(word_nP)
-    there_nP = torch.arange(word_nP.shape[1], device=counts_n.device) < counts_n[:, None]
-    return ((nats_nP * there_nP).sum(1) / counts_n).sum()
+    is_word_nP = torch.arange(word_nP.shape[1], device=counts_n.device) < counts_n[:, None]
+    return ((nats_nP * is_word_nP).sum(1) / counts_n).sum()

@@ -22,14 +22,15 @@ from nonet.errors import ConfigError
 from nonet.models.hf.config import get_text_config, read_config
 
 # Shapes: B sequences, S positions, Q queries, D width, V words, N = S + Q keys, G key heads, E width per head.
+# attn_implementation of transformers, by the option `attention`.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
-_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Names of the soft cap in configs.
+_CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")  # Names of the soft cap in configs.
 _NO_CAP = 1e30  # Some configs do not accept None; tanh(x / 1e30) * 1e30 is x.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
-    """Create the complete language model, with weights from `path` or drawn from the seed.
+    """Create the complete language model, with weights from `path`, or drawn from `seed` for a `config`.
 
     All random draws during construction use the seed, so two processes that load one folder have bitwise equal models.
 
@@ -54,16 +55,16 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
         if options.get("path"):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                loaded_pair: Any = AutoModelForCausalLM.from_pretrained(
+                model_and_report: Any = AutoModelForCausalLM.from_pretrained(
                     options["path"],
                     config=config,
                     local_files_only=True,
                     output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # _check_loaded lists all of them.
+                    ignore_mismatched_sizes=True,  # _check_loaded raises an error that lists all of them.
                     **load_options,
                 )
-            model, loaded = loaded_pair
-            _check_loaded(model, loaded, options["path"])
+            model, load_report = model_and_report
+            _check_loaded(model, load_report, options["path"])
             return model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -71,33 +72,35 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     except ConfigError:
         raise
     except KeyError as error:
-        if error.args != (ATTENTIONS["uni"],):
+        if error.args != (ATTENTIONS["uni"],):  # Models with a table of their own look up the name in it.
             raise
         raise ConfigError(
             f"model.attention: uni: {config.model_type} has its own table of attention functions; remove the key attention"
         ) from error
     except Exception as error:  # Each model class raises its own exceptions.
         option = "path" if options.get("path") else "config"
-        line = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"model.{option}: transformers cannot build it: {type(error).__name__}: {line}"
+            f"model.{option}: transformers cannot build it: {type(error).__name__}: {message}"
         ) from error
 
 
-def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
+def _check_loaded(model: Any, load_report: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError if a folder's weights do not match its config.
 
     The output layer may be missing, because semantic ids have their own. Tied weights do not count as missing.
     """
-    out = model.get_output_embeddings()
-    output_names = {name for name, module in model.named_modules() if module is out}
-    missing = [name for name in sorted(loaded["missing_keys"]) if name.rpartition(".")[0] not in output_names]
+    output_layer = model.get_output_embeddings()
+    output_names = {name for name, module in model.named_modules() if module is output_layer}
+    missing = [
+        name for name in sorted(load_report["missing_keys"]) if name.rpartition(".")[0] not in output_names
+    ]
     mismatches = [
         (verb, [str(name[0] if isinstance(name, tuple) else name) for name in names])
         for verb, names in (
             ("lacks", missing),
-            ("has, although the config does not,", sorted(loaded["unexpected_keys"])),
-            ("has another shape than the config of", sorted(loaded["mismatched_keys"])),
+            ("has, although the config does not,", sorted(load_report["unexpected_keys"])),
+            ("has another shape than the config of", sorted(load_report["mismatched_keys"])),
         )
         if names
     ]
@@ -126,48 +129,55 @@ def hash_folder(path: str) -> str:
 
 
 class Backbone(nn.Module):
-    """A causal language model as the backbone of a recommender. Its word embeddings are frozen.
+    """A causal language model as the backbone of a recommender; its word embeddings and output layer are frozen.
 
     Attributes:
         width: Width D of the states.
         words: Number V of word embeddings.
         tied: Whether input and output embeddings are the same.
         scale: Factor that the model applies to its word embeddings.
+        bias: Whether the output layer has a bias.
+        std: Standard deviation of the word embeddings.
+        cap: Soft cap of logits, which `cap_logits` applies; None if the model has none.
+        output_layer: The frozen output layer of words; None if it is tied to the input embeddings.
+        model: The language model, whose output layer is replaced by the identity.
     """
 
     def __init__(self, model: Any):
         super().__init__()
         config = get_text_config(model.config)
-        out, table = model.get_output_embeddings(), model.get_input_embeddings()
-        if out is None or table is None:
+        output_layer, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        if output_layer is None or embeddings is None:
             raise ConfigError(
                 f"model: {model.config.model_type} has no input and output embeddings that semantic ids can be added to"
             )
-        self.tied = bool(getattr(config, "tie_word_embeddings", False)) or out.weight is table.weight
-        self.bias = getattr(out, "bias", None) is not None
-        self.width = int(table.weight.shape[1])
-        if out.weight.shape[1] != self.width:
+        self.tied = (
+            bool(getattr(config, "tie_word_embeddings", False)) or output_layer.weight is embeddings.weight
+        )
+        self.bias = getattr(output_layer, "bias", None) is not None
+        self.width = int(embeddings.weight.shape[1])
+        if output_layer.weight.shape[1] != self.width:
             raise ConfigError(
                 f"model: {model.config.model_type} has input embeddings of width {self.width} and output embeddings of width "
-                f"{out.weight.shape[1]}; semantic ids need equal widths"
+                f"{output_layer.weight.shape[1]}; semantic ids need equal widths"
             )
-        self.words = int(table.weight.shape[0])
-        self.std = float(table.weight.detach().float().std()) or 0.02
-        self.scale = float(getattr(table, "embed_scale", 1.0))
+        self.words = int(embeddings.weight.shape[0])
+        self.std = float(embeddings.weight.detach().float().std()) or 0.02  # all rows can be equal
+        self.scale = float(getattr(embeddings, "embed_scale", 1.0))
         self.cap = None
-        for name in _CAPS:
+        for name in _CAP_KEYS:
             if getattr(config, name, None):
                 self.cap = float(getattr(config, name))
                 setattr(config, name, _NO_CAP)
-        self.writes = None if self.tied else out
-        model.set_output_embeddings(_OutputPlaceholder(table.weight.dtype))
-        freeze(table)
-        if self.writes is not None:
-            freeze(self.writes)
+        self.output_layer = None if self.tied else output_layer
+        model.set_output_embeddings(_OutputPlaceholder(embeddings.weight.dtype))
+        freeze(embeddings)
+        if self.output_layer is not None:
+            freeze(self.output_layer)
         self.model = model
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
-        self._cache = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,12 +189,12 @@ class Backbone(nn.Module):
         return self.model.get_input_embeddings()(word_n)
 
     def read(self, x_BSD: Tensor) -> Tensor:
-        """Compute the states [B, S, D] of sequences that are padded at the end, where causal attention ignores the padding."""
+        """Compute the states [B, S, D] of sequences; they are padded at the end, so causal attention ignores the padding."""
         outputs = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
         return outputs.logits.float()
 
     def prefill(self, x_BSD: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Compute the states, and the keys and values [B, G, S, E] of every layer.
+        """Compute the states [B, S, D], and the keys and values [B, G, S, E] of every layer.
 
         Raises:
             AttributeError: A layer caches something other than keys and values.
@@ -192,14 +202,14 @@ class Backbone(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        cache_argument = {self._cache: cache}
+        cache_argument = {self._cache_argument: cache}
         out = self.model(
             inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **cache_argument
         )
         return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
     def compute_next_states(
-        self, x_BQD: Tensor, position_BQ: Tensor, visible_BQN: Tensor, kept: list[tuple[Tensor, Tensor]]
+        self, x_BQD: Tensor, position_BQ: Tensor, visible_BQN: Tensor, kv: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Compute the states of positions that follow cached ones.
 
@@ -207,7 +217,7 @@ class Backbone(nn.Module):
             x_BQD: Inputs of the positions.
             position_BQ: Their positions in the sequence.
             visible_BQN: Mask of the keys, of S cached and Q new positions, that each position attends to.
-            kept: Cached keys and values by layer.
+            kv: Keys and values of the S cached positions by layer.
 
         Returns:
             States [B, Q, D], and the keys and values of all N positions by layer.
@@ -215,8 +225,8 @@ class Backbone(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        for number, (keys, values) in enumerate(kept):
-            cache.update(keys, values, number)
+        for layer_index, (keys, values) in enumerate(kv):
+            cache.update(keys, values, layer_index)
         lowest = torch.finfo(self.dtype).min
         mask = torch.zeros(visible_BQN.shape, dtype=self.dtype, device=x_BQD.device).masked_fill_(
             ~visible_BQN, lowest
@@ -228,7 +238,7 @@ class Backbone(nn.Module):
             use_cache=True,
             return_dict=True,
             **position_ids,
-            **{self._cache: cache},
+            **{self._cache_argument: cache},
         )
         return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
@@ -238,15 +248,15 @@ class Backbone(nn.Module):
 
     def compute_word_logits(self, state: Tensor) -> Tensor:
         """Compute the logits [..., V] of words."""
-        rows: Any = self.model.get_input_embeddings() if self.writes is None else self.writes
-        bias = getattr(rows, "bias", None)
+        layer: Any = self.model.get_input_embeddings() if self.output_layer is None else self.output_layer
+        bias = getattr(layer, "bias", None)
         logits = nn.functional.linear(
-            state, rows.weight.to(state.dtype), None if bias is None else bias.to(state.dtype)
+            state, layer.weight.to(state.dtype), None if bias is None else bias.to(state.dtype)
         )
         return self.cap_logits(logits)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the weights of the linear layers between hidden states."""
+        """Return the weights of the linear layers, which Muon updates; the output layer is not among them."""
         return [
             m.weight
             for m in self.model.modules()
@@ -274,9 +284,9 @@ def check_uni(backbone: Backbone) -> None:
     try:
         backbone.read(torch.zeros(1, 4, backbone.width))
     except (TypeError, AttributeError, RuntimeError) as error:
-        line = " ".join(str(error).split())[:120]
+        message = " ".join(str(error).split())[:120]
         raise ConfigError(
-            f"model.attention: uni: {kind} processes attention masks itself ({line}); remove the key attention"
+            f"model.attention: uni: {kind} processes attention masks itself ({message}); remove the key attention"
         ) from error
     finally:
         register()
@@ -287,7 +297,7 @@ def check_uni(backbone: Backbone) -> None:
 
 
 class _OutputPlaceholder(nn.Identity):
-    """The identity in place of the output layer, with an empty weight, since some models read its dtype."""
+    """The identity in place of the output layer, with an empty weight, because some models read the dtype of the weight."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -295,11 +305,13 @@ class _OutputPlaceholder(nn.Identity):
 
 
 def freeze(module: nn.Module) -> None:
-    """Turn all parameters into non-persistent buffers, which no checkpoint contains; every process loads or draws them itself.
+    """Turn all parameters into non-persistent buffers, in place, so that no checkpoint contains them.
+
+    Every process loads or draws them itself.
 
     Optimizers apply weight decay to a parameter even if it has no gradient, but not to a buffer.
     """
-    for part in module.modules():
-        for name, weight in list(part.named_parameters(recurse=False)):
-            delattr(part, name)
-            part.register_buffer(name, weight.detach(), persistent=False)
+    for submodule in module.modules():
+        for name, weight in list(submodule.named_parameters(recurse=False)):
+            delattr(submodule, name)
+            submodule.register_buffer(name, weight.detach(), persistent=False)

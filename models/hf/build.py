@@ -17,10 +17,12 @@ from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import make_layout
 from nonet.plugins import load_heavy
 
-_SAME = 1e-3  # Tolerance of a cache in fp32, relative to the largest logit.
-# The same in reduced precision, in units of its epsilon: the largest difference, and the norm of all. A cache that a backbone
-# cannot use differs by more (MPT's by 29 and 20 units of bf16), rounding through 24 layers by less (7 and 6 units of fp16).
-_ROUNDED, _ROUNDED_NORM = 16, 8
+# Largest difference between logits with and without cache in fp32, relative to the largest logit.
+_FP32_TOLERANCE = 1e-3
+# The same in reduced precision, in units of its epsilon: for the largest difference, and for the norm of all differences.
+# A cache that a backbone cannot use differs by more (MPT's by 29 and 20 units of bf16), rounding through 24 layers by less
+# (7 and 6 units of fp16).
+_MAX_TOLERANCE_EPS, _NORM_TOLERANCE_EPS = 16, 8
 _log = logging.getLogger(__name__)
 
 
@@ -59,19 +61,19 @@ def build(
 
 @torch.no_grad()
 def choose_caching(model: HfRecommender) -> None:
-    """Use a key-value cache if steps with it give the same result as reading the whole sequence again.
+    """Set `model.caches`: whether steps with a key-value cache give the same logits as reading the whole sequence again.
 
     This is tested on two sequences, with the tolerance of the backbone's precision. Backbones with another kind of memory
     (state spaces, masks with biases by distance) read the whole sequence again, which is logged and explained in `no_cache`.
     """
     if model.levels < 2:
         return
-    was = model.training
+    was_training = model.training
     model.eval()
     try:
-        model.no_cache = _try_caching(model)
+        model.no_cache = _explain_no_caching(model)
     finally:
-        model.train(was)
+        model.train(was_training)
     model.caches = model.no_cache is None
     if model.no_cache:
         _log.warning(
@@ -81,31 +83,31 @@ def choose_caching(model: HfRecommender) -> None:
         )
 
 
-def _try_caching(model: HfRecommender) -> str | None:
-    """Return why the key-value cache cannot be used; None if it can."""
+def _explain_no_caching(model: HfRecommender) -> str | None:
+    """Return the reason why the key-value cache cannot be used; None if it can."""
     lengths = torch.tensor([model.layout.count_positions(2), model.layout.count_positions(1)])
     x = model.token.weight[torch.arange(2 * int(lengths[0])) % len(model.token.weight)].view(
         2, int(lengths[0]), -1
     )
-    codes = torch.zeros(2, 2, model.levels - 1, dtype=torch.int64)
-    codes[:, 1] = torch.tensor([size - 1 for size in model.codes[:-1]])
+    prefixes = torch.zeros(2, 2, model.levels - 1, dtype=torch.int64)
+    prefixes[:, 1] = torch.tensor([size - 1 for size in model.codes[:-1]])
     try:
-        _, kept = model.backbone.prefill(x)
-        cache = HfCache(x[:, -1], x, lengths, kept)
-        answers = [model.step(cache, codes, level) for level in range(1, model.levels)]
+        _, kv = model.backbone.prefill(x)
+        cache = HfCache(x[:, -1], x, lengths, kv)
+        cached_logits = [model.step(cache, prefixes, level) for level in range(1, model.levels)]
     except Exception as error:  # Architectures without such a cache raise various exceptions.
         return f"this backbone has no key-value cache that prefixes can continue ({type(error).__name__})"
     cache = HfCache(x[:, -1], x, lengths, None)
-    again = [model.step(cache, codes, level) for level in range(1, model.levels)]
-    pairs = list(zip(answers, again, strict=True))
-    most = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in pairs)
-    norm = max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in pairs)
+    uncached_logits = [model.step(cache, prefixes, level) for level in range(1, model.levels)]
+    pairs = list(zip(cached_logits, uncached_logits, strict=True))
+    max_difference = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in pairs)
+    norm_difference = max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in pairs)
     epsilon = torch.finfo(model.backbone.dtype).eps
-    exact = model.backbone.dtype == torch.float32
-    allowed = (_SAME, _SAME) if exact else (_ROUNDED * epsilon, _ROUNDED_NORM * epsilon)
-    if most <= allowed[0] and (exact or norm <= allowed[1]):
+    is_fp32 = model.backbone.dtype == torch.float32
+    max_tolerance = _FP32_TOLERANCE if is_fp32 else _MAX_TOLERANCE_EPS * epsilon
+    if max_difference <= max_tolerance and (is_fp32 or norm_difference <= _NORM_TOLERANCE_EPS * epsilon):
         return None
     return (
-        f"steps with the key-value cache differ by {most:.2g} of the largest logit from those without it "
-        f"(allowed in {model.backbone.dtype}: {allowed[0]:.2g})"
+        f"steps with the key-value cache differ by {max_difference:.2g} of the largest logit from those without it "
+        f"(allowed in {model.backbone.dtype}: {max_tolerance:.2g})"
     )

@@ -1,7 +1,7 @@
-"""Result of a prefill with a Hugging Face backbone: keys and values of a history, read once, whatever the number of beams.
+"""Result of a prefill with a Hugging Face backbone: keys and values of a history, computed once, whatever the number of beams.
 
-Steps only read it. What a step computed for its beams is stored next to it, so that the next level, whose beams continue those,
-computes one position per beam: nothing is copied when beams are reordered, a mask selects the keys of a beam's ancestors.
+The keys and values that a step computes for its beams are stored in `nodes`. The next level, whose beams continue these, then
+computes one position per beam. Nothing is copied when beams are reordered: a mask selects the keys of a beam's ancestors.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# Shapes: U prompts, S history positions, D width, G key heads, E width a head, W nodes of a level, l its depth.
+# Shapes: U prompts, S history positions, D width, G key heads, E width per head, W nodes of a level, l codes of a node, V nodes
+# of the level before.
 KeysValues = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
 class StepNodes:
-    """The nodes of one level that a step computed.
+    """The prefixes of one level (nodes) whose keys and values a step computed.
 
     Attributes:
         codes: Codes [U, W, l] of each node.
-        places: Positions [U, W, l] of the nodes' keys among all keys.
-        kept: Keys and values of the prompts and these nodes by layer.
+        key_positions: Indices [U, W, l] of the keys of each node's codes among all keys in `kv`.
+        kv: Keys and values by layer, those of the histories first, then those of the nodes.
     """
 
     codes: Tensor
-    places: Tensor
-    kept: KeysValues
+    key_positions: Tensor
+    kv: KeysValues
 
     def find_parents(self, codes_UWl: Tensor) -> Tensor | None:
-        """Return the node [U, W] that each of the next level's continues from; None if one of them was not computed."""
+        """Return the node [U, W] of which each prefix `codes_UWl` of the next level is a child; None if a parent is missing."""
         same_UWV = (codes_UWl[:, :, None, :-1] == self.codes[:, None]).all(-1)
         return same_UWV.int().argmax(-1) if bool(same_UWV.any(-1).all()) else None
 
@@ -40,25 +41,25 @@ class HfCache:
     """The cache of a batch of prompts.
 
     Attributes:
-        state: States [U, D] that predict the next item.
+        state: States [U, D] that predict the first code of the next item.
         x: Inputs [U, S, D] of the backbone.
         lengths: Number of positions [U] of each prompt.
-        kept: Keys and values [U, G, S, E] by layer; None for backbones with other caches.
+        kv: Keys and values [U, G, S, E] by layer; None for backbones with other caches.
         nodes: Nodes of the last step.
     """
 
     state: Tensor
     x: Tensor
     lengths: Tensor
-    kept: KeysValues | None
+    kv: KeysValues | None
     nodes: StepNodes | None = field(default=None, repr=False)
 
     def select_prompts(self, start: int, stop: int) -> HfCache:
         """Return the cache of the prompts [start, stop)."""
-        some = slice(start, stop)
-        most = int(self.lengths[some].max())
-        kept = self.kept and [(k[some, :, :most], v[some, :, :most]) for k, v in self.kept]
-        return HfCache(self.state[some], self.x[some, :most], self.lengths[some], kept)
+        prompts = slice(start, stop)
+        longest = int(self.lengths[prompts].max())
+        kv = self.kv and [(k[prompts, :, :longest], v[prompts, :, :longest]) for k, v in self.kv]
+        return HfCache(self.state[prompts], self.x[prompts, :longest], self.lengths[prompts], kv)
 
     def mask_history(self) -> Tensor:
         """Return a mask [U, S] of the keys of the history that are not padding."""

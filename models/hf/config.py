@@ -1,7 +1,7 @@
 """Reads the transformers config of a Hugging Face backbone from a scenario; every error is one line.
 
 `path` is a folder that `save_pretrained` wrote (config.json, safetensors, optionally a tokenizer). `config` has the same keys,
-and the weights are drawn. Nothing is downloaded: a folder is on this machine.
+and the weights are drawn. Nothing is downloaded: the folder must be on this machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
 FEW_WORDS = 16
-"""Default vocabulary size of a backbone from a config; without a tokenizer its rows are not used."""
+"""Default vocabulary size of a backbone from `model.config`: small, since its rows are not used without a tokenizer."""
 HISTORY = "{history}"
+"""Placeholder of the history in a prompt."""
 SIDS = "nonet.json"
-"""File of a folder that `nonet export` wrote: codes of its levels, and the first of their rows."""
+"""File that `nonet export` writes into a folder: the codes per level, and the first of their rows in the vocabulary."""
+# Set to None with the small default vocabulary, because the defaults of a model type can exceed it.
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -30,7 +32,7 @@ def check_installed() -> None:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path can be a folder on this machine."""
+    """Return whether a path can be a folder on this machine, because it is not a URL."""
     return "://" not in path
 
 
@@ -62,7 +64,7 @@ def read_folder_keys(path: str) -> dict[str, Any]:
         raise ConfigError(f"model.path: {path} is not a folder on this machine; copy the model here first")
     if not file.is_file():
         problem = (
-            join_names(sorted(each.name for each in Path(path).iterdir()))
+            join_names(sorted(entry.name for entry in Path(path).iterdir()))
             if Path(path).is_dir()
             else "no such folder"
         )
@@ -79,7 +81,7 @@ def read_folder_keys(path: str) -> dict[str, Any]:
 
 
 def _load_folder_config(path: str) -> Any:
-    """Load the config of a model folder."""
+    """Load the transformers config of a model folder."""
     keys = read_folder_keys(path)
     _check_model_type(keys["model_type"], "model.path")
     from transformers import AutoConfig
@@ -93,42 +95,55 @@ def _load_folder_config(path: str) -> Any:
 
 
 def _make_config(keys: dict[str, Any]) -> Any:
-    """Create a config from the keys of `model.config`."""
-    kind = keys.pop("model_type", None)
-    if not isinstance(kind, str):
+    """Create a transformers config from the keys of `model.config`."""
+    model_type = keys.pop("model_type", None)
+    if not isinstance(model_type, str):
         raise ConfigError(
             "model.config: the key model_type is missing; give it, e.g. {model_type: qwen3, hidden_size: 64, ...}"
         )
-    _check_model_type(kind, "model.config.model_type")
+    _check_model_type(model_type, "model.config.model_type")
     from transformers import AutoConfig
 
-    usual = AutoConfig.for_model(kind)
-    known = {*usual.to_dict(), *getattr(usual, "attribute_map", {}), "attn_implementation"}
+    default_config = AutoConfig.for_model(model_type)
+    known_keys = {
+        *default_config.to_dict(),
+        *getattr(default_config, "attribute_map", {}),
+        "attn_implementation",
+    }
     for key in keys:
-        if key not in known:
-            raise ConfigError(f"model.config.{key}: {kind} has no such key.{suggest_sentence(key, known)}")
+        if key not in known_keys:
+            raise ConfigError(
+                f"model.config.{key}: {model_type} has no such key.{suggest_sentence(key, known_keys)}"
+            )
     if "vocab_size" not in keys:
         keys = {"vocab_size": FEW_WORDS, **dict.fromkeys(_SPECIAL), **keys}
     try:
-        return AutoConfig.for_model(kind, **keys)
+        return AutoConfig.for_model(model_type, **keys)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"model.config: {kind} does not take these keys: {_format_error(error)}") from None
+        raise ConfigError(
+            f"model.config: {model_type} does not take these keys: {_format_error(error)}"
+        ) from None
     except Exception as error:  # Strict configs raise their own class, which is not a ValueError.
-        raise ConfigError(f"model.config: {kind} does not take these keys: {_format_error(error)}") from error
+        raise ConfigError(
+            f"model.config: {model_type} does not take these keys: {_format_error(error)}"
+        ) from error
 
 
-def _check_model_type(kind: str, where: str) -> None:
-    """Check that transformers has a causal language model of this type."""
+def _check_model_type(model_type: str, option: str) -> None:
+    """Raise ConfigError, which names `option`, if transformers has no causal language model of this type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-    if kind not in CONFIG_MAPPING_NAMES:
+    if model_type not in CONFIG_MAPPING_NAMES:
         raise ConfigError(
-            f"{where}: transformers knows no model_type {kind!r}.{suggest_sentence(kind, CAUSAL)}"
+            f"{option}: transformers knows no model_type {model_type!r}.{suggest_sentence(model_type, CAUSAL)}"
         )
-    if kind not in CAUSAL:
-        raise ConfigError(f"{where}: {kind} is not a causal language model.{suggest_sentence(kind, CAUSAL)}")
+    if model_type not in CAUSAL:
+        raise ConfigError(
+            f"{option}: {model_type} is not a causal language model.{suggest_sentence(model_type, CAUSAL)}"
+        )
 
 
 def _format_error(error: BaseException) -> str:
+    """Return the message of an error in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

@@ -1,7 +1,7 @@
 """Text encoders for item vectors: the last hidden states of a transformers model, pooled to one vector per text.
 
 `tokenizer: {vectors: [{use: hf, path: models/bge-small, columns: [title, categories]}, cooccurrence]}`. Texts of similar length
-share a batch of at most 64, and padding is masked, so a text's vector depends only on the text, up to rounding.
+share a batch, and padding is masked, so a text's vector depends only on the text, up to rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from nonet.models.hf.config import read_folder_keys
 from nonet.models.hf.text import read_tokenizer
 
 # Shapes: I texts, b texts of a batch, S tokens of the longest text in it, D width.
-_BATCH_SIZE, _MAX_TOKENS = 64, 256
+_BATCH_SIZE = 64  # Texts per batch.
+_MAX_TOKENS = 256  # Tokens per text; longer texts are cut.
 
 
 def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
@@ -57,14 +58,14 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
     token_ids = [
         tokenizer(text or " ", truncation=True, max_length=_MAX_TOKENS).input_ids or [0] for text in texts
     ]
-    order = sorted(range(len(token_ids)), key=lambda row: len(token_ids[row]))
-    out = np.empty((len(token_ids), int(model.config.get_text_config().hidden_size)), np.float32)
-    for start in range(0, len(order), _BATCH_SIZE):
-        rows = order[start : start + _BATCH_SIZE]
-        out[rows] = _pool_states(
+    rows_by_length = sorted(range(len(token_ids)), key=lambda row: len(token_ids[row]))
+    vectors = np.empty((len(token_ids), int(model.config.get_text_config().hidden_size)), np.float32)
+    for start in range(0, len(rows_by_length), _BATCH_SIZE):
+        rows = rows_by_length[start : start + _BATCH_SIZE]
+        vectors[rows] = _pool_states(
             model, [token_ids[row] for row in rows], str(options.get("pool", "mean"))
         ).numpy()
-    return out
+    return vectors
 
 
 def _pool_states(model: Any, token_ids: Sequence[Sequence[int]], pool: str) -> Tensor:

@@ -1,8 +1,8 @@
 """Export of an HF run as a folder that transformers loads: merged weights, codes as tokens, and the remaining weights.
 
 `AutoModelForCausalLM.from_pretrained(folder)` gives the backbone with START and the codes as rows after the words, in input and
-output embeddings; `nonet.json` holds their positions. The weights for event features besides codes (sparse rows, ratings, gaps)
-have no place in a language model: they are in `nonet.safetensors`, and a plain transformers model ignores them.
+output embeddings; `nonet.json` has the numbers of these rows. The weights for event features besides codes (sparse rows, ratings,
+gaps) have no place in a language model: they are in `nonet.safetensors`, which a plain transformers model ignores.
 """
 
 from __future__ import annotations
@@ -29,47 +29,48 @@ from nonet.models.hf.text import (
     read_tokenizer,
 )
 
-BESIDE = "nonet.safetensors"
+_OTHER_WEIGHTS = "nonet.safetensors"  # File of the weights that a language model has no place for.
 
 
 @torch.no_grad()
 def build_language_model(
-    model: HfRecommender, options: Mapping[str, Any], seed: int, first: int | None = None
+    model: HfRecommender, options: Mapping[str, Any], seed: int, start_row: int | None = None
 ) -> Any:
-    """Create the complete transformers model of a recommender.
+    """Create a transformers model with the weights of a recommender, LoRA merged, and rows for START and the codes.
 
     Args:
         model: The recommender.
         options: The options that it was built from.
         seed: The seed that it was built from.
-        first: Row of START in the vocabulary, followed by the codes of all levels; None for the first row after the words.
+        start_row: Row of START in the vocabulary, followed by the codes of all levels; None for the first row after the words.
     """
-    whole = build_causal_lm(dict(options) | {"attention": None}, seed)
-    learned = copy.deepcopy(model.backbone.model)
-    lora.merge(learned)
-    own = learned.state_dict()
-    missing, _ = whole.load_state_dict(own, strict=False)
-    buffers = {name: value for name, value in learned.named_buffers() if name in missing}
-    whole.load_state_dict(buffers, strict=False)  # Frozen weights are buffers in the recommender.
-    first = model.backbone.words if first is None else first
-    tokens = 1 + len(model.token.weight)
+    exported = build_causal_lm(dict(options) | {"attention": None}, seed)
+    merged = copy.deepcopy(model.backbone.model)
+    lora.merge(merged)
+    merged_state = merged.state_dict()
+    missing, _ = exported.load_state_dict(merged_state, strict=False)
+    buffers = {name: value for name, value in merged.named_buffers() if name in missing}
+    exported.load_state_dict(buffers, strict=False)  # Frozen weights are buffers in the recommender.
+    start_row = model.backbone.words if start_row is None else start_row
+    n_tokens = 1 + len(model.token.weight)
     tied, codes_tied = model.backbone.tied, model.out is None
-    whole.resize_token_embeddings(max(model.backbone.words, first + tokens), mean_resizing=False)
+    exported.resize_token_embeddings(max(model.backbone.words, start_row + n_tokens), mean_resizing=False)
     if tied and not codes_tied:
-        get_text_config(whole.config).tie_word_embeddings = whole.config.tie_word_embeddings = False
-        whole.get_output_embeddings().weight = nn.Parameter(whole.get_input_embeddings().weight.clone())
-    reads, writes = whole.get_input_embeddings(), whole.get_output_embeddings()
-    rows = slice(first + 1, first + tokens)
-    reads.weight[first] = (model.start / model.backbone.scale).to(reads.weight.dtype)
-    reads.weight[rows] = model.token.weight.to(reads.weight.dtype)
+        get_text_config(exported.config).tie_word_embeddings = exported.config.tie_word_embeddings = False
+        exported.get_output_embeddings().weight = nn.Parameter(exported.get_input_embeddings().weight.clone())
+    inputs, outputs = exported.get_input_embeddings(), exported.get_output_embeddings()
+    code_rows = slice(start_row + 1, start_row + n_tokens)
+    inputs.weight[start_row] = (model.start / model.backbone.scale).to(inputs.weight.dtype)
+    inputs.weight[code_rows] = model.token.weight.to(inputs.weight.dtype)
     if not tied or not codes_tied:
-        out = model.token if model.out is None else model.out
-        writes.weight[first] = 0
-        writes.weight[rows] = out.weight.to(writes.weight.dtype)  # type: ignore[operator]
-        if getattr(writes, "bias", None) is not None and model.out is not None and model.out.bias is not None:
-            writes.bias[rows] = model.out.bias.to(writes.bias.dtype)
-    whole.generation_config = type(whole.generation_config)()  # Defaults, without the backbone's settings.
-    return whole
+        code_layer = model.token if model.out is None else model.out
+        outputs.weight[start_row] = 0
+        outputs.weight[code_rows] = code_layer.weight.to(outputs.weight.dtype)  # type: ignore[operator]
+        code_bias = None if model.out is None else model.out.bias
+        if getattr(outputs, "bias", None) is not None and code_bias is not None:
+            outputs.bias[code_rows] = code_bias.to(outputs.bias.dtype)
+    exported.generation_config = type(exported.generation_config)()  # without the backbone's settings
+    return exported
 
 
 def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
     tokenizer = (
         read_tokenizer(options, "an export") if has_tokenizer(find_tokenizer_folder(options)) else None
     )
-    first = model.backbone.words
+    start_row = model.backbone.words
     if tokenizer is not None:
         names = [
             START_TOKEN,
@@ -96,50 +97,53 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
                 for code in range(size)
             ),
         ]
-        first = len(tokenizer)
+        start_row = len(tokenizer)
         if tokenizer.add_tokens(names) != len(names):
             raise ConfigError(
-                f"the tokenizer of {first} words already has some of the {len(names)} tokens for codes; use one without them"
+                f"the tokenizer of {start_row} words already has some of the {len(names)} tokens for codes; use one without them"
             )
         tokenizer.save_pretrained(folder)
-    build_language_model(model, options, seed, first).save_pretrained(folder)
-    beside = {
+    build_language_model(model, options, seed, start_row).save_pretrained(folder)
+    other_weights = {
         name: value.contiguous()
         for name, value in model.state_dict().items()
         if not name.startswith("backbone.") and name.partition(".")[0] not in ("token", "start", "out")
     }
-    save_file(beside, folder / BESIDE)
+    save_file(other_weights, folder / _OTHER_WEIGHTS)
     layout = {"head": list(model.layout.head), "lead": list(model.layout.lead)}
-    body = {
+    contents = {
         "codes": list(model.codes),
-        "start": first,
-        "first": first + 1,
+        "start": start_row,
+        "first": start_row + 1,
         **layout,
         "prompt": options.get("prompt"),
     }
-    (folder / SIDS).write_text(json.dumps(body, indent=1), encoding="utf-8")
-    return body
+    (folder / SIDS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
+    return contents
 
 
 def load_exported_rows(model: HfRecommender, folder: Path) -> None:
-    """Load the rows of START and the codes from the vocabulary of an exported folder.
+    """Copy the rows of START and the codes from the vocabulary of an exported folder into the recommender.
+
+    The backbone of `model` was loaded from this folder.
 
     Raises:
         ConfigError: The folder has other codes.
     """
-    body = json.loads((folder / SIDS).read_text(encoding="utf-8"))
-    if list(body["codes"]) != list(model.codes):
+    contents = json.loads((folder / SIDS).read_text(encoding="utf-8"))
+    if list(contents["codes"]) != list(model.codes):
         raise ConfigError(
-            f"model.path: {folder} was exported with codes {body['codes']} by level, this run has {list(model.codes)}, so the "
-            "vocabularies differ. Use the semantic ids of that run (tokenizer: {use: file}), or the original backbone"
+            f"model.path: {folder} was exported with codes {contents['codes']} by level, this run has {list(model.codes)}, so "
+            "the vocabularies differ. Use the semantic ids of that run (tokenizer: {use: file}), or the original backbone"
         )
-    first, tokens = int(body["first"]), len(model.token.weight)
+    first_row, n_codes = int(contents["first"]), len(model.token.weight)
     with torch.no_grad():
-        words = model.backbone.model.get_input_embeddings().weight
-        model.start.copy_(words[first - 1] * model.backbone.scale)
-        model.token.weight.copy_(words[first : first + tokens])
+        input_rows = model.backbone.model.get_input_embeddings().weight
+        model.start.copy_(input_rows[first_row - 1] * model.backbone.scale)
+        model.token.weight.copy_(input_rows[first_row : first_row + n_codes])
         if model.out is not None:
-            out = words if model.backbone.writes is None else model.backbone.writes.weight
-            model.out.weight.copy_(out[first : first + tokens])  # type: ignore[index]
-            if model.out.bias is not None and model.backbone.writes is not None:
-                model.out.bias.copy_(model.backbone.writes.bias[first : first + tokens])  # type: ignore[index]
+            output_layer = model.backbone.output_layer
+            output_rows = input_rows if output_layer is None else output_layer.weight
+            model.out.weight.copy_(output_rows[first_row : first_row + n_codes])  # type: ignore[index]
+            if model.out.bias is not None and output_layer is not None:
+                model.out.bias.copy_(output_layer.bias[first_row : first_row + n_codes])  # type: ignore[index]

@@ -50,11 +50,11 @@ class PromptLayout:
 
     def get_word_ids(self, events: int) -> Tensor:
         """Return the ids [S] of the text tokens of a sequence of `events` events; -1 at START and codes."""
-        event = [*self.lead, *[-1] * self.levels]
-        return torch.tensor([*self.head, -1, *event * events, *self.lead])
+        word_ids_of_event = [*self.lead, *[-1] * self.levels]
+        return torch.tensor([*self.head, -1, *word_ids_of_event * events, *self.lead])
 
     def locate_events(self, batch: SampleBatch) -> EventPositions:
-        """Return the positions of the events of a batch in its padded sequences."""
+        """Locate the events of a batch in its padded sequences."""
         offsets = batch.item.offsets
         counts_B = offsets.diff()
         sequence_N = torch.repeat_interleave(counts_B)
@@ -67,7 +67,7 @@ class PromptLayout:
 class EventPositions:
     """The positions of events in the padded sequences of a batch.
 
-    Positions are flat: those of sequence b begin at b * width.
+    All positions are flat: those of sequence b begin at b * width.
 
     Attributes:
         layout: Layout of the sequences.
@@ -92,13 +92,13 @@ class EventPositions:
         """Return the flat position [N] whose state predicts the first code of each event.
 
         Args:
-            ahead: How many events ahead to predict. 1 is the position directly before the event's codes; each further one is an
-                event earlier. The position is -1 where the sequence has no such event.
+            ahead: How many events ahead to predict. 1 is the position directly before the event's codes; each further one is one
+                event earlier. The position is -1 where the sequence begins later than that.
         """
         place_N = self.place - (ahead - 1)
         first_query = self.layout.start + len(self.layout.lead)
-        at_N = self.sequence * self.width + first_query + place_N * self.layout.stride
-        return at_N.masked_fill(place_N < 0, -1)
+        position_N = self.sequence * self.width + first_query + place_N * self.layout.stride
+        return position_N.masked_fill(place_N < 0, -1)
 
     def locate_codes(self) -> Tensor:
         """Return the flat positions [N, L] of the codes of each event."""
@@ -120,6 +120,6 @@ def bucket_time_gaps(batch: SampleBatch, events: EventPositions, buckets: int) -
     Bucket 0 is for the first event of a sequence, 1 for a gap of 0 s, and 2 + k for gaps of 2^k to 2^(k+1) s; the last bucket has
     all longer gaps.
     """
-    since_N = pad(batch.time.values.diff().clamp_min(0), (1, 0))[: len(events.place)]
-    bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(buckets - 3)
-    return bucket_N.masked_fill(since_N == 0, 1).masked_fill(events.place == 0, 0)
+    gap_N = pad(batch.time.values.diff().clamp_min(0), (1, 0))[: len(events.place)]
+    bucket_N = 2 + gap_N.clamp_min(1).double().log2().floor().long().clamp_max(buckets - 3)
+    return bucket_N.masked_fill(gap_N == 0, 1).masked_fill(events.place == 0, 0)

@@ -1,8 +1,9 @@
-"""HfRecommender: a Hugging Face backbone that generates semantic ids, code by code, as tokens of its own vocabulary.
+"""HfRecommender: a Hugging Face backbone that generates semantic ids, code by code, as tokens.
 
-After OneRec and MiniOneRec: an item is L tokens. Their rows are stored next to those of the words, and logits are computed for
-them alone, so a step costs K columns, not a whole vocabulary. The other features of an event (sparse rows, rating, type, time
-since the event before) are added to the embedding of its last code, which is never used to predict that same item.
+After OneRec and MiniOneRec: an item is L tokens. The embeddings of codes are separate from those of the backbone's words, and
+logits are computed for the K codes of a level only, not for the whole vocabulary. The other features of an event (sparse rows,
+rating, type, time since the event before) are added to the embedding of its last code, which is never used to predict that same
+item.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from nonet.plugins import load_heavy
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: B sequences, N events, S positions, T = B * S flat positions, M targets, U prompts, W nodes, L levels, K codes of a
-# level, D width.
-_MOST = 1024  # Maximum number of positions per prompt and pass of a step.
+# level, D width; in steps Q new positions and N = S + Q keys.
+_MAX_PASS_POSITIONS = 1024  # Maximum number of new positions per prompt in one pass of a step.
 
 
 class HfRecommender(nn.Module):
@@ -57,21 +58,20 @@ class HfRecommender(nn.Module):
         self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
         self.kind = nn.Embedding(TYPES, width)
         self.options: Mapping[str, Any] = {}
-        self.base_sha256: str | None = None  # Hash of the backbone's folder.
+        self.base_sha256: str | None = None  # Result of `hash_folder` for the backbone's folder.
         self.tokenizer: Any = None
-        self._first = [sum(self.codes[:level]) for level in range(self.levels)]
-        self.caches = True
-        self.no_cache: str | None = None  # Why the key-value cache is not used.
-        self.pass_size: tuple[float, float] | None = (
-            None  # Real positions and visible pairs of the current pass, for meters.
-        )
+        self._first_token = [sum(self.codes[:level]) for level in range(self.levels)]
+        self.caches = True  # Whether steps use a key-value cache.
+        self.no_cache: str | None = None  # Why they do not.
+        # For meters: numbers of positions and of attended pairs of positions in the current pass of the backbone.
+        self.pass_size: tuple[float, float] | None = None
         self.draw()
 
     @torch.no_grad()
     def draw(self) -> None:
-        """Initialise the weights: codes as large as words, event features at zero except the projections of rows."""
+        """Initialise the weights: codes and projections of rows with the words' deviation, other event features with zeros."""
         std = self.backbone.std
-        for weight in (self.token.weight, self.start, *(each.weight for each in self.row.values())):
+        for weight in (self.token.weight, self.start, *(linear.weight for linear in self.row.values())):
             nn.init.normal_(weight, std=std)  # type: ignore[arg-type]
         if self.out is not None:
             nn.init.normal_(self.out.weight, std=std)
@@ -81,7 +81,7 @@ class HfRecommender(nn.Module):
             nn.init.zeros_(table.weight)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the hidden matrices of the backbone."""
+        """Return the weights of the backbone's linear layers, which Muon updates."""
         return self.backbone.hidden_matrices()
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -95,26 +95,28 @@ class HfRecommender(nn.Module):
 
     @contextmanager
     def _declare_sizes(
-        self, lengths: Tensor, before: Tensor | None = None, chains: int = 1
+        self, new_B: Tensor, past_B: Tensor | None = None, n_chains: int = 1
     ) -> Iterator[None]:
-        """Set the numbers of real positions and visible pairs of a pass for meters; padding counts as neither.
+        """Set `pass_size` during a pass of the backbone; padding does not count.
+
+        Each sequence has `n_chains` independent chains of new positions, all after the same past ones.
 
         Args:
-            lengths: New positions of each sequence, or of each of its chains.
-            before: Positions [B] that each new one sees besides those of its own chain.
-            chains: Chains of each sequence.
+            new_B: New positions of each sequence, or of each of its chains.
+            past_B: Number of past positions [B], which every new position attends to; None for 0.
+            n_chains: Chains of each sequence.
         """
-        length = lengths.double()
-        seen = 0.0 if before is None else before.double() * length
-        pairs = chains * float((seen + length * (length + 1) / 2).sum())
-        self.pass_size = chains * float(length.sum()), pairs
+        n_new_B = new_B.double()
+        past_pairs = 0.0 if past_B is None else past_B.double() * n_new_B
+        pairs = n_chains * float((past_pairs + n_new_B * (n_new_B + 1) / 2).sum())
+        self.pass_size = n_chains * float(n_new_B.sum()), pairs
         try:
             yield
         finally:
             self.pass_size = None
 
     def targets(self, batch: SampleBatch) -> Tensor:
-        """Return the semantic ids of the batch's targets [M, L]."""
+        """Return the semantic ids [M, L] of the batch's targets, the events whose loss_mask is True."""
         return batch.sid[batch.loss_mask.values]
 
     def compute_alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
@@ -122,7 +124,7 @@ class HfRecommender(nn.Module):
         return load_heavy("nonet.models.hf.align:compute_alignment_loss")(self, sid_nL, texts)
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        """Return the positions [M] whose states predict the targets."""
+        """Return the position [M] of the state `ahead` events before each target; -1 where its sequence has none."""
         return self.layout.locate_events(batch).locate_queries(ahead)[batch.loss_mask.values]
 
     def teacher_forced_logits(
@@ -133,14 +135,16 @@ class HfRecommender(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Yield the logits of each level; a target follows its query in the batch, so the states after its codes exist already.
+        """Yield the logits [m, 1, K] of each level.
+
+        A target's codes follow its query in the batch, so `state_TD` contains the states after them.
 
         Args:
             batch: The batch.
             state_TD: States of all positions.
             position_MA: Position of each target's query.
             sid_ML: Semantic ids of the targets.
-            choices: Targets by level whose codes are predicted.
+            choices: For each level, the indices [m] of the targets to compute.
 
         Raises:
             ConfigError: A target has several queries.
@@ -160,55 +164,59 @@ class HfRecommender(nn.Module):
         """Run the backbone on the prompts and return their cache."""
         events = self.layout.locate_events(batch)
         x_BSD = self._embed_inputs(batch, rows, events)
-        kept = None
+        kv = None
         with self._declare_sizes(events.lengths):
             if self.caches:
-                state_BSD, kept = self.backbone.prefill(x_BSD)
+                state_BSD, kv = self.backbone.prefill(x_BSD)
             else:
                 state_BSD = self.backbone.read(x_BSD)
-        return HfCache(state_BSD.flatten(0, 1)[events.locate_ends()], x_BSD, events.lengths, kept)
+        return HfCache(state_BSD.flatten(0, 1)[events.locate_ends()], x_BSD, events.lengths, kv)
 
     def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         """Return the logits [U, W, K] of a level after prefixes of codes."""
         if not level:
-            nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
-            return self.compute_code_logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
+            n_nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
+            return self.compute_code_logits(cache.state, 0)[:, None].expand(-1, n_nodes, -1)
         prefix_UWl = (codes if isinstance(codes, Tensor) else torch.stack(list(codes), -1))[..., :level]
-        if cache.kept is None:
+        if cache.kv is None:
             return self.compute_code_logits(self._reread_histories(cache, prefix_UWl), level)
-        if (after := self._extend_newest(cache, prefix_UWl)) is not None:
-            return self.compute_code_logits(after, level)
-        few = max(1, _MOST // level)
-        parts = [
-            self._from_root(cache, part, keep=prefix_UWl.shape[1] <= few) for part in prefix_UWl.split(few, 1)
+        if (state_UWD := self._compute_from_parents(cache, prefix_UWl)) is not None:
+            return self.compute_code_logits(state_UWD, level)
+        max_nodes = max(1, _MAX_PASS_POSITIONS // level)
+        states = [
+            self._compute_from_history(cache, chunk_UWl, keep=prefix_UWl.shape[1] <= max_nodes)
+            for chunk_UWl in prefix_UWl.split(max_nodes, 1)
         ]
-        return self.compute_code_logits(torch.cat(parts, 1), level)
+        return self.compute_code_logits(torch.cat(states, 1), level)
 
-    def _from_root(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
-        """Compute states [U, W, D] after prefixes, each as a chain of its own after the history."""
+    def _compute_from_history(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
+        """Compute the states [U, W, D] after prefixes, each as a chain of its own after the history.
+
+        With `keep`, the keys and values of the prefixes are stored in `cache.nodes`, otherwise `cache.nodes` is cleared.
+        """
         users, width, level = prefix_UWl.shape
         device = cache.x.device
         chain = torch.arange(width * level, device=device) // level
         depth = torch.arange(width * level, device=device) % level
         own_QQ = (chain[:, None] == chain) & (depth[:, None] >= depth)
-        seen_UQN = torch.cat(
+        visible_UQN = torch.cat(
             [cache.mask_history()[:, None].expand(-1, len(chain), -1), own_QQ.expand(users, -1, -1)], 2
         )
-        place_UQ = cache.lengths[:, None] + depth
-        assert cache.kept is not None
+        position_UQ = cache.lengths[:, None] + depth
+        assert cache.kv is not None
         with self._declare_sizes(torch.full_like(cache.lengths, level), cache.lengths, width):
-            state_UQD, kept = self.backbone.compute_next_states(
-                self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
+            state_UQD, kv = self.backbone.compute_next_states(
+                self.embed_codes(prefix_UWl).flatten(1, 2), position_UQ, visible_UQN, cache.kv
             )
         history = cache.x.shape[1]
-        places = (history + torch.arange(width * level, device=device)).view(width, level)
-        cache.nodes = StepNodes(prefix_UWl, places.expand(users, -1, -1), kept) if keep else None
+        key_positions_Wl = (history + torch.arange(width * level, device=device)).view(width, level)
+        cache.nodes = StepNodes(prefix_UWl, key_positions_Wl.expand(users, -1, -1), kv) if keep else None
         return state_UQD.unflatten(1, (width, level))[:, :, -1]
 
-    def _extend_newest(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
-        """Compute states after prefixes that all continue nodes of the newest step, from their last codes alone.
+    def _compute_from_parents(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
+        """Compute the states [U, W, D] after prefixes from their last codes and `cache.nodes`, which is replaced by the prefixes.
 
-        Returns None if they do not continue these nodes.
+        Returns None if a prefix is not the child of a node in `cache.nodes`.
         """
         nodes = cache.nodes
         if nodes is None or nodes.codes.shape[-1] != prefix_UWl.shape[-1] - 1:
@@ -217,52 +225,54 @@ class HfRecommender(nn.Module):
         if parent_UW is None:
             return None
         users, width, level = prefix_UWl.shape
-        device, keys = cache.x.device, nodes.kept[0][0].shape[2]
-        above_UWl = nodes.places.gather(1, parent_UW[..., None].expand(-1, -1, level - 1))
-        own_W = keys + torch.arange(width, device=device)
-        seen_UWN = torch.zeros(users, width, keys + width, dtype=torch.bool, device=device)
-        seen_UWN[:, :, : cache.x.shape[1]] = cache.mask_history()[:, None]
-        places_UWl = torch.cat([above_UWl, own_W.expand(users, -1)[..., None]], -1)
-        seen_UWN.scatter_(2, places_UWl, True)
-        place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
+        device, n_keys = cache.x.device, nodes.kv[0][0].shape[2]
+        ancestor_keys_UWl = nodes.key_positions.gather(1, parent_UW[..., None].expand(-1, -1, level - 1))
+        new_key_W = n_keys + torch.arange(width, device=device)
+        visible_UWN = torch.zeros(users, width, n_keys + width, dtype=torch.bool, device=device)
+        visible_UWN[:, :, : cache.x.shape[1]] = cache.mask_history()[:, None]
+        key_positions_UWl = torch.cat([ancestor_keys_UWl, new_key_W.expand(users, -1)[..., None]], -1)
+        visible_UWN.scatter_(2, key_positions_UWl, True)
+        position_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
         x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
         with self._declare_sizes(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
-            state_UWD, kept = self.backbone.compute_next_states(x_UWD, place_UW, seen_UWN, nodes.kept)
-        cache.nodes = StepNodes(prefix_UWl, places_UWl, kept)
+            state_UWD, kv = self.backbone.compute_next_states(x_UWD, position_UW, visible_UWN, nodes.kv)
+        cache.nodes = StepNodes(prefix_UWl, key_positions_UWl, kv)
         return state_UWD
 
     def _reread_histories(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor:
-        """Compute states after prefixes by reading each history again: for backbones whose caches hold no keys and values."""
+        """Compute the states [U, W, D] after prefixes by reading each history again, for backbones with unusable caches."""
         users, width, level = prefix_UWl.shape
-        room = functional.pad(cache.x, (0, 0, 0, level))
-        at_l = cache.lengths[:, None] + torch.arange(level, device=room.device)
+        padded_UND = functional.pad(cache.x, (0, 0, 0, level))
+        position_Ul = cache.lengths[:, None] + torch.arange(level, device=padded_UND.device)
         states = []
-        for w in range(width):
-            index = at_l[..., None].expand(-1, -1, room.shape[-1])
-            x_USD = room.scatter(1, index, self.embed_codes(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
+        for node in range(width):
+            index = position_Ul[..., None].expand(-1, -1, padded_UND.shape[-1])
+            x_USD = padded_UND.scatter(
+                1, index, self.embed_codes(prefix_UWl[:, node : node + 1])[:, 0].to(padded_UND.dtype)
+            )
             with self._declare_sizes(cache.lengths + level):
                 state_USD = self.backbone.read(x_USD)
-            states.append(state_USD[torch.arange(users, device=room.device), at_l[:, -1]])
+            states.append(state_USD[torch.arange(users, device=padded_UND.device), position_Ul[:, -1]])
         return torch.stack(states, 1)
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
     def compute_code_logits(self, state: Tensor, level: int) -> Tensor:
         """Compute the logits [..., K] of a level's codes."""
-        part = slice(self._first[level], self._first[level] + self.codes[level])
+        rows_of_level = slice(self._first_token[level], self._first_token[level] + self.codes[level])
         if self.out is None:
-            return self.backbone.cap_logits(functional.linear(state, self.token.weight[part]))
-        bias = None if self.out.bias is None else self.out.bias[part]
-        return self.backbone.cap_logits(functional.linear(state, self.out.weight[part], bias))
+            return self.backbone.cap_logits(functional.linear(state, self.token.weight[rows_of_level]))
+        bias = None if self.out.bias is None else self.out.bias[rows_of_level]
+        return self.backbone.cap_logits(functional.linear(state, self.out.weight[rows_of_level], bias))
 
     def embed_codes(self, codes: Tensor, level: int = 0) -> Tensor:
         """Embed codes [..., l] of the levels from `level` on as input of the first layer, [..., l, D]."""
-        first = torch.tensor(self._first[level : level + codes.shape[-1]], device=codes.device)
-        return self.token(codes + first) * self.backbone.scale
+        first_token_l = torch.tensor(self._first_token[level : level + codes.shape[-1]], device=codes.device)
+        return self.token(codes + first_token_l) * self.backbone.scale
 
     def _embed_inputs(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions) -> Tensor:
         """Build the input of the backbone [B, S, D], padded at the end."""
-        sequences, width = len(batch.item), self.width
+        n_sequences, width = len(batch.item), self.width
         word_S = self.layout.get_word_ids(events.most).to(self.start.device)
         frame_SD = self.start.new_zeros(len(word_S), width)
         if bool((word_S >= 0).any()):
@@ -270,18 +280,18 @@ class HfRecommender(nn.Module):
             frame_SD = frame_SD.index_copy(
                 0, word_position, self.backbone.embed(word_S[word_position]).to(frame_SD.dtype)
             )
-        x_TD = frame_SD.expand(sequences, -1, -1).flatten(0, 1)
+        x_TD = frame_SD.expand(n_sequences, -1, -1).flatten(0, 1)
         event_ND, user_BD = self._embed_context(batch, rows, events)
         token_NLD = self.embed_codes(batch.sid)
         token_NLD = torch.cat([token_NLD[:, :-1], token_NLD[:, -1:] + event_ND[:, None]], 1)
         x_TD = x_TD.index_copy(0, events.locate_starts(), user_BD)
         x_TD = x_TD.index_copy(0, events.locate_codes().flatten(), token_NLD.flatten(0, 1))
-        return x_TD.unflatten(0, (sequences, -1))
+        return x_TD.unflatten(0, (n_sequences, -1))
 
     def _embed_context(
         self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions
     ) -> tuple[Tensor, Tensor]:
-        """Embed the features of every event besides its codes [N, D], and START of every sequence [B, D]."""
+        """Embed the features [N, D] of every event other than its codes, and START [B, D] of every sequence."""
         event_ND = self.gap(bucket_time_gaps(batch, events, GAPS)) + self.kind(
             batch.event.values.clamp(0, TYPES - 1)
         )

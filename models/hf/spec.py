@@ -20,9 +20,9 @@ from nonet.models.hf.config import HISTORY, SIDS, check_installed, get_text_conf
 from nonet.options import Positive, Rate, StrictModel
 from nonet.plugins import HERE, PluginFiles
 
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Parameters, layers, width, feed-forward width, key/value width, vocabulary: from each published config.json.
-_KNOWN = {
+_PUBLISHED = {
     "qwen3-0.6b": (0.596e9, 28, 1024, 3072, 1024, 151936),
     "qwen3-1.7b": (1.72e9, 28, 2048, 6144, 1024, 151936),
     "qwen3-4b": (4.02e9, 36, 2560, 9728, 1024, 151936),
@@ -37,10 +37,12 @@ class LoraOptions(StrictModel):
     """Options of low-rank adaptation."""
 
     rank: Positive = 8
-    alpha: Annotated[Rate, Field(description="what the difference is multiplied by, over the rank")] = 16.0
+    alpha: Annotated[
+        Rate, Field(description="the factor of the learned difference, before it is divided by the rank")
+    ] = 16.0
     targets: Annotated[
         list[str] | None,
-        Field(description="linear layers that learn, by the last part of their names; all by default"),
+        Field(description="linear layers that are adapted, by the last part of their names; all by default"),
     ] = None
 
 
@@ -61,30 +63,31 @@ class HfOptions(StrictModel):
     attention: Annotated[
         Literal["uni", "sdpa", "eager"] | None,
         Field(
-            description="attn_implementation: uni_attention, or what transformers has; by default it chooses"
+            description="attn_implementation: uni_attention or one of transformers' own, which chooses by default"
         ),
     ] = None
     tied: Annotated[
         bool | None,
         Field(
-            description="whether codes are read and written by the same rows; as the backbone's words by default"
+            description="whether input and output embeddings of codes are the same rows; by default as for words"
         ),
     ] = None
     lora: Annotated[
         LoraOptions | None,
         Field(
-            description="learn differences of low rank, {rank, alpha, targets}, and rows of semantic ids; all by default"
+            description="learn only low-rank differences, {rank, alpha, targets}, and the rows of semantic ids; all weights by "
+            "default"
         ),
     ] = None
     prompt: Annotated[
         str | None,
         Field(
-            description="words around a history, with {history} in it; what is behind it stands before every item"
+            description="text around a history, which contains {history} once; the text after it stands before every item"
         ),
     ] = None
-    tokenizer: Annotated[
-        str | None, Field(description="a folder that has the tokenizer, where `path` has none")
-    ] = None
+    tokenizer: Annotated[str | None, Field(description="a folder with the tokenizer, if `path` has none")] = (
+        None
+    )
 
     @field_validator("path", "tokenizer")
     @classmethod
@@ -148,8 +151,8 @@ class HfSpec(ModelSpec):
         from nonet.models.hf.text import make_layout
 
         _check_heads(config)
-        model = _build_meta_model(_freeze(options.get("config")), options.get("path"))
-        # The collision level is one more.
+        model = _build_meta_model(_to_hashable(options.get("config")), options.get("path"))
+        # The tokenizer appends a collision level to its own.
         levels = int(scenario.tokenizer.get_options().get("levels", 3)) + 1
         layout = make_layout(options, levels, int(config.vocab_size))
         _check_window(config, scenario.data.history, layout)
@@ -183,30 +186,31 @@ SPEC = HfSpec()
 def _check_heads(config: Any) -> None:
     """Check that the query heads are a multiple of the key-value heads."""
     heads = int(getattr(config, "num_attention_heads", None) or 1)
-    shared = int(getattr(config, "num_key_value_heads", None) or heads)
-    if heads % shared:
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % kv_heads:
         raise ConfigError(
-            f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}"
+            f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         )
 
 
 def _check_window(config: Any, history: int, layout: Any) -> None:
     """Check that the longest history fits the model's positions and attention window."""
-    positions = int(layout.count_positions(history + 1))
-    for name, used in (
+    needed_positions = int(layout.count_positions(history + 1))
+    for name, applies in (
         ("max_position_embeddings", True),
         ("sliding_window", getattr(config, "use_sliding_window", True)),
     ):
-        most = getattr(config, name, None)
-        if used and most and most < positions:
-            fit = int(most - layout.count_positions(0)) // layout.stride - 1
+        max_positions = getattr(config, name, None)
+        if applies and max_positions and max_positions < needed_positions:
+            events_that_fit = int(max_positions - layout.count_positions(0)) // layout.stride - 1
             raise ConfigError(
-                f"model: its {name} is {most}, and data.history: {history} makes sequences of {positions} "
-                f"positions ({layout.stride} an event); lower data.history to {max(1, fit)} or fewer"
+                f"model: its {name} is {max_positions}, and data.history: {history} makes sequences of {needed_positions} "
+                f"positions ({layout.stride} an event); lower data.history to {max(1, events_that_fit)} or fewer"
             )
 
 
 def _check_words(options: Options) -> None:
+    """Check that the names of semantic-ID tokens are new to the tokenizer, if its folder has no semantic IDs yet."""
     from nonet.models.hf.text import check_names, find_tokenizer_folder, has_tokenizer, read_tokenizer
 
     folder = find_tokenizer_folder(options)
@@ -215,61 +219,69 @@ def _check_words(options: Options) -> None:
 
 
 def _count_size(options: Options, around: ModelContext) -> ModelSize:
-    """Count the parameters of a model from its config."""
+    """Compute the size of a model from its config, with the rows of semantic IDs and LoRA's matrices."""
     config = get_text_config(read_config(options))
     layers, width = int(config.num_hidden_layers), int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head = int(getattr(config, "head_dim", None) or width // heads)
-    parameters, words, linears = _shape(_freeze(options.get("config")), options.get("path"))
-    rows = (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width
+    head_width = int(getattr(config, "head_dim", None) or width // heads)
+    backbone_parameters, word_parameters, linears = _count_parameters(
+        _to_hashable(options.get("config")), options.get("path")
+    )
+    sid_parameters = (
+        (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width
+    )
     lora = options.get("lora")
-    added = _count_lora_parameters(lora, linears) if lora else 0
+    lora_parameters = _count_lora_parameters(lora, linears) if lora else 0
     return ModelSize(
-        parameters=parameters + rows + added,
-        frozen=parameters if lora else words,
-        matrices=0 if lora else sum(out * into for _, out, into in linears),
+        parameters=backbone_parameters + sid_parameters + lora_parameters,
+        frozen=backbone_parameters if lora else word_parameters,
+        matrices=0 if lora else sum(n_out * n_in for _, n_out, n_in in linears),
         layers=layers,
         width=width,
         feed_forward=int(getattr(config, "intermediate_size", None) or 4 * width),
-        kv_width=kv_heads * head,
+        kv_width=kv_heads * head_width,
         vocabulary=around.codes,
         levels=around.levels,
         positions_an_event=around.levels,
-        weight_bytes=_BYTES[options.get("precision", "fp32")],
+        weight_bytes=_WEIGHT_BYTES[options.get("precision", "fp32")],
     )
 
 
 @cache
-def _shape(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
-    """Return the number of parameters, that of the words (which are frozen), and name and shape of each linear layer."""
+def _count_parameters(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
+    """Count parameters: all, those of the word embeddings (which are frozen), and (name, n_out, n_in) of each linear layer."""
     model = _build_meta_model(config, path)
-    tables = {
+    word_parameters_by_id = {
         id(table.weight): table.weight.numel()
         for table in (model.get_input_embeddings(), model.get_output_embeddings())
         if table is not None
     }
     linears = []
-    for path_, module in model.named_modules():
+    for module_path, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        conv = type(module).__name__ == "Conv1D"  # GPT-2's linear layer stores its weight transposed.
-        if (type(module).__name__ == "Linear" or conv) and weight is not None and id(weight) not in tables:
-            out, into = weight.shape[::-1] if conv else weight.shape
-            linears.append((path_.rsplit(".", 1)[-1], int(out), int(into)))
+        is_conv1d = type(module).__name__ == "Conv1D"  # GPT-2's linear layer stores its weight transposed.
+        if (
+            (type(module).__name__ == "Linear" or is_conv1d)
+            and weight is not None
+            and id(weight) not in word_parameters_by_id
+        ):
+            n_out, n_in = weight.shape[::-1] if is_conv1d else weight.shape
+            linears.append((module_path.rsplit(".", 1)[-1], int(n_out), int(n_in)))
     total = sum(weight.numel() for weight in model.parameters())
-    return total, sum(tables.values()), tuple(linears)
+    return total, sum(word_parameters_by_id.values()), tuple(linears)
 
 
 def _count_lora_parameters(lora: Any, linears: Sequence[tuple[str, int, int]]) -> int:
-    """Return the parameters of LoRA's differences."""
+    """Return the number of parameters of LoRA's two matrices, for all target layers."""
     targets = lora.get("targets")
     rank = int(lora["rank"])
-    return sum(rank * (out + into) for name, out, into in linears if not targets or name in targets)
+    return sum(rank * (n_out + n_in) for name, n_out, n_in in linears if not targets or name in targets)
 
 
 @cache
 def _build_meta_model(config: Any, path: str | None) -> Any:
-    """Create the module on the meta device, without memory.
+    """Create the module on the meta device, where parameters take no memory.
 
     Raises:
         ConfigError: The sizes in the config do not fit each other.
@@ -277,39 +289,56 @@ def _build_meta_model(config: Any, path: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    read = read_config({"config": _unfreeze(config), "path": path})
+    model_config = read_config({"config": _from_hashable(config), "path": path})
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(read)
+            return AutoModelForCausalLM.from_config(model_config)
     except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"model: {read.model_type} cannot be built from its config: {said}") from None
+        message = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"model: {model_config.model_type} cannot be built from its config: {message}"
+        ) from None
 
 
-def _freeze(value: Any) -> Any:
+def _to_hashable(value: Any) -> Any:
+    """Convert the dictionaries and lists of a config to nested tuples, which `cache` can hash."""
     if isinstance(value, dict):
-        return tuple((key, _freeze(part)) for key, part in sorted(value.items()))
-    return ("list", *map(_freeze, value)) if isinstance(value, list) else value
+        return tuple((key, _to_hashable(part)) for key, part in sorted(value.items()))
+    return ("list", *map(_to_hashable, value)) if isinstance(value, list) else value
 
 
-def _unfreeze(value: Any) -> Any:
+def _from_hashable(value: Any) -> Any:
+    """Convert the nested tuples of `_to_hashable` back."""
     if isinstance(value, tuple) and value and value[0] == "list":
-        return [_unfreeze(part) for part in value[1:]]
-    return {key: _unfreeze(part) for key, part in value} if isinstance(value, tuple) else value
+        return [_from_hashable(part) for part in value[1:]]
+    return {key: _from_hashable(part) for key, part in value} if isinstance(value, tuple) else value
 
 
 def _guess_size(path: str, precision: str, levels: int) -> ModelSize:
     """Estimate the size of a model whose folder is not on this machine, from its name."""
     name = path.rstrip("/").rsplit("/", 1)[-1]
-    known = _KNOWN.get(name.lower())
-    size = _BYTES.get(precision, 4)
-    if known:
-        parameters, layers, width, wide, kv, words = known
-        return ModelSize(int(parameters), layers, width, wide, kv, words, levels, levels, size)
-    said = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", name.lower())
-    parameters = float(said.group(1)) * (1e9 if said.group(2) == "b" else 1e6) if said else 1e9
+    published = _PUBLISHED.get(name.lower())
+    weight_bytes = _WEIGHT_BYTES.get(precision, 4)
+    if published:
+        parameters, layers, width, feed_forward, kv_width, vocabulary = published
+        return ModelSize(
+            int(parameters),
+            layers,
+            width,
+            feed_forward,
+            kv_width,
+            vocabulary,
+            levels,
+            positions_an_event=levels,
+            weight_bytes=weight_bytes,
+        )
+    size_in_name = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", name.lower())
+    parameters = (
+        float(size_in_name.group(1)) * (1e9 if size_in_name.group(2) == "b" else 1e6) if size_in_name else 1e9
+    )
+    # A transformer layer has about 12 width^2 parameters; 24 layers are assumed, and a width that is a multiple of 128.
     width = max(256, round((parameters / 12 / 24) ** 0.5 / 128) * 128)
-    source = "its name" if said else "nothing: 1 B parameters assumed"
+    source = "its name" if size_in_name else "nothing: 1 B parameters assumed"
     shape: dict[str, Any] = {"layers": 24, "width": width, "feed_forward": 4 * width, "kv_width": width}
     return ModelSize(
         int(parameters),
@@ -317,6 +346,6 @@ def _guess_size(path: str, precision: str, levels: int) -> ModelSize:
         vocabulary=128000,
         levels=levels,
         positions_an_event=levels,
-        weight_bytes=size,
+        weight_bytes=weight_bytes,
         assumed=f"the shape of {name or path} is estimated from {source}",
     )

@@ -15,7 +15,7 @@ from nonet.models.hf.config import HISTORY, check_installed
 from nonet.models.hf.layout import PromptLayout
 from nonet.suggest import join_names
 
-FILES = (
+_TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -32,13 +32,13 @@ def format_sid_token(level: int, code: int) -> str:
 
 
 def find_tokenizer_folder(options: Mapping[str, Any]) -> str | None:
-    """Return the folder of the tokenizer."""
+    """Return the folder of the tokenizer: its own, or else that of the model; None if neither is given."""
     return options.get("tokenizer") or options.get("path")
 
 
 def has_tokenizer(folder: str | None) -> bool:
     """Return whether a folder holds a tokenizer."""
-    return folder is not None and any((Path(folder) / name).is_file() for name in FILES)
+    return folder is not None and any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
@@ -46,7 +46,7 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
 
     Args:
         options: Options of the model.
-        why: What needs the tokenizer; the prefix of the error.
+        why: Option or stage that needs the tokenizer, with which an error message begins.
 
     Raises:
         ConfigError: There is no tokenizer.
@@ -54,7 +54,11 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
     check_installed()
     folder = find_tokenizer_folder(options)
     if not has_tokenizer(folder):
-        problem = "no folder is given" if folder is None else f"{folder} holds none of {join_names(FILES)}"
+        problem = (
+            "no folder is given"
+            if folder is None
+            else f"{folder} holds none of {join_names(_TOKENIZER_FILES)}"
+        )
         raise ConfigError(
             f"{why} needs a tokenizer, but {problem}; set model.tokenizer to a folder that has one"
         )
@@ -69,11 +73,12 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
         ) from error
 
 
-def encode_text(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int, ...]:
-    """Tokenize a text; with `first` the tokens that a tokenizer puts at the beginning of a sequence are included."""
-    if not first:
+def encode_text(tokenizer: Any, text: str, *, starts_sequence: bool = False) -> tuple[int, ...]:
+    """Tokenize a text; with `starts_sequence`, keep the special tokens that the tokenizer adds at the beginning of a sequence."""
+    if not starts_sequence:
         return tuple(tokenizer(text, add_special_tokens=False).input_ids) if text else ()
     ids = list(tokenizer(text).input_ids)
+    # An end-of-sequence token would separate the text from the history after it.
     while ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id:
         ids.pop()
     return tuple(ids)
@@ -85,7 +90,7 @@ def make_layout(options: Mapping[str, Any], levels: int, words: int | None = Non
     Args:
         options: Options of the model.
         levels: Number of codes per item.
-        words: Number of word embeddings of the backbone; None to skip the check.
+        words: Number of word embeddings of the backbone; None to skip the check that they suffice.
 
     Raises:
         ConfigError: The tokenizer cannot be loaded, or has more words than the backbone.
@@ -95,13 +100,15 @@ def make_layout(options: Mapping[str, Any], levels: int, words: int | None = Non
         return PromptLayout(levels)
     tokenizer = read_tokenizer(options, "model.prompt")
     before, _, after = str(prompt).partition(HISTORY)
-    layout = PromptLayout(levels, encode_text(tokenizer, before, first=True), encode_text(tokenizer, after))
+    layout = PromptLayout(
+        levels, encode_text(tokenizer, before, starts_sequence=True), encode_text(tokenizer, after)
+    )
     check_words(tokenizer, words, [*layout.head, *layout.lead])
     return layout
 
 
 def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
-    """Raise ConfigError if ids of a tokenizer exceed the rows of the backbone."""
+    """Raise ConfigError if one of the token ids is not below `words`, the number of word embeddings of the backbone."""
     if words is not None and max(ids, default=0) >= words:
         raise ConfigError(
             f"model: the tokenizer has {len(tokenizer):,} words, but the backbone has rows for only {words:,}: "
@@ -111,9 +118,11 @@ def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
 
 def check_names(tokenizer: Any, folder: str) -> None:
     """Raise ConfigError if a tokenizer already has tokens with the names of codes."""
-    taken = [word for word in (START_TOKEN, format_sid_token(0, 0)) if word in tokenizer.get_vocab()]
-    if taken:
+    duplicate_tokens = [
+        word for word in (START_TOKEN, format_sid_token(0, 0)) if word in tokenizer.get_vocab()
+    ]
+    if duplicate_tokens:
         raise ConfigError(
-            f"model: the tokenizer of {folder} with {len(tokenizer):,} words already contains {taken[0]}, the name of a code; "
-            "use the complete exported folder (with nonet.json), or the original backbone"
+            f"model: the tokenizer of {folder} with {len(tokenizer):,} words already contains {duplicate_tokens[0]}, "
+            "the name of a code; use the complete exported folder (with nonet.json), or the original backbone"
         )

@@ -15,7 +15,7 @@ from nonet.attention import uni_attention
 from nonet.attention.masks import UniMask
 
 # Shapes: T packed positions, B sequences, D width, H heads, E = D / H.
-_BASE = 1000.0  # of the rotary frequencies; the slowest one turns by 0.05 radians over 50 events
+_ROTARY_BASE = 1000.0  # Base of the rotary frequencies; the lowest rotates by 0.05 radians over 50 events.
 
 
 class AttentionBlock(nn.Module):
@@ -29,20 +29,24 @@ class AttentionBlock(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(
-        self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor], past: PastKeyValues | None = None
+        self,
+        x_TD: Tensor,
+        cuts_B1: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        past: PastKeyValues | None = None,
     ) -> Tensor:
-        """Apply the block.
+        """Return the states [T, D] after the block.
 
         Args:
             x_TD: Packed states.
             cuts_B1: Offsets of the sequences in them.
-            turn: Cosines and sines of the positions, from `compute_rotary`.
-            past: Keys and values that precede those of x in each sequence; None for none.
+            rotation: Cosines and sines of the positions, from `compute_rotary`.
+            past: Stored keys and values that precede those of x in each sequence; None if there are none.
         """
         q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, self.heads, -1)).unbind(1)
-        q, k, cuts_k = rotate(q, turn), rotate(k, turn), None
+        q, k, cuts_k = rotate(q, rotation), rotate(k, rotation), None
         if past is not None:
-            k, v, cuts_k = past.take(k, v)
+            k, v, cuts_k = past.append_new(k, v)
         attended_THE = uni_attention(
             q, k, v, mask=UniMask.causal(), cu_seqlens_q=cuts_B1, cu_seqlens_k=cuts_k
         )
@@ -52,60 +56,61 @@ class AttentionBlock(nn.Module):
 
 
 class PastKeyValues:
-    """Stored keys and values of sequences, to which each block adds those of new positions.
+    """Keys and values of stored positions, which each block extends by those of its new positions.
 
     Attributes:
-        seen: Keys and values of stored and new positions, by block that has been applied.
+        kv_by_block: Keys and values of stored and new positions, for each block that has been applied.
     """
 
-    def __init__(self, kv: Tensor | None, at_S: Tensor, at_T: Tensor, cuts_B1: Tensor):
-        self._kv, self._at_S, self._at_T, self._cuts_B1, self._number = kv, at_S, at_T, cuts_B1, 0
-        self.seen: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, kv: Tensor | None, row_S: Tensor, row_T: Tensor, cuts_B1: Tensor):
+        self._kv, self._row_S, self._row_T, self._cuts_B1, self._block = kv, row_S, row_T, cuts_B1, 0
+        self.kv_by_block: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
-    def of(cls, kv_JSHE: Tensor | None, past_B1: Tensor, new_B1: Tensor) -> PastKeyValues:
-        """Build from stored keys and values of J blocks [J, 2, S, H, E], and the offsets of stored and of new positions."""
-        past_S = torch.arange(int(past_B1[-1]), device=past_B1.device)
-        new_T = torch.arange(int(new_B1[-1]), device=new_B1.device)
-        at_S = past_S + new_B1[torch.repeat_interleave(past_B1.diff())]
-        at_T = new_T + past_B1[torch.repeat_interleave(new_B1.diff()) + 1]
-        return cls(kv_JSHE, at_S, at_T, past_B1 + new_B1)
+    def from_offsets(cls, kv_JSHE: Tensor | None, past_cuts_B1: Tensor, new_cuts_B1: Tensor) -> PastKeyValues:
+        """Build from the keys and values [J, 2, S, H, E] of J blocks, and the sequences' offsets in stored and new positions."""
+        index_S = torch.arange(int(past_cuts_B1[-1]), device=past_cuts_B1.device)
+        index_T = torch.arange(int(new_cuts_B1[-1]), device=new_cuts_B1.device)
+        row_S = index_S + new_cuts_B1[torch.repeat_interleave(past_cuts_B1.diff())]
+        row_T = index_T + past_cuts_B1[torch.repeat_interleave(new_cuts_B1.diff()) + 1]
+        return cls(kv_JSHE, row_S, row_T, past_cuts_B1 + new_cuts_B1)
 
-    def select_layer(self, number: int) -> PastKeyValues:
-        """Select the block whose keys and values `take` joins, and return this object."""
-        self._number = number
+    def select_block(self, number: int) -> PastKeyValues:
+        """Select the block whose keys and values `append_new` extends, and return this object."""
+        self._block = number
         return self
 
     def join(self, past: Tensor, new: Tensor) -> Tensor:
-        """Concatenate stored [S, ..] and new [T, ..] positions, sequence by sequence."""
+        """Interleave stored [S, ..] and new [T, ..] positions to [S + T, ..]: each sequence's stored ones, then its new ones."""
         both = new.new_empty(len(past) + len(new), *new.shape[1:])
-        both.index_copy_(0, self._at_S, past)
-        return both.index_copy_(0, self._at_T, new)
+        both.index_copy_(0, self._row_S, past)
+        return both.index_copy_(0, self._row_T, new)
 
-    def take(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the keys and values of stored and new positions of the selected block, and their offsets.
+    def append_new(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Append the selected block's keys and values of new positions to `kv_by_block`, each sequence's after its stored ones.
 
-        The offsets are None if nothing is stored, since they then equal those of the new positions.
+        Returns:
+            Keys, values and their offsets; None for the offsets if nothing is stored: they equal those of the new positions.
         """
         if self._kv is None:
-            self.seen.append((keys, values))
+            self.kv_by_block.append((keys, values))
             return keys, values, None
-        keys = self.join(self._kv[self._number, 0], keys)
-        values = self.join(self._kv[self._number, 1], values)
-        self.seen.append((keys, values))
+        keys = self.join(self._kv[self._block, 0], keys)
+        values = self.join(self._kv[self._block, 1], values)
+        self.kv_by_block.append((keys, values))
         return keys, values, self._cuts_B1
 
 
 def compute_rotary(position_T: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Compute cosines and signed sines [T, 1, width] of positions [T], as input of `rotate`; width is even."""
     half = width // 2
-    frequency = _BASE ** (-torch.arange(half, device=position_T.device) / half)
+    frequency = _ROTARY_BASE ** (-torch.arange(half, device=position_T.device) / half)
     angle = position_T[:, None] * frequency
     cosine, sine = angle.cos(), angle.sin()
     return torch.cat([cosine, cosine], -1)[:, None], torch.cat([-sine, sine], -1)[:, None]
 
 
-def rotate(x_THE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x_THE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate each pair of dimensions (i, i + E / 2) by its angle at the position."""
-    cosine, sine = (t.to(x_THE.dtype) for t in turn)
+    cosine, sine = (t.to(x_THE.dtype) for t in rotation)
     return x_THE * cosine + x_THE.roll(x_THE.shape[-1] // 2, -1) * sine

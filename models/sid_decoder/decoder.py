@@ -3,7 +3,7 @@
 After RQ-Transformer (Lee et al. 2022): sequences are as long as histories, not L times that, and an item's codes are decoded
 from one state, so a catalogue is scored exhaustively at the cost of a few matrix products. An event's input is the sum of its
 codes' embeddings, its sparse rows, its rating, its type and the time since the event before it. A start position with the
-user's features precedes every sequence, so an empty history also has a state.
+user's features precedes the events of every sequence, so an empty history also has a state.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OPTIONS = {
     "layers": 3,
     "heads": 4,
     "dropout": 0.1,
-    "block": "attention",
-    "depth": "mlp",
+    "block": "attention",  # Kind of the blocks of the history decoder.
+    "depth": "mlp",  # Kind of the decoder of an item's codes.
     "length": 0,  # Length of the longest sequence including the start, by which HSTU scales.
 }
 _CHOICES = {"block": ("attention", "hstu"), "depth": ("mlp", "attention")}
-_STD = 0.05
-_LATEST = 2**31 - 1  # Maximum seconds since a sequence's first event in HSTU's time bias: 68 years.
+_INITIAL_STD = 0.05  # Standard deviation of initial embeddings.
+_MAX_ELAPSED_S = 2**31 - 1  # Maximum seconds since a sequence's first event in HSTU's time bias: 68 years.
 
 
 class SidDecoder(nn.Module):
@@ -71,10 +71,10 @@ class SidDecoder(nn.Module):
         self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
         self.kind = nn.Embedding(TYPES, width)
         self.start = nn.Parameter(torch.zeros(width))
-        self._hstu = block == "hstu"
+        self._is_hstu = block == "hstu"
         self.blocks = nn.ModuleList(
             HstuBlock(width, heads, length, dropout=dropout)
-            if self._hstu
+            if self._is_hstu
             else AttentionBlock(width, heads, dropout)
             for _ in range(layers)
         )
@@ -91,7 +91,7 @@ class SidDecoder(nn.Module):
     ) -> SidDecoder:
         """Build from scenario options, with weights drawn from `seed`; torch's global generator is left unchanged."""
         options = OPTIONS | dict(config)
-        _check(options, codes)
+        _check_options(options, codes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(codes, features, **options)
@@ -99,34 +99,34 @@ class SidDecoder(nn.Module):
         return model
 
     def draw(self) -> None:
-        """Initialise the weights: small embeddings, and zero for hashed or optional ones."""
+        """Initialise the embeddings: small, but zero for event types and for `get_zero_weights` of the depth decoder."""
         for module in self.modules():
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=_STD)
+                nn.init.normal_(module.weight, std=_INITIAL_STD)
         for weight in (*self.depth.get_zero_weights(), self.kind.weight):
             nn.init.zeros_(weight)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the weights between hidden states, which Muon updates."""
+        """Return the weights of the linear layers in the blocks, which Muon updates."""
         return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]  # type: ignore[misc]
 
     def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
-        """Compute teacher-forced logits [M, K] of each level, one row for each event whose loss_mask is True, in order."""
+        """Compute the teacher-forced logits of the targets, the events whose loss_mask is True: one tensor [M, K] per level."""
         sid_ML = self.targets(batch)
-        every = [torch.arange(len(sid_ML), device=sid_ML.device)] * self.levels
+        all_targets = [torch.arange(len(sid_ML), device=sid_ML.device)] * self.levels
         logits = self.teacher_forced_logits(
-            batch, self.states(batch, rows), self.target_positions(batch)[:, None], sid_ML, every
+            batch, self.states(batch, rows), self.target_positions(batch)[:, None], sid_ML, all_targets
         )
         return [logits_M1K[:, 0] for logits_M1K in logits]
 
     def targets(self, batch: SampleBatch) -> Tensor:
-        """Return the semantic ids of the batch's targets [M, L]."""
+        """Return the semantic ids [M, L] of the batch's targets, the events whose loss_mask is True."""
         return batch.sid[batch.loss_mask.values]
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        """Return the position [M] of the state `ahead` events before each target.
+        """Return the position [M] of the state `ahead` events before each target; -1 where its sequence has none.
 
-        With `ahead` 1 it is never negative: a start position precedes the first event.
+        With `ahead` 1 there always is one: a start position precedes the first event.
         """
         events_N, sequence_N, place_N = _locate_events(batch)
         chosen = batch.loss_mask.values
@@ -141,16 +141,17 @@ class SidDecoder(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Yield the logits of each level, with the targets' codes as prefixes."""
+        """Yield the logits [m, A, K] of each level, with the targets' own codes as prefixes."""
         return self.depth.teacher_forced_logits(state_TD, _compute_cuts(batch), position_MA, sid_ML, choices)
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> DecoderCache:
-        """Encode the prompts and return their cache."""
+        """Encode the histories of the batch, and return the cache from which `step` decodes."""
         return self.depth.cache(self.states(batch, rows), _compute_cuts(batch))
 
     def step(self, cache: DecoderCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         """Return the logits [U, W, K] of a level after prefixes of codes."""
-        prefix_UWl = _prefix(codes, cache.state)
+        prefix_UWl = _stack_codes(codes, cache.state)
+        # Prefixes that all prompts share (stride 0) are embedded once.
         if len(prefix_UWl) > 1 and prefix_UWl.stride(0) == 0:
             prefix_UWl = prefix_UWl[:1]
         logits_UWK = self.depth(cache, prefix_UWl[..., :level], level)
@@ -159,30 +160,31 @@ class SidDecoder(nn.Module):
     def compute_legal_logits(
         self, cache: DecoderCache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
-        """Return the logits of the legal codes only, if the depth module can compute them; None otherwise."""
+        """Return the logits [U, c] of the legal codes only, if the depth decoder can compute them; None otherwise."""
         return self.depth.compute_legal_logits(cache, level, prefix_ml, row_c, code_c)
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """Compute the state [T, D] at every position: a sequence's start, then after each of its events."""
+        """Compute the states [T, D]: one at the start of each sequence, then one after each of its events."""
         events_N, sequence_N, _ = _locate_events(batch)
-        sequences, cuts_B1 = len(batch.item), _compute_cuts(batch)
+        n_sequences, cuts_B1 = len(batch.item), _compute_cuts(batch)
         event_ND, start_BD = self.embed_inputs(batch, rows)
-        x_TD = start_BD.new_zeros(len(event_ND) + sequences, start_BD.shape[-1])
-        after_N = events_N + sequence_N + 1
-        context = self._make_block_context(batch, cuts_B1, after_N)
-        x_TD = x_TD.index_copy(0, cuts_B1[:-1], start_BD).index_copy(0, after_N, event_ND)
+        x_TD = start_BD.new_zeros(len(event_ND) + n_sequences, start_BD.shape[-1])
+        position_N = events_N + sequence_N + 1
+        context = self._make_block_context(batch, cuts_B1, position_N)
+        x_TD = x_TD.index_copy(0, cuts_B1[:-1], start_BD).index_copy(0, position_N, event_ND)
         for block in self.blocks:
             x_TD = block(x_TD, cuts_B1, *context)
         return self.norm(x_TD)
 
     def embed_inputs(
-        self, batch: SampleBatch, rows: Mapping[str, Tensor], before_B: Tensor | None = None
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], previous_time_B: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Compute the input of the first block: events [N, D] and starts [B, D].
 
-        `before_B` is the time of the event before each sequence, -1 for none.
+        `previous_time_B` is the time of the event before each sequence, -1 for none.
         """
-        event_ND, start_BD = self._embed_events(batch, before_B), self.start.expand(len(batch.item), -1)
+        event_ND = self._embed_events(batch, previous_time_B)
+        start_BD = self.start.expand(len(batch.item), -1)
         for projected, by_event in self._project_rows(batch, rows):
             if by_event:
                 event_ND = event_ND + projected
@@ -192,31 +194,32 @@ class SidDecoder(nn.Module):
 
     @property
     def extends(self) -> bool:
-        """Whether `extend` works: HSTU's time bias is of whole sequences."""
-        return not self._hstu
+        """Whether `extend` works; it does not for HSTU, whose time bias needs the times of the whole sequence."""
+        return not self._is_hstu
 
     def extend(
-        self, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[CachedPrefix | None]
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], prefixes: Sequence[CachedPrefix | None]
     ) -> tuple[DecoderCache, list[CachedPrefix]]:
-        """Run a prefill of stored prefixes and the events after them (`prefix.py`); also return the longer prefixes."""
-        return extend(self, batch, rows, kept)
+        """Compute the prefill of stored prefixes and the events after them (`prefix.py`); also return the longer prefixes."""
+        return extend(self, batch, rows, prefixes)
 
-    def _make_block_context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
-        """Return what all blocks take besides states and cuts; events are at positions `after_N`."""
+    def _make_block_context(self, batch: SampleBatch, cuts_B1: Tensor, position_N: Tensor) -> tuple[Any, ...]:
+        """Return the further arguments of every block: rotations, or HSTU's mask and times. Events are at `position_N`."""
         _, sequence_N, place_N = _locate_events(batch)
-        nothing_T = torch.zeros(
-            int(len(after_N) + len(cuts_B1) - 1), dtype=torch.int64, device=after_N.device
+        zeros_T = torch.zeros(
+            int(len(position_N) + len(cuts_B1) - 1), dtype=torch.int64, device=position_N.device
         )
-        if not self._hstu:
-            return (compute_rotary(nothing_T.index_copy(0, after_N, place_N + 1), self.head_width),)
+        if not self._is_hstu:
+            return (compute_rotary(zeros_T.index_copy(0, position_N, place_N + 1), self.head_width),)
         time_N = batch.time.values
-        since_N = time_N - time_N[batch.item.offsets[sequence_N]]  # a start stands at its first event's time
-        time_T = nothing_T.index_copy(0, after_N, since_N.clamp_max(_LATEST)).int()
+        # Seconds since the sequence's first event, whose time the start position shares.
+        elapsed_N = time_N - time_N[batch.item.offsets[sequence_N]]
+        time_T = zeros_T.index_copy(0, position_N, elapsed_N.clamp_max(_MAX_ELAPSED_S)).int()
         return UniMask.hstu().build_table(cuts_B1), time_T
 
-    def _embed_events(self, batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
-        """Embed the events of a batch from codes, time gaps, kinds and ratings, [N, D]."""
-        x_ND = self.gap(_bucket_time_gaps(batch, before_B))
+    def _embed_events(self, batch: SampleBatch, previous_time_B: Tensor | None = None) -> Tensor:
+        """Return the sum [N, D] of the embeddings of each event's codes, time gap, type and rating."""
+        x_ND = self.gap(_bucket_time_gaps(batch, previous_time_B))
         for level, table in enumerate(self.code):
             x_ND = x_ND + table(batch.sid[:, level])
         if "rating" in batch.context:
@@ -225,66 +228,68 @@ class SidDecoder(nn.Module):
         return x_ND + self.kind(batch.event.values.clamp(0, TYPES - 1))
 
     def _project_rows(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
-        """Return each feature's projected rows, and whether they belong to events (else to sequences)."""
+        """Return for each feature its rows projected to width D, and whether there is one per event (else one per sequence)."""
         missing = sorted(set(self.features) - set(rows))
         if missing:
             raise DataError(
                 f"the model was built with sparse features {', '.join(sorted(self.features))}; the rows of "
                 f"{', '.join(missing)} are missing. Pull them for this batch."
             )
-        out = []
+        projections = []
         for name, dim in self.features.items():
             by_event = name == "item" or isinstance(batch.context.get(name), Jagged)
-            shape = (len(batch.item.values) if by_event else len(batch.item), dim)
-            if tuple(rows[name].shape) != shape:
+            expected_shape = (len(batch.item.values) if by_event else len(batch.item), dim)
+            if tuple(rows[name].shape) != expected_shape:
                 raise DataError(
-                    f"rows of {name!r} are {list(rows[name].shape)}; this batch needs {list(shape)}."
+                    f"rows of {name!r} are {list(rows[name].shape)}; this batch needs {list(expected_shape)}."
                 )
-            out.append((self.row[f"of_{name}"](rows[name]), by_event))
-        return out
+            projections.append((self.row[f"of_{name}"](rows[name]), by_event))
+        return projections
 
 
 def _compute_cuts(batch: SampleBatch) -> Tensor:
-    """Return where each sequence's positions begin, including its start position [B + 1]."""
+    """Return the offsets [B + 1] of the sequences among all positions: a start position and the events of each."""
     offsets = batch.item.offsets
     return offsets + torch.arange(len(offsets), device=offsets.device)
 
 
 def _locate_events(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the number, the sequence and the place in that sequence of every event [N]."""
+    """Return for each event [N] its index in the batch, its sequence, and its index in that sequence."""
     offsets = batch.item.offsets
     events_N = torch.arange(len(batch.item.values), device=offsets.device)
     sequence_N = torch.repeat_interleave(offsets.diff())
     return events_N, sequence_N, events_N - offsets[sequence_N]
 
 
-def _bucket_time_gaps(batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
-    """Return the bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of s.
+def _bucket_time_gaps(batch: SampleBatch, previous_time_B: Tensor | None = None) -> Tensor:
+    """Return the bucket [N] of the time between each event and the one before it.
 
-    `before_B` is the time of the event before each sequence's first, -1 if there is none.
+    Bucket 0 is for an event without one before it, 1 for a gap of 0 s, and 2 + k for gaps of 2^k to 2^(k+1) s. `previous_time_B`
+    is the time of the stored event before each sequence's first, -1 if there is none.
     """
     _, sequence_N, place_N = _locate_events(batch)
     time_N = batch.time.values
-    since_N = torch.zeros_like(time_N)
-    since_N[1:] = (time_N[1:] - time_N[:-1]).clamp_min(0)
-    if before_B is not None:
-        before_N = before_B[sequence_N]
-        led_N = (place_N == 0) & (before_N >= 0)
-        since_N = torch.where(led_N, (time_N - before_N).clamp_min(0), since_N)
-        place_N = place_N + led_N
-    bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(GAPS - 3)
-    return bucket_N.masked_fill(since_N == 0, 1).masked_fill(place_N == 0, 0)
+    gap_N = torch.zeros_like(time_N)
+    gap_N[1:] = (time_N[1:] - time_N[:-1]).clamp_min(0)
+    if previous_time_B is not None:
+        previous_time_N = previous_time_B[sequence_N]
+        has_stored_event_N = (place_N == 0) & (previous_time_N >= 0)
+        gap_N = torch.where(has_stored_event_N, (time_N - previous_time_N).clamp_min(0), gap_N)
+        place_N = place_N + has_stored_event_N
+    bucket_N = 2 + gap_N.clamp_min(1).double().log2().floor().long().clamp_max(GAPS - 3)
+    return bucket_N.masked_fill(gap_N == 0, 1).masked_fill(place_N == 0, 0)
 
 
-def _prefix(codes: Tensor | Sequence[Tensor], state: Tensor) -> Tensor:
+def _stack_codes(codes: Tensor | Sequence[Tensor], state: Tensor) -> Tensor:
+    """Return the prefixes [U, W, l] of `codes`, a tensor or one [U, W] per level; without levels, one empty prefix per prompt."""
     if isinstance(codes, list | tuple):
-        start = torch.zeros(len(state), 1, 0, dtype=torch.int64, device=state.device)
-        return torch.stack(list(codes), -1) if codes else start
+        empty_U10 = torch.zeros(len(state), 1, 0, dtype=torch.int64, device=state.device)
+        return torch.stack(list(codes), -1) if codes else empty_U10
     assert isinstance(codes, Tensor)
     return codes
 
 
-def _check(options: Mapping[str, Any], codes: Sequence[int]) -> None:
+def _check_options(options: Mapping[str, Any], codes: Sequence[int]) -> None:
     """Check the options of the decoder."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:

@@ -20,14 +20,13 @@ from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 # Shapes: U prompts, W prefixes per prompt, T packed states of B sequences, M targets, A states that predict each, L levels,
 # K codes of the level, D width, R rank.
 _TILE = 1024  # Pairs of a prompt and a prefix per chunk of `compute_legal_logits`.
-_MIX = 1_000_003
-_SPREAD = 0x9E3779B97F4A7C15 - (
-    1 << 64
-)  # Golden ratio as a signed 64-bit number, which torch can multiply by.
+_PATH_MULTIPLIER = 1_000_003  # Prime multiplier of the polynomial that combines the codes of a path.
+# Fibonacci hashing: 2^64 divided by the golden ratio, as a signed 64-bit number, which torch can multiply by.
+_HASH_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 class DepthDecoder(nn.Module):
-    """Computes the logits of each level; `codes` is K by level."""
+    """Computes the logits of each level; `codes` has the number of codes K of each level."""
 
     def __init__(self, codes: Sequence[int], width: int, dropout: float):
         super().__init__()
@@ -55,22 +54,22 @@ class DepthDecoder(nn.Module):
     def forward(self, cache: DecoderCache, prefix_UWl: Tensor, level: int) -> Tensor:
         """Compute logits [U, W, K] of `level`.
 
-        `prefix` is [U, W, level] int64, or [1, W, level] for the same prefixes for all prompts.
+        `prefix_UWl` is [U, W, level] int64, or [1, W, level] if all prompts have the same prefixes.
         """
         return self._logits(cache.state[:, None], prefix_UWl, level)
 
     def compute_legal_logits(
         self, cache: DecoderCache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
-        """Compute logits [U, c] of code_c[i] after prefix_ml[row_c[i]], rows rising; the prefixes are the same for all prompts.
+        """Compute logits [U, c] of code_c[i] after prefix_ml[row_c[i]]; row_c is ascending, and all prompts have these prefixes.
 
-        Returns None in training, because dropout needs every step. Prefixes are processed in tiles, so that hidden values stay in
-        the processor's cache. The norm's mean is folded into the weights before it, its gain into those after it, and only its
-        standard deviation is divided out of the logits.
+        Returns None in training, because dropout applies to the normalised values, which are not computed here. Prefixes are
+        processed in tiles, so that hidden values stay in the processor's cache. The norm's mean is folded into the weights before
+        it, its gain into those after it, and the logits are divided by its standard deviation at the end.
         """
         if self.training:
             return None
-        state_UD, prefixes = cache.state, len(prefix_ml)
+        state_UD, n_prefixes = cache.state, len(prefix_ml)
         write, norm, out = (
             self._get_linear(self.write, level),
             self.norm[level],
@@ -78,27 +77,29 @@ class DepthDecoder(nn.Module):
         )
         assert isinstance(norm, nn.LayerNorm)
         read_UH = self.read[level](state_UD)
-        chosen_mH = read_UH.new_zeros(prefixes, read_UH.shape[1])
-        for place, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
-            chosen_mH += table(prefix_ml[:, place])
+        chosen_mH = read_UH.new_zeros(n_prefixes, read_UH.shape[1])
+        for earlier_level, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
+            chosen_mH += table(prefix_ml[:, earlier_level])
         skip_UD = self.skip[level](state_UD) + write.bias
         write_DH, skip_UD = write.weight - write.weight.mean(0), skip_UD - skip_UD.mean(1, keepdim=True)
         out_DK = (out.weight * norm.weight).T.contiguous()
         logits_Uc = self._compute_path_logits(state_UD, prefix_ml[row_c], code_c, level)
         logits_Uc += (out.weight @ norm.bias + out.bias)[code_c]
-        cuts = torch.searchsorted(row_c, torch.arange(prefixes + 1, device=row_c.device)).tolist()
-        slot_c = row_c * self.codes[level] + code_c
-        for start in range(0, prefixes, _TILE):
-            stop = min(start + _TILE, prefixes)
-            c = slice(cuts[start], cuts[stop])
-            slot, row, few = slot_c[c] - start * self.codes[level], row_c[c] - start, _TILE // (stop - start)
-            for user in range(0, len(state_UD), few):
-                u = slice(user, user + few)
-                hidden = torch.add(read_UH[u, None], chosen_mH[start:stop]).relu_()
-                wide = functional.linear(hidden, write_DH).add_(skip_UD[u, None])
+        cuts = torch.searchsorted(row_c, torch.arange(n_prefixes + 1, device=row_c.device)).tolist()
+        # Columns of the logits [U, m * K] of all codes after all prefixes.
+        column_c = row_c * self.codes[level] + code_c
+        for start in range(0, n_prefixes, _TILE):
+            stop = min(start + _TILE, n_prefixes)
+            pairs = slice(cuts[start], cuts[stop])
+            columns, rows = column_c[pairs] - start * self.codes[level], row_c[pairs] - start
+            users_per_tile = _TILE // (stop - start)
+            for first_user in range(0, len(state_UD), users_per_tile):
+                users = slice(first_user, first_user + users_per_tile)
+                hidden = torch.add(read_UH[users, None], chosen_mH[start:stop]).relu_()
+                wide = functional.linear(hidden, write_DH).add_(skip_UD[users, None])
                 scale = (wide.square().mean(2) + norm.eps).rsqrt_()
-                codes = (wide @ out_DK).flatten(1).index_select(1, slot)
-                logits_Uc[u, c].addcmul_(codes, scale.index_select(1, row))
+                unscaled_logits = (wide @ out_DK).flatten(1).index_select(1, columns)
+                logits_Uc[users, pairs].addcmul_(unscaled_logits, scale.index_select(1, rows))
         return logits_Uc
 
     def _get_linear(self, modules: nn.ModuleList, level: int) -> nn.Linear:
@@ -107,10 +108,10 @@ class DepthDecoder(nn.Module):
         return linear
 
     def _compute_path_logits(self, state_UD: Tensor, prefix_cl: Tensor, code_c: Tensor, level: int) -> Tensor:
-        """Compute the contribution [U, c] of hashed paths to the logits of codes after their prefixes."""
+        """Compute the term [U, c] of the hashed paths in the logits of codes after their prefixes."""
         if level == 0:
             return state_UD.new_zeros(len(state_UD), len(code_c))
-        child_cR = self.child(_hash_path(_number_path(prefix_cl), code_c))
+        child_cR = self.child(_hash_path(_encode_path(prefix_cl), code_c))
         return self.ask[level - 1](state_UD) @ child_cR.T
 
     def teacher_forced_logits(
@@ -121,7 +122,7 @@ class DepthDecoder(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Yield teacher-forced logits [m, A, K] of each level, for the targets [m] (rising) that `choices` names for it.
+        """Yield the teacher-forced logits [m, A, K] of each level, for the targets whose ascending indices [m] are its `choices`.
 
         A target is predicted from the states at its positions; the logits of negative positions are undefined.
         """
@@ -132,36 +133,37 @@ class DepthDecoder(nn.Module):
             yield self._logits(state_MAD.index_select(0, choice), sid_ML[choice, :level][:, None], level)
 
     def _logits(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
-        """Compute logits from one state per prefix; either of them may be broadcast over the second dimension."""
+        """Compute the logits of a level from one state per prefix; state or prefix may be broadcast over the second dimension."""
         hidden = self.read[level](state)
-        for place, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
-            hidden = hidden + table(prefix[..., place])
+        for earlier_level, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
+            hidden = hidden + table(prefix[..., earlier_level])
         wide = self.skip[level](state) + self.write[level](functional.relu(hidden))
         z = functional.dropout(self.norm[level](wide), self.dropout, self.training)
         logits = self.out[level](z)
         return logits if level == 0 else logits + self._score_paths(state, prefix, level)
 
     def _score_paths(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
+        """Compute the term [U, W, K] of the hashed paths in the logits of all codes of a level."""
         ask = self.ask[level - 1](state)
         child_UWKR = self.child(_hash_children(prefix, self.codes[level]))
-        if len(child_UWKR) == 1 and ask.shape[1] == 1:
+        if len(child_UWKR) == 1 and ask.shape[1] == 1:  # shared prefixes, and one state per prompt
             return (ask[:, 0] @ child_UWKR.flatten(0, 2).T).unflatten(1, child_UWKR.shape[1:3])
         return torch.einsum("uwkr,uwr->uwk", child_UWKR, ask)
 
 
 def _hash_children(prefix_UWl: Tensor, codes: int) -> Tensor:
-    """Return the hashed row [U, W, K] of each path that a next code would make."""
-    return _hash_path(_number_path(prefix_UWl)[..., None], torch.arange(codes, device=prefix_UWl.device))
+    """Return the row of `child` [U, W, K] for each path of a prefix and a next code."""
+    return _hash_path(_encode_path(prefix_UWl)[..., None], torch.arange(codes, device=prefix_UWl.device))
 
 
-def _number_path(prefix: Tensor) -> Tensor:
-    """Compute a number [...] that identifies the codes [..., l] chosen so far."""
+def _encode_path(prefix: Tensor) -> Tensor:
+    """Combine the codes [..., l] of each prefix to one int64 number [...], which `_hash_path` hashes."""
     path = torch.full_like(prefix[..., 0], prefix.shape[-1])
     for code in prefix.unbind(-1):
-        path = path * _MIX + code + 1
+        path = path * _PATH_MULTIPLIER + code + 1
     return path
 
 
 def _hash_path(path: Tensor, code: Tensor) -> Tensor:
-    """Return the row of the paths that these codes make."""
-    return ((path * _MIX + code + 1) * _SPREAD >> 40) & (DEPTH_ROWS - 1)
+    """Return the row of `child` for the paths that consist of an encoded prefix and a next code."""
+    return ((path * _PATH_MULTIPLIER + code + 1) * _HASH_MULTIPLIER >> 40) & (DEPTH_ROWS - 1)

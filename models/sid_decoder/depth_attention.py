@@ -4,7 +4,7 @@ With h the state that a target is predicted from, y = h + M_l attend(Q_l h + sum
 level l are those that `depth.py` computes for y. The keys are those of the history's states, which all levels and beams of a
 prompt share, followed by one per chosen code; one softmax covers both, as in TIGER and OneRec. Rotary embedding by the position
 in the history rotates half of each head. The key of a code has zeros in that half, so its score does not depend on the position
-of the query. M is initialised with zeros, so the untrained decoder is the one without attention.
+of the query. M_l is initialised with zeros, so the untrained decoder equals the one without attention.
 
 With teacher forcing, one call of uni_attention computes all levels and targets. The two key intervals of a row are the states of
 its sequence up to the one that its target is predicted from, and the earlier codes of its own target.
@@ -38,7 +38,7 @@ class DepthAttention(DepthDecoder):
         self.rotary_width = head_width // 4 * 2
         self.remember = nn.Linear(width, 2 * width)  # keys and values of the history
         self.query = nn.ModuleList(nn.Linear(width, width) for _ in codes)
-        self.sought = nn.ModuleList(  # by level, the queries of the codes chosen on earlier levels
+        self.sought = nn.ModuleList(  # by level, query terms of the codes chosen on earlier levels
             nn.ModuleList(nn.Embedding(k, width) for k in codes[:level]) for level in range(len(codes))
         )
         self.key = nn.ModuleList(
@@ -69,7 +69,8 @@ class DepthAttention(DepthDecoder):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Yield the logits of each level, with the targets' codes as prefixes."""
+        """Yield the logits [m, A, K] of each level, with the targets' own codes as prefixes."""
+        # A negative position has undefined logits, so any valid one can stand in.
         position_MA = position_MA.where(position_MA >= 0, position_MA[:, :1])
         state_MAD = state_TD.index_select(0, position_MA.flatten()).unflatten(0, position_MA.shape)
         states = [state_MAD.index_select(0, choice) for choice in choices]
@@ -107,11 +108,13 @@ class DepthAttention(DepthDecoder):
         """Compute the attention output [R, A, D] of rows that are in the order of targets."""
         if not query_RAD.numel():
             return query_RAD
-        pages, tokens = TargetPages.of(cuts_B1, position_MA[:, 0]), sid_ML.shape[1] - 1
+        pages, codes_per_target = TargetPages.of(cuts_B1, position_MA[:, 0]), sid_ML.shape[1] - 1
         state_S = pages.locate_states()
         history = tuple(x.index_select(0, state_S) for x in self._project_history(state_TD, cuts_B1))
         code_tokens = tuple(x.flatten(0, 1) for x in self._project_codes(sid_ML[:, :-1]))
-        keys, values, cu_k = _append_code_tokens(history, pages.cuts, code_tokens, tokens * pages.first)
+        keys, values, cu_k = _append_code_tokens(
+            history, pages.cuts, code_tokens, codes_per_target * pages.first
+        )
         position_RA = position_MA[target_R]
         rotary_position_RA = position_RA - pages.begin[pages.page[target_R], None]
         q = self._rotate_head(query_RAD.unflatten(-1, (self.heads, -1)), rotary_position_RA)
@@ -119,7 +122,9 @@ class DepthAttention(DepthDecoder):
             q.flatten(0, 1),
             keys,
             values,
-            mask=UniMask.intervals(*pages.compute_intervals(target_R, level_R, position_RA, tokens)),
+            mask=UniMask.intervals(
+                *pages.compute_intervals(target_R, level_R, position_RA, codes_per_target)
+            ),
             cu_seqlens_q=position_MA.shape[1] * pages.locate_rows(target_R),
             cu_seqlens_k=cu_k,
         )
@@ -153,8 +158,8 @@ class DepthAttention(DepthDecoder):
     def _project_history(self, state_TD: Tensor, cuts_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the keys and values [T, H, E] of the states, rotated by their position in the sequence."""
         keys, values = self.remember(state_TD).unflatten(-1, (2, self.heads, -1)).unbind(1)
-        number_T = torch.arange(len(state_TD), device=cuts_B1.device)
-        return self._rotate_head(keys, number_T - cuts_B1[_find_sequences(number_T, cuts_B1)]), values
+        index_T = torch.arange(len(state_TD), device=cuts_B1.device)
+        return self._rotate_head(keys, index_T - cuts_B1[_find_sequences(index_T, cuts_B1)]), values
 
     def _project_codes(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the keys and values [.., l, H, E] of the chosen codes [.., l]."""
@@ -182,24 +187,24 @@ class DepthAttention(DepthDecoder):
 def _attend_packed(
     q_UWHE: Tensor, keys: Tensor, values: Tensor, cuts_U1: Tensor, code_keys: Tensor, code_values: Tensor
 ) -> Tensor:
-    """Compute what `BeamCache.attend` does, with gradients, by one packed call of uni_attention.
+    """Compute the result of `BeamCache.attend`, but differentiable, by one packed call of uni_attention.
 
-    Each beam attends to its prompt's history and to the keys of its own codes [U, W, l, H, E].
+    Each beam attends to its prompt's history and to the keys of its own codes, which are [U, W, l, H, E].
     """
-    prompts, beams, length = len(q_UWHE), q_UWHE.shape[1], code_keys.shape[2]
-    number_U1 = torch.arange(prompts + 1, device=cuts_U1.device)
+    prompts, beams, n_codes = len(q_UWHE), q_UWHE.shape[1], code_keys.shape[2]
+    index_U1 = torch.arange(prompts + 1, device=cuts_U1.device)
     code_tokens = tuple(x.expand(prompts, *x.shape[1:]).flatten(0, 2) for x in (code_keys, code_values))
-    keys, values, cu_k = _append_code_tokens((keys, values), cuts_U1, code_tokens, beams * length * number_U1)
+    keys, values, cu_k = _append_code_tokens((keys, values), cuts_U1, code_tokens, beams * n_codes * index_U1)
     history_UW = cuts_U1.diff()[:, None].expand(-1, beams)
-    code_start_UW = history_UW + length * torch.arange(beams, device=cuts_U1.device)
+    code_start_UW = history_UW + n_codes * torch.arange(beams, device=cuts_U1.device)
     start = torch.stack([torch.zeros_like(code_start_UW), code_start_UW], -1).flatten(0, 1)
-    stop = torch.stack([history_UW, code_start_UW + length], -1).flatten(0, 1)
+    stop = torch.stack([history_UW, code_start_UW + n_codes], -1).flatten(0, 1)
     attended = uni_attention(
         q_UWHE.flatten(0, 1),
         keys,
         values,
         mask=UniMask.intervals(start, stop),
-        cu_seqlens_q=beams * number_U1,
+        cu_seqlens_q=beams * index_U1,
         cu_seqlens_k=cu_k,
     )
     return attended.unflatten(0, (prompts, beams))
@@ -208,16 +213,17 @@ def _attend_packed(
 def _append_code_tokens(
     history: tuple[Tensor, ...], cuts_B1: Tensor, code_tokens: tuple[Tensor, ...], code_cuts_B1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pack keys and values as [history of a sequence | its code tokens], and return them with the offsets of sequences."""
-    number_T = torch.arange(len(history[0]), device=cuts_B1.device)
-    number_S = torch.arange(len(code_tokens[0]), device=cuts_B1.device)
-    at_T = number_T + code_cuts_B1[_find_sequences(number_T, cuts_B1)]
-    at_S = number_S + cuts_B1[_find_sequences(number_S, code_cuts_B1) + 1]
-    at, both = torch.cat([at_T, at_S]), (torch.cat(x) for x in zip(history, code_tokens, strict=True))
-    keys, values = (torch.empty_like(x).index_copy(0, at, x) for x in both)
+    """Pack keys and values as [history of a sequence | its code tokens]; return both, and the offsets [B + 1] of sequences."""
+    index_T = torch.arange(len(history[0]), device=cuts_B1.device)
+    index_S = torch.arange(len(code_tokens[0]), device=cuts_B1.device)
+    row_T = index_T + code_cuts_B1[_find_sequences(index_T, cuts_B1)]
+    row_S = index_S + cuts_B1[_find_sequences(index_S, code_cuts_B1) + 1]
+    row_of_token = torch.cat([row_T, row_S])
+    keys_and_values = (torch.cat(x) for x in zip(history, code_tokens, strict=True))
+    keys, values = (torch.empty_like(x).index_copy(0, row_of_token, x) for x in keys_and_values)
     return keys, values, cuts_B1 + code_cuts_B1
 
 
-def _find_sequences(number: Tensor, cuts_B1: Tensor) -> Tensor:
-    """Return the index of the sequence of each packed token number."""
-    return torch.searchsorted(cuts_B1, number, right=True) - 1
+def _find_sequences(index: Tensor, cuts_B1: Tensor) -> Tensor:
+    """Return the sequence that contains each index of a packed token."""
+    return torch.searchsorted(cuts_B1, index, right=True) - 1

@@ -1,8 +1,8 @@
 """HSTU block (Zhai et al. 2024, "Actions speak louder than words"): gated pointwise attention over packed sequences.
 
 u, v, q, k = silu(W x); y = W'(norm(attention(q, k, v)) * u) + x, where attention weights are silu(score + bias) / length:
-no softmax, so an event's weight does not depend on how many others there are. `length` is pinned to the longest sequence
-the model is built for, never the batch's: a batch-dependent divisor makes training and serving differ.
+no softmax, so an event's weight does not depend on how many others there are. `length` is the longest sequence
+that the model is built for, not that of the batch: a divisor that depends on the batch would make training and serving differ.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nonet.attention.calls import RelativeBias
 from nonet.errors import ConfigError
 from nonet.models.sid_decoder.spec import TIME_BUCKETS
 
-# Shapes: T packed positions, B sequences, D width, H heads, A attention width and V value width a head.
+# Shapes: T packed positions, B sequences, D width, H heads, A attention width per head, V value width per head.
 
 
 class HstuBlock(nn.Module):
-    """One layer. `length`: the longest sequence, which scales the weights and bounds the relative positions."""
+    """One HSTU block. `length`, the longest sequence, divides the attention weights and bounds the relative positions."""
 
     def __init__(
         self,
@@ -51,15 +51,22 @@ class HstuBlock(nn.Module):
         self.time = nn.Parameter(torch.zeros(1, TIME_BUCKETS)) if time else None
 
     def forward(self, x_TD: Tensor, cuts_B1: Tensor, mask: Any, time_T: Tensor | None = None) -> Tensor:
-        """mask: a UniMask or its table (one for all layers). time_T: int32 seconds of each position, for the time bias."""
+        """Return the states [T, D] after the block.
+
+        Args:
+            x_TD: Packed states.
+            cuts_B1: Offsets of the sequences in them.
+            mask: A UniMask or its table, which all blocks can share.
+            time_T: int32 seconds of each position, for the time bias.
+        """
         if (self.time is None) != (time_T is None):
             raise ConfigError(
-                "HSTU block: time_T [T] int32 is wanted exactly when it was built with time=True."
+                "HSTU block: pass time_T [T] int32 if and only if the block was built with time=True."
             )
-        mixed = functional.silu(self.uvqk(self.norm(x_TD)))
-        value, attention = self.heads * self.value_width, self.heads * self.attention_width
-        u, v, q, k = mixed.split([value, value, attention, attention], -1)
-        seen_THV = uni_attention(
+        uvqk = functional.silu(self.uvqk(self.norm(x_TD)))
+        value_columns, attention_columns = self.heads * self.value_width, self.heads * self.attention_width
+        u, v, q, k = uvqk.split([value_columns, value_columns, attention_columns, attention_columns], -1)
+        attended_THV = uni_attention(
             *(x.unflatten(-1, (self.heads, -1)) for x in (q, k, v)),
             mask=mask,
             cu_seqlens_q=cuts_B1,
@@ -67,5 +74,5 @@ class HstuBlock(nn.Module):
             scaling_length=float(self.length),
             bias=RelativeBias(self.position, self.time, time_T, time_T),
         )
-        gated = self.out_norm(seen_THV.flatten(1)) * u
+        gated = self.out_norm(attended_THV.flatten(1)) * u
         return x_TD + self.merge(functional.dropout(gated, self.dropout, self.training))

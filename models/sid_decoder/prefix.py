@@ -1,7 +1,8 @@
-"""Prefix: what a decoder keeps of a history, so that events after it are computed alone.
+"""Prefix: the stored intermediate results of a history, with which a decoder computes later events alone.
 
-Keys and values of every block, each turned by its place, and the states: a later event sees them as if all were computed at
-once, since attention is causal and a place in the window does not move while the window stands.
+A prefix holds the keys and values of every block, rotated by position, and the states. Later events get the same result as if
+the whole history were computed at once: attention is causal, and positions do not change while the window of events keeps its
+beginning.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.blocks import PastKeyValues, compute_rotary
 from nonet.types import SampleBatch
 
-# Shapes: B sequences, N new events, T new positions, S kept positions, n of one sequence, J blocks, D width, H heads, E = D / H.
+# Shapes: B sequences, N new events, T new positions, S stored positions, n positions of one prefix, J blocks, D width, H heads,
+# E = D / H.
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """Keys and values [J, 2, n, H, E] and states [n, D] of a start and the events after it; time of the newest, -1 for none."""
+    """The stored results of one sequence's start position and events.
+
+    Attributes:
+        kv: Keys and values [J, 2, n, H, E] of every block.
+        states: Final states [n, D].
+        time: Unix seconds of the newest event, -1 if there is none.
+    """
 
     kv: Tensor
     states: Tensor
@@ -35,7 +43,7 @@ class CachedPrefix:
 
 
 class PrefixModel(Protocol):
-    """What `extend` needs of a decoder."""
+    """The attributes of a decoder that `extend` uses."""
 
     head_width: int
 
@@ -51,81 +59,99 @@ class PrefixModel(Protocol):
 
     @property
     def depth(self) -> Any:
-        """The depth decoder, which caches states."""
+        """The depth decoder, whose `cache` builds the result of a prefill from states."""
         ...
 
     def embed_inputs(
-        self, batch: SampleBatch, rows: Mapping[str, Tensor], before_B: Tensor | None = None
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], previous_time_B: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Embed events [N, D] and start positions [B, D]."""
         ...
 
 
 def extend(
-    model: PrefixModel, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[CachedPrefix | None]
+    model: PrefixModel,
+    batch: SampleBatch,
+    rows: Mapping[str, Tensor],
+    prefixes: Sequence[CachedPrefix | None],
 ) -> tuple[DecoderCache, list[CachedPrefix]]:
-    """Compute the prefill of stored prefixes together with new events, and the longer prefixes.
+    """Compute the prefill of stored prefixes followed by new events.
 
-    `batch` holds the events of each sequence after its prefix, or all of them if there is no prefix.
+    Args:
+        model: The decoder.
+        batch: The events of each sequence after its prefix, or all of them if it has no prefix.
+        rows: Rows of the sparse features of `batch`.
+        prefixes: Prefix of each sequence; None for none.
+
+    Returns:
+        The cache that steps need, and the prefix of each sequence with the new events.
     """
     offsets, device = batch.item.offsets, batch.item.offsets.device
-    fresh_B = torch.tensor([prefix is None for prefix in kept], device=device)
-    lengths = [0 if prefix is None else len(prefix.states) for prefix in kept]
-    past_B1 = torch.tensor([0, *lengths], device=device).cumsum(0)
-    new_B1 = offsets + torch.nn.functional.pad(fresh_B.long().cumsum(0), (1, 0))
-    both_B1 = past_B1 + new_B1
-    known = [prefix for prefix in kept if prefix is not None]
+    is_new_B = torch.tensor([prefix is None for prefix in prefixes], device=device)
+    previous_times = [-1 if prefix is None else prefix.time for prefix in prefixes]
+    past_lengths = [0 if prefix is None else len(prefix.states) for prefix in prefixes]
+    past_cuts_B1 = torch.tensor([0, *past_lengths], device=device).cumsum(0)
+    new_cuts_B1 = offsets + torch.nn.functional.pad(is_new_B.long().cumsum(0), (1, 0))
+    cuts_B1 = past_cuts_B1 + new_cuts_B1
+    stored = [prefix for prefix in prefixes if prefix is not None]
     states_SD, kv_JSHE = None, None
-    if known:
-        states_SD = torch.cat([prefix.states for prefix in known])
-        kv_JSHE = torch.cat([prefix.kv for prefix in known], 2)
-    total = int(new_B1[-1])
-    if total:
-        past = PastKeyValues.of(kv_JSHE, past_B1, new_B1)
-        before_B = torch.tensor([-1 if prefix is None else prefix.time for prefix in kept], device=device)
-        x_TD = model.norm(_run_blocks(model, batch, rows, fresh_B, before_B, past_B1, new_B1, past))
+    if stored:
+        states_SD = torch.cat([prefix.states for prefix in stored])
+        kv_JSHE = torch.cat([prefix.kv for prefix in stored], 2)
+    n_new = int(new_cuts_B1[-1])
+    if n_new:
+        past = PastKeyValues.from_offsets(kv_JSHE, past_cuts_B1, new_cuts_B1)
+        previous_time_B = torch.tensor(previous_times, device=device)
+        x_TD = model.norm(
+            _run_blocks(model, batch, rows, is_new_B, previous_time_B, past_cuts_B1, new_cuts_B1, past)
+        )
         states = x_TD if states_SD is None else past.join(states_SD, x_TD)
-        seen = past.seen
+        kv_by_block = past.kv_by_block
     else:
         assert states_SD is not None
         assert kv_JSHE is not None
-        states, seen = states_SD, []
-    times = [-1 if prefix is None else prefix.time for prefix in kept]
-    ends, cuts = offsets.tolist(), both_B1.tolist()
+        states, kv_by_block = states_SD, []
+    event_cuts, position_cuts = offsets.tolist(), cuts_B1.tolist()
     time_N = batch.time.values.tolist()
-    longer = []
-    for b, prefix in enumerate(kept):
-        if prefix is not None and ends[b] == ends[b + 1]:
-            longer.append(prefix)
+    longer_prefixes = []
+    for b, prefix in enumerate(prefixes):
+        if prefix is not None and event_cuts[b] == event_cuts[b + 1]:
+            longer_prefixes.append(prefix)
             continue
-        part = slice(cuts[b], cuts[b + 1])
-        newest = time_N[ends[b + 1] - 1] if ends[b + 1] > ends[b] else times[b]
-        kv = torch.stack([x[part] for each in seen for x in each]).unflatten(0, (len(seen), 2))
-        longer.append(CachedPrefix(kv, states[part].clone(), newest))
-    return model.depth.cache(states, both_B1), longer
+        rows_of_sequence = slice(position_cuts[b], position_cuts[b + 1])
+        newest_time = (
+            time_N[event_cuts[b + 1] - 1] if event_cuts[b + 1] > event_cuts[b] else previous_times[b]
+        )
+        kv = torch.stack(
+            [x[rows_of_sequence] for key_and_value in kv_by_block for x in key_and_value]
+        ).unflatten(0, (len(kv_by_block), 2))
+        longer_prefixes.append(CachedPrefix(kv, states[rows_of_sequence].clone(), newest_time))
+    return model.depth.cache(states, cuts_B1), longer_prefixes
 
 
 def _run_blocks(
     model: PrefixModel,
     batch: SampleBatch,
     rows: Mapping[str, Tensor],
-    fresh_B: Tensor,
-    before_B: Tensor,
-    past_B1: Tensor,
-    new_B1: Tensor,
+    is_new_B: Tensor,
+    previous_time_B: Tensor,
+    past_cuts_B1: Tensor,
+    new_cuts_B1: Tensor,
     past: PastKeyValues,
 ) -> Tensor:
-    """Run all blocks on the new positions [T, D], without the final norm."""
+    """Embed the new positions, and return the output [T, D] of the last block for them, before the final norm."""
     offsets = batch.item.offsets
     sequence_N = torch.repeat_interleave(offsets.diff())
     place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]
-    at_N = new_B1[sequence_N] + fresh_B[sequence_N] + place_N
-    event_ND, start_BD = model.embed_inputs(batch, rows, before_B)
-    x_TD = start_BD.new_zeros(int(new_B1[-1]), start_BD.shape[-1])
-    x_TD = x_TD.index_copy(0, new_B1[:-1][fresh_B], start_BD[fresh_B]).index_copy(0, at_N, event_ND)
-    turn_T = torch.zeros(len(x_TD), dtype=torch.int64, device=offsets.device)
-    turn_T = turn_T.index_copy(0, at_N, past_B1.diff()[sequence_N] + fresh_B[sequence_N] + place_N)
-    turn = compute_rotary(turn_T, model.head_width)
+    row_N = new_cuts_B1[sequence_N] + is_new_B[sequence_N] + place_N
+    event_ND, start_BD = model.embed_inputs(batch, rows, previous_time_B)
+    x_TD = start_BD.new_zeros(int(new_cuts_B1[-1]), start_BD.shape[-1])
+    x_TD = x_TD.index_copy(0, new_cuts_B1[:-1][is_new_B], start_BD[is_new_B]).index_copy(0, row_N, event_ND)
+    position_T = torch.zeros(len(x_TD), dtype=torch.int64, device=offsets.device)
+    position_T = position_T.index_copy(
+        0, row_N, past_cuts_B1.diff()[sequence_N] + is_new_B[sequence_N] + place_N
+    )
+    rotation = compute_rotary(position_T, model.head_width)
     for number, block in enumerate(model.blocks):
-        x_TD = block(x_TD, new_B1, turn, past.select_layer(number))
+        x_TD = block(x_TD, new_cuts_B1, rotation, past.select_block(number))
     return x_TD

@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 from nonet.models import ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
 
-# Depth decoder: rank and rows of the table of hashed code pairs.
+# Depth decoder: width and number of rows of the table `child` of hashed paths of codes.
 DEPTH_RANK, DEPTH_ROWS = 16, 1 << 14
-# History decoder: embeddings for gaps between events, for ratings, and for kinds of events.
+# History decoder: numbers of embeddings for time gaps between events, for ratings in half steps, and for event types.
 GAPS, RATINGS, TYPES = 28, 21, 32
-# HSTU: buckets of the time bias.
+# HSTU: number of buckets of the time bias.
 TIME_BUCKETS = 64
 # Additional activation vectors per level and position with `depth: attention` and `ahead: 3` (in the quickstart, 219 vectors
 # per position are stored for the backward pass, and 154 with `depth: mlp`).
@@ -56,7 +56,7 @@ class SidDecoderSpec(ModelSpec):
     features: ClassVar[tuple[str, ...]] = ("item", "user")
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
-        """Return the size of the model: its parameters and the numbers from which the plan estimates memory."""
+        """Return the size of the model, from which the plan estimates memory."""
         width, layers = int(options.get("width", 64)), int(options.get("layers", 3))
         parameters = count_parameters(
             [around.codes] * around.levels,
@@ -79,6 +79,7 @@ class SidDecoderSpec(ModelSpec):
             positions_an_event=1,
             weight_bytes=4,
             depth_vectors=_DEPTH_VECTORS if options.get("depth") == "attention" else 0,
+            # The linear layers of a block have 5 or 12 matrices [width, width].
             matrices=layers * (5 if options.get("block") == "hstu" else 12) * width * width,
         )
 
@@ -99,27 +100,30 @@ def count_parameters(
     length: int = 1,
 ) -> int:
     """Count the parameters of nonet.models.sid_decoder.decoder.SidDecoder."""
-    events = sum(codes) * width + sum(features.values()) * width + (GAPS + RATINGS + TYPES) * width
+    event_inputs = sum(codes) * width + sum(features.values()) * width + (GAPS + RATINGS + TYPES) * width
     blocks = layers * (_count_hstu_block(width, length) if block == "hstu" else _count_attention_block(width))
     depth_decoder = _count_depth(codes, width) + (
         _count_depth_attention(codes, width, heads) if depth == "attention" else 0
     )
-    return blocks + events + width + 2 * width + depth_decoder
+    start_position, norm = width, 2 * width
+    return blocks + event_inputs + start_position + norm + depth_decoder
 
 
 def _count_attention_block(width: int) -> int:
-    block = 4 * width + (3 * width * width + 3 * width) + (width * width + width)
-    return block + (4 * width * width + 4 * width) + (4 * width * width + width)
+    """Count the parameters of a block: two norms, the projections of attention, and the perceptron's two layers."""
+    norms_and_attention = 4 * width + (3 * width * width + 3 * width) + (width * width + width)
+    return norms_and_attention + (4 * width * width + 4 * width) + (4 * width * width + width)
 
 
 def _count_hstu_block(width: int, length: int) -> int:
+    """Count the parameters of a block: two norms, two linear layers, and the biases of position and time."""
     return (
         4 * width + (4 * width * width + 4 * width) + (width * width + width) + 2 * length - 1 + TIME_BUCKETS
     )
 
 
 def _count_depth(codes: Sequence[int], width: int) -> int:
-    """Count the parameters of the depth modules."""
+    """Count the parameters of the depth decoder: hashed paths, then the layers and the code embeddings of each level."""
     hidden = 2 * width
     depth = DEPTH_ROWS * DEPTH_RANK + (len(codes) - 1) * width * DEPTH_RANK
     for level, k in enumerate(codes):

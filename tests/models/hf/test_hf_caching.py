@@ -17,7 +17,7 @@ def rounded(monkeypatch, units):
 
     def differing(model, cache, codes, level):
         answer = step(model, cache, codes, level)
-        if cache.kept is None:
+        if cache.kv is None:
             return answer
         signs = 1.0 - 2.0 * (torch.arange(answer.shape[-1]) % 2)
         return answer + units * torch.finfo(model.backbone.dtype).eps * answer.abs().mean() * signs

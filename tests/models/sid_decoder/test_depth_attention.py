@@ -92,7 +92,7 @@ def test_how_targets_are_paged_changes_neither_logits_nor_gradients(monkeypatch)
     batch.context["rating"] = Jagged(batch.context["rating"].values.double(), batch.item.offsets)
     found = []
     for short in (0, 200):
-        monkeypatch.setattr(pages, "_SHORT", short)
+        monkeypatch.setattr(pages, "_MAX_PAGED_POSITIONS", short)
         model = stirred(depth="attention").double()
         logits = model(batch, rows)
         sum(x.square().sum() for x in logits).backward()

@@ -34,7 +34,7 @@ def seen_by(made, target, level, position):
 
 @pytest.mark.parametrize("short", [0, 200])
 def test_a_row_sees_its_sequence_up_to_where_it_is_asked_and_the_codes_before_it(monkeypatch, short):
-    monkeypatch.setattr(pages, "_SHORT", short)
+    monkeypatch.setattr(pages, "_MAX_PAGED_POSITIONS", short)
     cuts, position_MA = asked()
     targets = len(position_MA)
     made = TargetPages.of(cuts, position_MA[:, 0])
@@ -57,5 +57,5 @@ def test_short_histories_are_cut_into_small_pages_and_long_ones_are_not(monkeypa
     made = TargetPages.of(cuts, position_MA[:, 0])
     assert int(torch.bincount(made.page).max()) == 10
     assert len(made.length) == 3 + 1 + 5
-    monkeypatch.setattr(pages, "_SHORT", 41)
+    monkeypatch.setattr(pages, "_MAX_PAGED_POSITIONS", 41)
     assert TargetPages.of(cuts, position_MA[:, 0]).length.tolist() == [25, 3, 42]
