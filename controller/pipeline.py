@@ -1,7 +1,7 @@
-"""Pipeline: runs a session from tables to report. It tokenises, runs each stage and compares the results.
+"""Pipeline: runs all stages of a session, evaluates their checkpoints, and writes the report.
 
-The evaluator ranks baselines and checkpoints while stages train. The results of each subject are in a file of
-RUN/results, so a resumed run does not repeat what was finished before the checkpoint that it continues from.
+The evaluator ranks baselines and checkpoints while stages train. The result of each subject, which is a baseline, a stage
+or a control, is in a file of RUN/results, so a resumed run does not repeat evaluations that have finished.
 """
 
 from __future__ import annotations
@@ -37,10 +37,16 @@ from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 
 class Pipeline:
-    """All stages of a session, in order."""
+    """All stages of a session, in order.
+
+    Args:
+        session: The session, which is not open yet.
+        recorder: Takes metrics and notes.
+        stopped: Returns whether the user has requested that the run stop.
+    """
 
     def __init__(self, session: Session, recorder: Recorder, stopped: Callable[[], bool]):
-        self.session, self.recorder, self._stopped = session, recorder, stopped
+        self.session, self.recorder, self._is_stop_requested = session, recorder, stopped
         self.wall_s: dict[str, float] = dict(session.run.read_json("results/wall.json") or {})
         self._shown_users: list[dict[str, Any]] | None = None
         self._pending_results: list[tuple[str, GroupFuture, float]] = []
@@ -60,22 +66,22 @@ class Pipeline:
             try_rewards(session)
             self._shown_users_call = (
                 session.evaluator.list_shown_users()
-            )  # first of all: who shows a result must not wait for others
+            )  # requested first, because every shown result needs them
             for name in make_baseline_options(session.scenario):
                 self._evaluate(name, partial(session.evaluator.evaluate_baseline, name))
             for name in self._list_done_stages(session.restored):
                 self._evaluate(name, partial(self._rank_checkpoint, name))
                 for subject in list_subjects_beside(name):
-                    self._evaluate_aside(subject)
+                    self._evaluate_side_checkpoint(subject)
             for name in self._list_open_stages(session.restored):
                 if not self._run_stage(name):
-                    self._collect()
+                    self._collect_results()
                     self.recorder.add_event(
                         "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
                     )
                     return False
             self.recorder.add_event("stage", stage="evaluate", steps=None, done=0)
-            self._collect(wait=True)
+            self._collect_results(wait=True)
             self._finish()
         return True
 
@@ -85,43 +91,43 @@ class Pipeline:
         return [] if restored is None else names[: names.index(restored.stage)]
 
     def _list_open_stages(self, restored: Manifest | None) -> list[str]:
-        """Return the stages from that of the restored checkpoint on; if it ends its stage, that stage is only evaluated."""
+        """Return the stages from that of the restored checkpoint on, which `_run_stage` only evaluates if it has ended."""
         names = list(self.session.stages)
         return names if restored is None else names[names.index(restored.stage) :]
 
     def _run_stage(self, name: str) -> bool:
-        """Run or resume a stage with the evaluations around it. Returns False if the run was stopped."""
+        """Run or resume a stage, with its evaluations and controls; return False if the run was stopped."""
         session = self.session
-        at = session.restored
-        has_ended = at is not None and at.stage == name and at.last
+        restored = session.restored
+        has_ended = restored is not None and restored.stage == name and restored.last
         stage_options = session.scenario.stages[name]
         if not has_ended:
-            self._rebind(name)
+            self._change_groups(name)
             if stage_options.kind.rolls_out:
                 self._probe(name, "before")
-                if at is None or at.stage != name:
+                if restored is None or restored.stage != name:
                     self._rerank(name)
             began = time.time()
             with session.trace.record_span(name):
-                if not run_stage(session, name, self.recorder, self._tick):
+                if not run_stage(session, name, self.recorder, self._poll_between_steps):
                     return False
             self._add_seconds(name, time.time() - began)
         if stage_options.kind.rolls_out:
             self._probe(name, "after")
-        self._keep_join_counts(name)
+        self._add_join_counts(name)
         self._evaluate(name, partial(self._rank_checkpoint, name))
-        self._evaluate_aside(make_unselected_name(name))
+        self._evaluate_side_checkpoint(make_unselected_name(name))
         return self._train_controls(name)
 
     def _train_controls(self, name: str) -> bool:
-        """Train and rank the controls of an RL stage, then load the stage's own end; return False if the run was stopped."""
+        """Train and rank the controls of an RL stage, then load the stage's end; return False if the run was stopped."""
         session = self.session
         controls = make_controls(session, name) if session.scenario.stages[name].kind.rolls_out else []
         for control in controls:
             subject, folder, began = control.setup.name, None, time.time()
             if not (session.run.results / f"{subject}.npz").exists():
                 with session.trace.record_span(subject):
-                    folder = train_control(session, control, self.recorder, self._tick)
+                    folder = train_control(session, control, self.recorder, self._poll_between_steps)
                 if folder is None:
                     session.groups.load(session.checkpoint_log.find_stage_end(name), None)
                     return False
@@ -132,7 +138,7 @@ class Pipeline:
         return True
 
     def _rerank(self, name: str) -> None:
-        """Re-rank the lists of the policy before an RL stage by its rewards, unless that is done or not requested."""
+        """Re-rank the lists of the policy before an RL stage by its rewards, unless that is done or disabled."""
         subject = make_rerank_name(name)
         control = getattr(self.session.scenario.stages[name], "control", False)
         if control and getattr(control, "rerank", None) is not False:
@@ -143,61 +149,62 @@ class Pipeline:
                 rerank(self.session, name, self.recorder)
             self._add_seconds(subject, time.time() - began)
 
-    def _evaluate_aside(self, subject: str) -> None:
+    def _evaluate_side_checkpoint(self, subject: str) -> None:
         """Evaluate a checkpoint from which no stage continues: a control, or the best step if the start was selected."""
         folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
-        known = self.session.run.read_json(f"results/{subject}.json") is not None
-        if known or len(folders) == 1:  # the training of a control keeps the best one alone
+        has_result = self.session.run.read_json(f"results/{subject}.json") is not None
+        # When the training of a control ends, it deletes all checkpoints except the best one.
+        if has_result or len(folders) == 1:
             self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
 
-    def _rebind(self, name: str) -> None:
-        """Start the groups of a stage and stop those that it replaces; wait for the results of an evaluator that is stopped."""
-        due = self.session.groups.find_due_change(name)
-        if not due:
+    def _change_groups(self, name: str) -> None:
+        """Start the groups of a stage, and stop those that it replaces; first wait for the results of an evaluator among them."""
+        change = self.session.groups.find_due_change(name)
+        if not change:
             return
         if any(
-            group.name in due.stops
+            group.name in change.stops
             for group in self.session.groups.binding.groups
             if "evaluator" in group.roles
         ):
-            self._collect(wait=True)
+            self._collect_results(wait=True)
             self._fetch_shown_users()
-            self._keep_join_counts()
+            self._add_join_counts()
         began = time.time()
         self.session.prepare(name)
         self._add_seconds(f"rebind {name}", time.time() - began)
-        self.recorder.add_event("note", text=f"before {name}: {due.describe()}")
+        self.recorder.add_event("note", text=f"before {name}: {change.describe()}")
 
-    def _tick(self) -> bool:
-        """Collect what the evaluator has finished and report failed heartbeats between steps; return whether to stop."""
-        _ = self.session.evaluator
-        self._collect()
+    def _poll_between_steps(self) -> bool:
+        """Write the results that have arrived, report failed heartbeats, and return whether the user has requested a stop."""
+        _ = self.session.evaluator  # raises the error with which the evaluator failed to open
+        self._collect_results()
         if warning := self.session.groups.pop_warning():
             self.recorder.add_event("note", text=warning)
         self.session.trace.collect_due(self.session.groups.hosts.values())
-        return self._stopped()
+        return self._is_stop_requested()
 
     def _rank_checkpoint(self, name: str) -> GroupFuture:
-        """Request the ranking of a stage's last checkpoint; several evaluators rank a share of the events each."""
+        """Request the ranking of a stage's last checkpoint; if there are several evaluators, each ranks a share of the events."""
         evaluator, folder = self.session.evaluator, str(self.session.checkpoint_log.find_stage_end(name))
         if not hasattr(evaluator, "evaluate_share") or evaluator.world == 1:
             return evaluator.evaluate(name, folder)
         return evaluator.combine_shares(name, evaluator.evaluate_share(folder))
 
     def _evaluate(self, name: str, request: Callable[[], GroupFuture]) -> None:
-        """Request an evaluation, which runs while stages train; show the result of an earlier part of the run if there is one."""
+        """Show the result of a subject if a file has it; else request its evaluation, which runs while stages train."""
         result = self.session.run.read_json(f"results/{name}.json")
         if result is not None and (self.session.run.results / f"{name}.npz").exists():
             self._show(name, result)
             return
         self._pending_results.append((name, request(), time.time()))
 
-    def _collect(self, *, wait: bool = False) -> None:
+    def _collect_results(self, *, wait: bool = False) -> None:
         """Write and show the results that have arrived, in the order of their requests; wait for all of them if `wait`."""
         while self._pending_results and (wait or self._pending_results[0][1].done()):
             name, future, began = self._pending_results.pop(0)
             result = future.get(self.session.deadlines.evaluate)
-            if "fitting" in result:  # in parts, so that a validation waits for one of them
+            if "fitting" in result:  # a baseline is fitted in parts, so that validations wait for one part
                 self._pending_results.append((name, self.session.evaluator.evaluate_baseline(name), began))
                 continue
             self.session.run.write_json(f"results/{name}.json", result)
@@ -220,13 +227,14 @@ class Pipeline:
             self.recorder.record_metrics(f"evaluate/{how}", 0, values, role="evaluator")
 
     def _fetch_shown_users(self) -> list[dict[str, Any]]:
+        """Return the few users whose recommendations are shown, which the evaluator has chosen."""
         shown = self._shown_users
         if shown is None:
             shown = self._shown_users = self._shown_users_call.get(self.session.deadlines.evaluate)
         return shown
 
     def _probe(self, name: str, when: str) -> None:
-        """Write the rewards of held-out users, before and after RL."""
+        """Write the rewards of held-out users to RUN/results, unless the file exists; `when` is "before" or "after" RL."""
         file = self.session.run.results / f"{name}.rewards.{when}.npz"
         if not file.exists():
             content = io.BytesIO()
@@ -236,10 +244,10 @@ class Pipeline:
     def _finish(self) -> None:
         """Compare the stages with the baselines, and write the report."""
         session = self.session
-        order = list(session.stages)
+        stages = list(session.stages)
         baselines = make_baseline_options(session.scenario)
-        pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
-        subjects = [(name, subject) for name in order for subject in list_subjects_beside(name)]
+        pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
+        subjects = [(name, subject) for name in stages for subject in list_subjects_beside(name)]
         pairs += [each for each in subjects if (session.run.results / f"{each[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
@@ -247,7 +255,7 @@ class Pipeline:
             else {}
         )
         shown = self._fetch_shown_users()
-        self._keep_join_counts()
+        self._add_join_counts()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
         session.trace.collect(session.groups.hosts.values())
         work = {
@@ -258,10 +266,11 @@ class Pipeline:
         }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work)
 
-    def _keep_join_counts(self, stage: str | None = None) -> None:
-        """Add the rows that joins looked up to results/joins.json: those of a stage's trainers and rewards, or the evaluator's.
+    def _add_join_counts(self, stage: str | None = None) -> None:
+        """Add to results/joins.json how many rows joins have looked up, in a stage's trainers and rewards.
 
-        The evaluator is asked only when it has nothing else to do, because a call waits for those before it.
+        Without a stage, those of the evaluator are added. That must happen when it has no other calls, because a call waits
+        for those before it.
         """
         session = self.session
         if not session.scenario.data.join:
@@ -272,17 +281,18 @@ class Pipeline:
             if session.scenario.stages[stage].kind.rolls_out:
                 groups = session.get_rewards(stage).groups
                 readers |= {f"reward {name}": group for name, group in groups.items()}
-        kept = session.run.read_json("results/joins.json") or {}
+        counts_by_join = session.run.read_json("results/joins.json") or {}
         for reader, group in readers.items():
             if not hasattr(group, "join_counts"):
                 continue
-            for counts in group.join_counts().get(session.deadlines.step):
-                for join, values in counts.items():
-                    sums = kept.setdefault(join, {}).setdefault(reader, {})
-                    for key, value in values.items():
-                        sums[key] = sums.get(key, 0) + value
-        session.run.write_json("results/joins.json", kept)
+            for rank_counts in group.join_counts().get(session.deadlines.step):
+                for join, reader_counts in rank_counts.items():
+                    totals = counts_by_join.setdefault(join, {}).setdefault(reader, {})
+                    for key, value in reader_counts.items():
+                        totals[key] = totals.get(key, 0) + value
+        session.run.write_json("results/joins.json", counts_by_join)
 
     def _add_seconds(self, name: str, seconds: float) -> None:
+        """Add the seconds of a part of the run to results/wall.json."""
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)
         self.session.run.write_json("results/wall.json", self.wall_s)

@@ -1,4 +1,4 @@
-"""Assembles report.json, the numbers that a run found, from the files under RUN/results."""
+"""Assembles report.json, the results of a run, from its metrics, its journal and the files under RUN/results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nonet.controller.setup import make_baseline_options
 from nonet.embedding.training import COUNTED
 from nonet.models.ranking import compare_paired
 
-_NAMED = 50  # users of a reward's quarantine
+_MAX_NAMED_USERS = 50  # users that the report names for each reward whose prompts were quarantined
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 
 
@@ -39,14 +39,15 @@ def make_report(
     Args:
         run: The folder of the run.
         scenario: The scenario.
-        weights: The numbers of dense parameters and sparse rows.
-        wall_s: The seconds of each part of the run.
-        work: What the groups did: {"idle", "bytes_out", "moved", "published"}.
+        weights: The numbers of dense parameters and sparse rows, by name.
+        wall_s: Wall-clock seconds by part of the run.
+        work: Statistics of the worker groups, by "idle", "bytes_out", "moved" and "published".
     """
     facts = run.read_facts()
     assert facts is not None, "a run has artifacts before it has results"
-    beside = {subject: {} for name in scenario.stages for subject in list_subjects_beside(name)}
-    baselines = make_baseline_options(scenario) | beside
+    # Subjects that are ranked for comparison with a stage, such as its controls; they have no options.
+    extra_subjects = {subject: {} for name in scenario.stages for subject in list_subjects_beside(name)}
+    baselines = make_baseline_options(scenario) | extra_subjects
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
@@ -77,7 +78,7 @@ def make_report(
         "machine": read_machine(run.metrics),
         "sparse": _count_sparse(run, scenario),
         "absent_reads": _count_absent_reads(run),
-        "peak_rss_bytes": 0,
+        "peak_rss_bytes": 0,  # the driver fills it in
         "weights": dict(weights),
         "versions": {
             "python": platform.python_version(),
@@ -89,19 +90,21 @@ def make_report(
 
 
 def select_headline(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the main metrics of a result: test events, ranked exhaustively if they were, of all users."""
+    """Return the metrics over all test events of a result, from the exhaustive ranking if there was one, else by beams."""
     test = result["detail"].get("test", {})
     return test.get("exhaustive", test.get("beam", {})).get("all", {})
 
 
 def _read_data(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about the data, with the share of users without a test event."""
-    left_out, users = facts.get("users_only_trained"), facts.get("users")
-    return {**facts} | ({"share_only_trained": left_out / users} if users and left_out is not None else {})
+    """Return the facts about the data and, if it is known, the share of users without a test event."""
+    untested_users, users = facts.get("users_only_trained"), facts.get("users")
+    return {**facts} | (
+        {"share_only_trained": untested_users / users} if users and untested_users is not None else {}
+    )
 
 
 def _collect_parts(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect further parts of the results by part and subject, and the segments, which are the same for all subjects."""
+    """Return further parts of the results by part and subject; "segments" is the same for all subjects and returned once."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
         for part in ("lists", "memory", "segments", "sampled")
@@ -112,40 +115,41 @@ def _collect_parts(results: Mapping[str, Any]) -> dict[str, Any]:
 def read_machine(metrics: Path) -> dict[str, dict[str, Any]]:
     """Return the machine use of each stage's first trainer from the metrics file.
 
-    The result has, by stage, the model FLOP/s utilisation (mfu), achieved and possible operations per second, positions
-    per second, and the share of time by part; the rest is "other". A step that a resume wrote twice counts once.
+    Returns:
+        By stage: the model FLOP/s utilisation (`mfu`), the achieved and possible operations per second, positions per second,
+        and the share of time by part, in which "other" is the rest. A step that a resume wrote twice counts once.
     """
-    values: dict[str, dict[tuple[str, int], float]] = {}
+    values_by_stage: dict[str, dict[tuple[str, int], float]] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # torn by a kill; its step was run and written again
+        except ValueError:  # cut off when the run was killed; the resumed run wrote its step again
             continue
         if record["name"].startswith("machine "):
             name = record["name"].removeprefix("machine ")
-            values.setdefault(record["stage"], {})[name, record["step"]] = record["value"]
-    found = {}
-    for stage, entries in values.items():
+            values_by_stage.setdefault(record["stage"], {})[name, record["step"]] = record["value"]
+    use_by_stage = {}
+    for stage, entries in values_by_stage.items():
         sums: dict[str, float] = {}
         for (name, _), value in entries.items():
             sums[name] = sums.get(name, 0.0) + value
         seconds, flops = sums.pop("seconds"), sums.pop("flops")
-        positions, could = sums.pop("positions"), sums.pop("could")
-        if not seconds or not could:
+        positions, possible_flops = sums.pop("positions"), sums.pop("could")
+        if not seconds or not possible_flops:
             continue
         shares = {name: value / seconds for name, value in sums.items()}
-        found[stage] = {
-            "mfu": flops / could,
+        use_by_stage[stage] = {
+            "mfu": flops / possible_flops,
             "flops_per_s": flops / seconds,
-            "matmul_flops_per_s": could / seconds,
+            "matmul_flops_per_s": possible_flops / seconds,
             "tokens_per_s": positions / seconds,
             "shares": shares | {"other": max(0.0, 1.0 - sum(shares.values()))},
         }
-    return found
+    return use_by_stage
 
 
 def _compare_rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
-    """Return the rewards before and after every RL stage; those of the last one stand for the run."""
+    """Return the rewards before and after every RL stage, as `stage_rewards`, and those of the last RL stage on their own."""
     stages = {
         name: compared
         for name in scenario.stages
@@ -155,9 +159,12 @@ def _compare_rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
 
 
 def _compare_stage_rewards(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
-    """Return [before, after, low, high] of each reward of a stage, or None if it was not measured.
+    """Return the rewards of users that RL never trains on, before and after a stage; None if they were not measured.
 
-    The means and the 95 % interval of the change are over users that RL never trains on.
+    Returns:
+        `rewards`: by reward, its mean before and after the stage, and the bounds of the 95 % interval of the change.
+        `rewards_on`: the number of prompts and users, in words. `rerank`, if the lists were re-ranked: the multiplier, and
+        for the total reward, the mean before and re-ranked with the bounds of the change.
     """
     files = [run.results / f"{stage}.rewards.{when}.npz" for when in ("before", "after")]
     if not all(file.exists() for file in files):
@@ -167,59 +174,64 @@ def _compare_stage_rewards(run: RunFolder, stage: str, seed: int) -> dict[str, A
         key for key in after if key in before and key not in ("user", "of") and not key.startswith("weight.")
     ]
     if weights := {key: after[f"weight.{key}"] for key in keys if f"weight.{key}" in after}:
-        for part in (before, after):  # by what counts at the end of the stage, whatever was set meanwhile
-            part["total"] = np.sum([weight * part[key] for key, weight in weights.items()], axis=0)
-    scored = ~np.any([np.isnan(part[key]) for part in (before, after) for key in keys], axis=0)
-    if not scored.any():  # fewer than five users have RL prompts: none was kept out
+        for probe in (
+            before,
+            after,
+        ):  # both with the weights at the end of the stage, so that totals are comparable
+            probe["total"] = np.sum([weight * probe[key] for key, weight in weights.items()], axis=0)
+    scored = ~np.any([np.isnan(probe[key]) for probe in (before, after) for key in keys], axis=0)
+    if not scored.any():  # fewer than five users have RL prompts, so none was held out
         return None
     means, user = {}, after["user"][scored]
     for key in keys:
         new, old = after[key][scored], before[key][scored]
         change = compare_paired(new, old, user, seed)
         means[key] = [float(old.mean()), float(new.mean()), change["low"], change["high"]]
-    reranked = run.results / f"{stage}.rewards.rerank.npz"
-    more = {}
-    if reranked.exists() and weights:
-        lists = dict(np.load(reranked))
-        if all(len(lists.get(key, ())) == len(scored) for key in weights):
-            total = np.sum([weight * lists[key] for key, weight in weights.items()], axis=0)[scored]
+    rerank_file = run.results / f"{stage}.rewards.rerank.npz"
+    rerank = {}
+    if rerank_file.exists() and weights:
+        rerank_probe = dict(np.load(rerank_file))
+        if all(len(rerank_probe.get(key, ())) == len(scored) for key in weights):
+            total = np.sum([weight * rerank_probe[key] for key, weight in weights.items()], axis=0)[scored]
             change = compare_paired(total, before["total"][scored], user, seed)
-            more["rerank"] = {
-                "multiplier": float(lists["multiplier"]),
+            rerank["rerank"] = {
+                "multiplier": float(rerank_probe["multiplier"]),
                 "total": [means["total"][0], float(np.nanmean(total)), change["low"], change["high"]],
             }
     users, prompts = len(np.unique(user)), len(user)
-    of = int(after["of"]) if "of" in after else prompts
-    some = f" of {of}, drawn by the seed," if of > prompts else ""
+    all_prompts = int(after["of"]) if "of" in after else prompts
+    drawn_from = f" of {all_prompts}, drawn by the seed," if all_prompts > prompts else ""
     return {
         "rewards": means,
-        "rewards_on": f"{prompts} prompts{some} of {users} users that RL never trained on",
-        **more,
+        "rewards_on": f"{prompts} prompts{drawn_from} of {users} users that RL never trained on",
+        **rerank,
     }
 
 
 def _count_quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """Return, by reward, the number of prompts without a score, of steps with such prompts, the first users and a reason."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return, by reward: the numbers of prompts without a score and of steps with such prompts, some users, and a reason."""
+    entry_by_reward: dict[str, dict[str, Any]] = {}
     for record in read_journal(run.journal):
         if "quarantined" not in record:
             continue
-        entry = found.setdefault(
+        entry = entry_by_reward.setdefault(
             record["quarantined"], {"prompts": 0, "steps": 0, "users": [], "why": record["why"]}
         )
         entry["prompts"] += len(record["uids"])
         entry["steps"] += 1
-        entry["users"] = list(dict.fromkeys([*entry["users"], *record["users"]]))[:_NAMED]
-    return found
+        entry["users"] = list(dict.fromkeys([*entry["users"], *record["users"]]))[:_MAX_NAMED_USERS]
+    return entry_by_reward
 
 
 def _check_floors(
-    run: RunFolder, scenario: Scenario, rewards: Mapping[str, Mapping[str, Any]]
+    run: RunFolder, scenario: Scenario, rewards_by_stage: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the state of each floor by `stage.reward`.
+    """Return whether each floor of a reward was met, with the numbers that show it.
 
-    An entry has the floor, the mean over the last fifth of steps, the last multiplier, [before, after] of users that RL
-    never trains on, and whether it was met within 2 %, measured on those users if there are any.
+    Returns:
+        By "stage.reward": the floor (`at_least`), the mean over the last fifth of the steps, the last multiplier, the means
+        before and after RL of users that RL never trains on (`held_out`), and whether the floor was met within 2 % (`held`),
+        measured on those users if there are any.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
     for record in _read_records(run):
@@ -227,31 +239,31 @@ def _check_floors(
             values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     floors = {
         (stage, name): options.at_least
-        for stage, body in scenario.stages.items()
-        for name, options in getattr(body, "rewards", {}).items()
+        for stage, stage_options in scenario.stages.items()
+        for name, options in getattr(stage_options, "rewards", {}).items()
         if options.at_least is not None
     }
-    found = {}
+    state_by_floor = {}
     for (stage, name), floor in floors.items():
-        means, steps = (
+        means, multipliers = (
             values.get((stage, f"reward.{name}"), {}),
             values.get((stage, f"multiplier.{name}"), {}),
         )
         if not means:
             continue
-        last = sorted(means)[-max(1, len(means) // 5) :]
-        mean = float(np.mean([means[step] for step in last]))
-        held_out = rewards.get(stage, {}).get("rewards", {}).get(name, [])[:2]
-        shown = held_out[-1] if held_out else mean
-        found[f"{stage}.{name}"] = {
+        last_steps = sorted(means)[-max(1, len(means) // 5) :]
+        mean = float(np.mean([means[step] for step in last_steps]))
+        held_out = rewards_by_stage.get(stage, {}).get("rewards", {}).get(name, [])[:2]
+        measured_mean = held_out[-1] if held_out else mean
+        state_by_floor[f"{stage}.{name}"] = {
             "at_least": floor,
             "mean": mean,
-            "multiplier": steps[max(steps)] if steps else 0.0,
+            "multiplier": multipliers[max(multipliers)] if multipliers else 0.0,
             "held_out": held_out,
-            "held": is_above_floor(shown, floor),
-            "steps": len(last),
+            "held": is_above_floor(measured_mean, floor),
+            "steps": len(last_steps),
         }
-    return found
+    return state_by_floor
 
 
 def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
@@ -262,25 +274,27 @@ def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
             values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     stages = {}
     for name in scenario.stages:
-        kept, before = ValidationRecord(run, name), 0
-        if kept.end is None or not kept.history:
+        validation, previous_step = ValidationRecord(run, name), 0
+        if validation.end is None or not validation.history:
             continue
         losses, events = values.get((name, "loss"), {}), values.get((name, "events"), {})
         history = []
-        for entry in kept.history:
-            since = [step for step in losses if before < step <= entry["step"]]
-            weight = sum(events.get(step, 0.0) for step in since)
-            loss = sum(losses[step] * events.get(step, 0.0) for step in since) / weight if weight else None
+        for entry in validation.history:
+            steps_since = [step for step in losses if previous_step < step <= entry["step"]]
+            event_count = sum(events.get(step, 0.0) for step in steps_since)
+            loss_sum = sum(losses[step] * events.get(step, 0.0) for step in steps_since)
+            loss = loss_sum / event_count if event_count else None
             history.append(entry | {"loss": loss})
-            before = entry["step"]
-        stages[name] = {**kept.end, "history": history}
+            previous_step = entry["step"]
+        stages[name] = {**validation.end, "history": history}
     return stages
 
 
-def _join_users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _join_users(shown_users: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the users that the report shows, with the items that each subject recommends to them."""
     return [
         user | {"recommended": {name: result["shown"][index] for name, result in results.items()}}
-        for index, user in enumerate(shown)
+        for index, user in enumerate(shown_users)
     ]
 
 
@@ -289,28 +303,31 @@ def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int
     counts_by_table: dict[str, dict[str, int]] = {
         name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
     }
-    seen: dict[tuple[str, int, str], int] = {}
+    values: dict[tuple[str, int, str], int] = {}
     for record in _read_records(run):
         if record["role"] == "embedding":
-            seen[record["stage"], record["step"], record["name"]] = int(record["value"])
-    for (_, _, name), value in seen.items():
-        table, _, what = name.rpartition(".")
+            values[record["stage"], record["step"], record["name"]] = int(record["value"])
+    for (_, _, name), value in values.items():
+        table, _, count_name = name.rpartition(".")
         counts = counts_by_table[table]
-        counts[what] = counts[what] + value if what in COUNTED else value
+        counts[count_name] = counts[count_name] + value if count_name in COUNTED else value
     return counts_by_table
 
 
 def _count_absent_reads(run: RunFolder) -> int:
     """Return the number of positions for which rollouts with a replica or remote reader read the default row."""
-    reads = {(r["stage"], r["step"]): int(r["value"]) for r in _read_records(run) if r["role"] == "rollout"}
-    return sum(reads.values())
+    positions_by_step = {
+        (r["stage"], r["step"]): int(r["value"]) for r in _read_records(run) if r["role"] == "rollout"
+    }
+    return sum(positions_by_step.values())
 
 
 def _read_records(run: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield the records of the metrics file."""
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(line)
-        except ValueError:  # torn by a kill; its step was run and written again
+        except ValueError:  # cut off when the run was killed; the resumed run wrote its step again
             continue
 
 

@@ -29,15 +29,16 @@ from nonet.errors import PlacementError
 from nonet.workers.devices import PoolEnvironment
 from nonet.workers.runtime import OWNED, ActorGroup, GroupLifetime, RoleSpec, WorkerResources
 
-NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
-PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
-STOP_S = 10.0
-GONE_S = 20.0
-RESTARTS = (
-    -1
-)  # without end, of a worker that needs only its remembered calls to be what it was; who waits counts them
-_FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
-_NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
+NO_ROOM_S = 1.0  # how long Ray must report that a group has no room before binding fails
+PATIENCE_S = (
+    0.8  # how long planning is repeated: resources of a run that just ended become free some 100 ms late
+)
+STOP_S = 10.0  # how long processes may take to call the teardown of their roles
+GONE_S = 20.0  # how long the names of stopped workers may stay in use
+RESTARTS = -1  # Ray restarts a stateless worker without limit; whoever awaits its answer limits the attempts
+_FIRST_POLL_S, _POLL_S = 0.002, 0.02  # the first pause between looks at placement groups, and the longest
+_VIEW_SETTLE_S = 0.4  # how long an error waits for a consistent view of the cluster
+_NO_ROOM_STATES = ("NO_RESOURCES", "INFEASIBLE")  # scheduling states that Ray reports
 
 __all__ = ["GroupBinding", "plan_live", "read_live_view"]
 
@@ -47,11 +48,11 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
 
     Args:
         scenario: The scenario.
-        patience_s: How long to look again if there is no room, because a run that just ended is reported free late.
+        patience_s: How long planning is repeated if there is no room.
         **options: Further arguments of `plan`.
 
     Raises:
-        PlacementError: There is no room.
+        PlacementError: There is no room after `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -60,11 +61,11 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
         except PlacementError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.1)
+            time.sleep(0.1)  # nodes report their free resources about that often
 
 
 class GroupBinding:
-    """The running groups of a plan.
+    """The processes and placement groups of a plan's groups; creating it starts them.
 
     Args:
         plan: The plan.
@@ -88,29 +89,36 @@ class GroupBinding:
         self._deadlines = deadlines
         self.groups: tuple[GroupPlan, ...] = ()
         self._specs, self._life, self._envs = specs, life, dict(envs or {})
-        self._groups: dict[str, PlacementGroup] = {}
+        self._placement_groups: dict[str, PlacementGroup] = {}
         self.hosts: dict[str, ActorGroup] = {}
         self.change((), plan.list_groups(stage) if stage else plan.groups)
 
     def change(self, stops: Collection[str], starts: Sequence[GroupPlan]) -> None:
         """Stop some groups with their placement groups, and start others; if that fails, all groups are stopped.
 
-        `hosts` stays the same mapping, so that its holders see the current groups.
+        `hosts` stays the same mapping, so that everyone who holds a reference to it sees the current groups.
+
+        Args:
+            stops: The names of the groups to stop.
+            starts: The groups to start.
         """
         try:
             if stops:
                 self._end(stops)
-                names = {self._life.format_name(name) for name in stops}
+                # The names of detached workers must be free before groups of the same names start.
+                gone = {self._life.format_name(name) for name in stops}
                 _wait_until(
-                    lambda: not names & {left.rpartition("-")[0] for left in self._list_remaining_workers()},
+                    lambda: (
+                        not gone & {worker.rpartition("-")[0] for worker in self._list_remaining_workers()}
+                    ),
                     GONE_S,
                 )
             staying = tuple(group for group in self.groups if group.name not in stops)
             self.groups = (*staying, *starts)
             for group in starts:
                 if not group.shares:
-                    self._groups[group.name] = _reserve(group, self._life)
-            self._wait()
+                    self._placement_groups[group.name] = _reserve(group, self._life)
+            self._wait_for_placement_groups()
             for pool, env in self._envs.items():
                 nodes = {node for group in starts if group.pool == pool for node in group.nodes}
                 PoolEnvironment.from_options(env).check_interpreter(pool, nodes, self._deadlines.start)
@@ -121,7 +129,7 @@ class GroupBinding:
             raise
 
     def set_threads(self, groups: Sequence[GroupPlan]) -> None:
-        """Set the planned number of threads of groups that stay, without waiting."""
+        """Replace the plans of groups that stay, and send their workers the planned number of threads without waiting."""
         named = {group.name: group for group in groups}
         self.groups = tuple(named.get(group.name, group) for group in self.groups)
         for group in groups:
@@ -133,33 +141,33 @@ class GroupBinding:
         Args:
             at_once: Whether to kill the processes without calling the teardown of their roles.
         """
-        self._end({*self.hosts, *self._groups}, at_once=at_once)
+        self._end({*self.hosts, *self._placement_groups}, at_once=at_once)
         self.groups = ()
 
     def list_dead_workers(self) -> list[str]:
-        """Return the names of workers that do not answer."""
+        """Return the names of workers whose processes are dead, such as "trainer-0"."""
         return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.find_dead_ranks()]
 
     def _end(self, names: Collection[str], *, at_once: bool = False) -> None:
-        """Stop the processes of these groups and remove their placement groups; their names are free afterwards."""
-        ended = [self.hosts[name] for name in names if name in self.hosts]
-        bundles = {name: self._groups[name] for name in names if name in self._groups}
-        said = [] if at_once else [ref for hosts in ended for ref in hosts.request_stop()]
-        if said:
-            ray.wait(said, num_returns=len(said), timeout=STOP_S)
-        for hosts in ended:
+        """Stop the processes of these groups, remove their placement groups, and forget both."""
+        running = [self.hosts[name] for name in names if name in self.hosts]
+        reserved = {name: self._placement_groups[name] for name in names if name in self._placement_groups}
+        stop_refs = [] if at_once else [ref for hosts in running for ref in hosts.request_stop()]
+        if stop_refs:
+            ray.wait(stop_refs, num_returns=len(stop_refs), timeout=STOP_S)
+        for hosts in running:
             hosts.kill()
-        for group in bundles.values():
+        for group in reserved.values():
             remove_placement_group(group)
-        _wait_until(lambda: all(state == "REMOVED" for state, _ in _read_states(bundles).values()), 0.5)
+        _wait_until(lambda: all(state == "REMOVED" for state, _ in _read_states(reserved).values()), 0.5)
         for name in names:
             self.hosts.pop(name, None)
-            self._groups.pop(name, None)
+            self._placement_groups.pop(name, None)
 
     def _list_remaining_workers(self) -> list[str]:
-        """Return the names of the run's remaining workers.
+        """Return the names of the run's workers that Ray still knows; none if they are not detached.
 
-        The name of a detached worker is free only some milliseconds after its end.
+        Ray knows a detached worker until some milliseconds after its end.
         """
         return list_remains(self._life.run)[0] if self._life.detached else []
 
@@ -171,55 +179,59 @@ class GroupBinding:
             name=group.name,
             life=replace(self._life, restarts=RESTARTS if _is_stateless(group) else 0),
             seat=WorkerResources(
-                group.device,
-                group.cpus,
-                group.devices,
-                group.threads,
-                self._groups[group.shares or group.name],
-                self._envs.get(group.pool),
+                device=group.device,
+                cpus=group.cpus,
+                devices=group.devices,
+                threads=group.threads,
+                placement_group=self._placement_groups[group.shares or group.name],
+                env=self._envs.get(group.pool),
             ),
             deadlines=self._deadlines,
         )
 
-    def _wait(self) -> None:
+    def _wait_for_placement_groups(self) -> None:
         """Wait for all placement groups.
 
         Raises:
-            PlacementError: Ray has reported for NO_ROOM_S seconds that a group has no room.
+            PlacementError: Ray has reported for NO_ROOM_S seconds that a group has no room, or a group is not there within the
+                start deadline. All groups are stopped then.
         """
         began, pause_s = time.monotonic(), _FIRST_POLL_S
-        waiting = set(self._groups)
+        waiting = set(self._placement_groups)
         while True:
-            states = _read_states(self._groups)
+            states = _read_states(self._placement_groups)
             waiting = {name for name in waiting if states[name][0] != "CREATED"}
             if not waiting:
                 return
             waited = time.monotonic() - began
             late = [
                 name
-                for name in self._groups
+                for name in self._placement_groups
                 if name in waiting
-                and (waited > self._deadlines.start or (states[name][1] in _NO_ROOM and waited > NO_ROOM_S))
+                and (
+                    waited > self._deadlines.start
+                    or (states[name][1] in _NO_ROOM_STATES and waited > NO_ROOM_S)
+                )
             ]
             if late:
-                self._refuse(late[0])
+                self._stop_and_raise(late[0])
             time.sleep(pause_s)
             pause_s = min(_POLL_S, 2 * pause_s)
 
-    def _refuse(self, name: str) -> None:
-        """Stop everything and raise PlacementError, which says who holds what the plan counted on."""
+    def _stop_and_raise(self, name: str) -> None:
+        """Stop all groups and raise PlacementError, which says who holds the resources that a group was planned on."""
         group = next(group for group in self.groups if group.name == name)
         self.stop()
-        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_SETTLE_S)))
+        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_VIEW_SETTLE_S)))
 
 
 def _is_stateless(group: GroupPlan) -> bool:
-    """Return whether a restarted worker is complete once its recorded calls are repeated, as rewards are."""
+    """Return whether a restarted worker needs no state but what its recorded calls create again, as for rewards."""
     return all(".reward." in role for role in group.roles)
 
 
 def _reserve(group: GroupPlan, life: GroupLifetime) -> PlacementGroup:
-    """Create the placement group of a group of processes."""
+    """Request the placement group of a group of processes, with one bundle per worker on its planned node."""
     return placement_group(
         [dict(group.bundle)] * group.workers,
         strategy="PACK",
@@ -230,7 +242,7 @@ def _reserve(group: GroupPlan, life: GroupLifetime) -> PlacementGroup:
 
 
 def _read_states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
-    """Return the state of each group and the scheduler's last report on it, in one call."""
+    """Return (state, scheduling state) of each placement group, with one call to Ray."""
     table = placement_group_table()
     rows = {name: table.get(group.id.hex(), {}) for name, group in groups.items()}
     return {
@@ -239,7 +251,8 @@ def _read_states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, s
     }
 
 
-def _wait_until(true: Callable[[], bool], timeout_s: float) -> None:
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until a condition holds, or the timeout has passed."""
     deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(_POLL_S)

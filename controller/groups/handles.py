@@ -1,6 +1,6 @@
-"""Handles of a run's groups, as its loop uses them: trainer and rollout.
+"""Handles of a run's trainers, shards and rollouts, as the loops of stages use them.
 
-They pass futures on and hold none of the values; only counts, versions and metrics come back to the controller.
+They pass futures on without fetching their values; only counts, versions and metrics come back to the controller.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, S
 class PromptRequest:
     """The prompts of one RL step.
 
-    By default these are the prompts that every rollout derives from the step.
+    By default, rollouts derive the prompts from the step; `users` and `positions` name prompts explicitly.
 
     Attributes:
         stage: The RL stage.
         step: The step of the stage.
         size: The maximum number of prompts.
-        users: Rows of users [U], for explicit prompts.
-        positions: Positions [U] in the sequences of the users, for explicit prompts.
+        users: The row number of each prompt's user [U], for explicit prompts.
+        positions: The position of each prompt in the sequence of its user [U], for explicit prompts.
         served: Whether to return the most likely items, which would be recommended, even if the stage samples.
         width: The number of items for each prompt; by default that of the stage.
         blind: Whether to omit the users' next items from the beams, since they are unknown in serving.
@@ -45,22 +45,22 @@ class PromptRequest:
     blind: bool = False
 
 
-Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
+Enter = Callable[[str, str], None]  # called with a stage and its phase before a group works in the phase
 
 
 def _ignore_phase(stage: str, phase: str) -> None:
-    """Do nothing: groups that fit on the device together take no turns."""
+    """Do nothing, because groups that fit on the device together stay there."""
 
 
 class RewardWeights(Protocol):
-    """The weights of rewards by step, which may learn from the record of a step."""
+    """The weights of rewards by step, which may depend on the records of earlier steps."""
 
     def compute_weights(self, step: int) -> dict[str, float]:
         """Return the weight of each reward at a step."""
         ...
 
     def update_multipliers(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
-        """Update the weights with the record of a step, and return metrics of them."""
+        """Update the weights with the record of a step, and return them as metrics."""
         ...
 
 
@@ -68,10 +68,10 @@ class TrainerHandle:
     """The trainer group, and the embedding shards that work with it.
 
     Attributes:
-        at: The stage and step of the next update.
-        objectives: The weights of the rewards.
-        version: The version under which its weights were last published.
-        delta: Whether rollouts receive only what changed of the weights.
+        apart: Whether the shards are in other processes than the trainers.
+        objectives: The weights of the rewards; None for the weights of the stage.
+        version: The version under which the weights were last published; None before the first publication.
+        delta: Whether rollouts receive only the weights that changed.
         buckets: The number of buckets in which weights are published; known once the trainer is open.
     """
 
@@ -85,29 +85,28 @@ class TrainerHandle:
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
         self.objectives: RewardWeights | None = None
-        self.version: int | None = None  # what its weights were published as, last
-        self._counts: dict[str, dict[str, int]] | None = (
-            None  # since they were asked for; come along with every step
-        )
-        self._replica_bytes: int | None = None  # as of the last step
-        self.delta = False  # whether rollouts are sent what changed of the weights alone
-        self.buckets = 0  # that its weights are published in, known once it is open
+        self.version: int | None = None
+        # Both come back with every step, and are None if they must be fetched.
+        self._counts: dict[str, dict[str, int]] | None = None
+        self._replica_bytes: int | None = None
+        self.delta = False
+        self.buckets = 0
 
     def gather(self, epoch: int = 0) -> None:
-        """Join trainers and shards in a process group, if there is more than one process."""
-        shards = self.shards.world if self.apart else 0
-        if self.group.world + shards == 1:
+        """Join trainers and shards in a process group, if there is more than one process; `epoch` numbers the groups of a run."""
+        shard_count = self.shards.world if self.apart else 0
+        if self.group.world + shard_count == 1:
             return
         host, port = self.group.open_rendezvous().get(self.deadlines.step)
-        rendezvous = Rendezvous(host, port, epoch, self.group.world, shards, self.deadlines.step)
-        waits = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
+        rendezvous = Rendezvous(host, port, epoch, self.group.world, shard_count, self.deadlines.step)
+        joins = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
         if self.apart:
-            waits.append(self.shards.join_process_group(PerRank([rendezvous] * shards)))
-        for wait in waits:
+            joins.append(self.shards.join_process_group(PerRank([rendezvous] * shard_count)))
+        for wait in joins:
             wait.get(self.deadlines.step)
 
     def ensure_on_device(self, stage: StageSetup) -> None:
-        """Move the trainer to its device, to be saved, loaded or published."""
+        """Move the trainer to its device, so that it can be saved, loaded or published."""
         self._enter(stage.name, stage.phases[1])
 
     def begin(self, stage: StageSetup) -> None:
@@ -148,9 +147,12 @@ class TrainerHandle:
         return record | (self.objectives.update_multipliers(step, record) if self.objectives else {})
 
     def pop_table_counts(self) -> dict[str, dict[str, int]]:
-        """Return the counters of the sparse tables since the last call, over all shards.
+        """Return the counters of the sparse tables since the last call, over all shards, and reset them.
 
-        Right after a step they are known without a call.
+        No remote call is made right after a step, because every step returns them.
+
+        Returns:
+            Counts by table and name.
         """
         if self._counts is None:
             self._add_counts(self.shards.pop_counts().get(self.deadlines.step))
@@ -160,7 +162,7 @@ class TrainerHandle:
     def count_replica_bytes(self) -> int:
         """Return the bytes of keys and rows that a replica of all tables holds.
 
-        Right after a step they are known without a call.
+        No remote call is made right after a step, because every step returns them.
         """
         if self._replica_bytes is None:
             self._replica_bytes = sum(self.shards.count_replica_bytes().get(self.deadlines.step))
@@ -178,13 +180,13 @@ class TrainerHandle:
         """Return the row updates sent to replicas since the start: {"full" | "delta": {"updates", "bytes"}}."""
         return sum_shard_counts(self.shards.get_update_counts().get(self.deadlines.step))
 
-    def _run_with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
-        """Return the answer of the trainers; the shards serve meanwhile and report their counters in the same round trip."""
-        serving = [self.shards.serve()] if self.apart else []
-        after = self.shards.pop_counts(), self.shards.count_replica_bytes()
-        answer, *_, counts, sizes = get_all(timeout_s, work, *serving, *after)
+    def _run_with_shards(self, trainer_call: GroupFuture, timeout_s: Deadline) -> Any:
+        """Return the answer of the trainers. Shards in other processes serve them meanwhile; their counters are stored here."""
+        serve_calls = [self.shards.serve()] if self.apart else []
+        count_calls = self.shards.pop_counts(), self.shards.count_replica_bytes()
+        answer, *_, counts, replica_sizes = get_all(timeout_s, trainer_call, *serve_calls, *count_calls)
         self._add_counts(counts)
-        self._replica_bytes = sum(sizes)
+        self._replica_bytes = sum(replica_sizes)
         return answer
 
     def _add_counts(self, counts: list[dict[str, dict[str, int]]]) -> None:
@@ -227,14 +229,22 @@ class EmbeddingHandle:
 
 
 class RolloutHandle:
-    """The rollout group, with the version that it serves; beams pass through the steps of `between`, in order, by stage.
+    """The rollout group, with the version that it serves.
+
+    Args:
+        group: The rollout group.
+        options: The options of the rollout, by stage.
+        enter: Called before the group works in a phase.
+        deadlines: The deadlines of the run.
+        chunks: By stage, how many prompts a worker generates beams for at once; None for all.
+        between: By stage, the groups that change beams before they are scored, in this order.
 
     Attributes:
         version: The version that rollouts serve.
-        weights: The version of the dense weights that were sent; None means that all must be sent.
-        holds: The version of the rows that the replicas hold.
-        owed: Calls that ranks complete before their next prompts.
-        absent: The positions that read the default row between the last two versions.
+        weights_version: The version of the dense weights that were sent; None if all must be sent.
+        rows_version: The version of the rows that the replicas hold; None if all must be sent.
+        pending_applies: Calls by which ranks switch to a version before their next prompts.
+        absent: The number of positions that read the default row between the last two versions.
     """
 
     def __init__(
@@ -249,12 +259,10 @@ class RolloutHandle:
         self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self._between = dict(between or {})
-        self.weights: int | None = (
-            None  # the version of the dense weights that were sent to it; None: all are to be sent
-        )
-        self.holds: int | None = None  # the version of the rows that its replicas hold
-        self.owed: list[GroupFuture] = []  # versions that ranks take over when they come to it
-        self.absent = 0  # positions that read the default row between the last two versions
+        self.weights_version: int | None = None
+        self.rows_version: int | None = None
+        self.pending_applies: list[GroupFuture] = []
+        self.absent = 0
 
     def ensure_on_device(self, stage: str) -> None:
         """Move the rollout to its device for a stage."""
@@ -271,20 +279,20 @@ class RolloutHandle:
         return self._apply_between(prompts, beams)
 
     def generate_group(self, rank: int, prompts: PromptRequest, part: tuple[int, int]) -> GroupFuture:
-        """Start generating the beams of `part` = (index, number of parts) of a step's prompts on one rank."""
+        """Start generating beams on one rank for a part of a step's prompts; `part` is (index, number of parts)."""
         answer = self.group.call_rank(
             rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
         )
         return self._apply_between(prompts, answer)
 
     def _apply_between(self, prompts: PromptRequest, beams: GroupFuture) -> GroupFuture:
-        """Apply the steps between rollout and rewards to beams."""
+        """Return beams after the stage's steps between rollout and rewards."""
         for step in self._between.get(prompts.stage, ()):
             beams = step.apply(beams)
         return beams
 
     def _build_request(self, prompts: PromptRequest) -> RolloutRequest:
-        """Build the request that says how these prompts are answered."""
+        """Build the request that tells rollouts how to generate beams for these prompts."""
         options = self._options[prompts.stage]
         return RolloutRequest(
             stage=prompts.stage,

@@ -1,9 +1,9 @@
-"""Publishing: rollout moves to the trainer's weights and rows, under one version for both.
+"""Publishing: rollouts switch to the trainer's current weights and rows, under one version for both.
 
-Weights go bucket by bucket, and are served when all of them have come. Rows go as what was touched since the version that
-the replicas hold, everything the first time; tables over `count_replica_bytes` stay with their shards, which keep the published
-version readable by key while training goes on. A rollout in the process of the only trainer reads the live model and
-tables: nothing is sent.
+Weights are sent in buckets, and are used when all buckets have arrived. Of the rows, those that changed since the version
+that the replicas hold are sent, and all of them the first time. If the tables are larger than `replica_bytes`, their rows
+are not sent: the shards keep the published version readable by key while training continues. A rollout in the process of
+the only trainer reads the live model and tables, so nothing is sent.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def publish(
     *,
     in_background: bool = False,
 ) -> dict[str, Any]:
-    """Move rollout to a version of the trainer's weights and rows.
+    """Publish the trainer's weights and rows to the rollouts under a version.
 
     Args:
         trainer: The trainer.
         rollout: The rollout.
         version: The version to publish.
-        replica_bytes: The largest size of tables that are copied to rollouts.
-        stage: The RL stage that it is for; trainer and rollout that share a device are moved to it in turn.
-        in_background: Whether not to wait for ranks that are still generating; each takes the version over before its next
-            prompts.
+        replica_bytes: The largest size of all tables together with which they are copied to rollouts.
+        stage: The RL stage for which it is published, so that a trainer and a rollout that share a device take turns on it;
+            None if neither is offloaded.
+        in_background: Whether to return before the ranks have switched; each switches before its next prompts.
 
     Returns:
         The version and how the rows were sent: {"version", "rows": shared | full | delta | by key}.
@@ -41,39 +41,49 @@ def publish(
     if stage is not None:
         trainer.ensure_on_device(stage)
     fused = rollout.group.hosts is trainer.group.hosts
-    whole = fused and not trainer.apart and trainer.group.world == 1
-    asked = (version, rollout.weights) if trainer.delta else ()
+    reads_live = fused and not trainer.apart and trainer.group.world == 1
+    # With the version that rollouts hold, trainers export only the weights that changed since.
+    versions = (version, rollout.weights_version) if trainer.delta else ()
     buckets = (
-        [] if fused else [trainer.group.export_weights(number, *asked) for number in range(trainer.buckets)]
+        [] if fused else [trainer.group.export_weights(index, *versions) for index in range(trainer.buckets)]
     )
-    how, rows, waits = ("shared", {}, []) if whole else _send_rows(trainer, rollout, version, replica_bytes)
+    route, rows, row_calls = (
+        ("shared", {}, []) if reads_live else _send_rows(trainer, rollout, version, replica_bytes)
+    )
     if stage is not None:
         rollout.ensure_on_device(stage.name)
-    came = [rollout.group.receive(version, bucket) for bucket in buckets]
-    applied = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
-    if in_background and how != "by key":
-        done = [each for each in rollout.owed if each.done()]
-        rollout.absent = sum(each.get(trainer.deadlines.step) for each in done)
-        rollout.owed = [*(each for each in rollout.owed if each not in done), applied]
+    receive_calls = [rollout.group.receive(version, bucket) for bucket in buckets]
+    apply_call = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
+    if in_background and route != "by key":
+        ended = [call for call in rollout.pending_applies if call.done()]
+        rollout.absent = sum(call.get(trainer.deadlines.step) for call in ended)
+        rollout.pending_applies = [
+            *(call for call in rollout.pending_applies if call not in ended),
+            apply_call,
+        ]
     else:
-        *_, rollout.absent = get_all(trainer.deadlines.step, *came, *waits, applied)
-    rollout.weights = version if buckets else None
+        *_, rollout.absent = get_all(trainer.deadlines.step, *receive_calls, *row_calls, apply_call)
+    rollout.weights_version = version if buckets else None
     trainer.version = version
-    rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
-    return {"version": version, "rows": how}
+    rollout.version, rollout.rows_version = version, version if route in ("full", "delta") else None
+    return {"version": version, "rows": route}
 
 
 def _send_rows(
     trainer: TrainerHandle, rollout: RolloutHandle, version: int, replica_bytes: int
 ) -> tuple[str, dict[str, Any], list[GroupFuture]]:
-    """Return how the rows are sent, the arguments of `apply` for them, and further calls to wait for."""
+    """Start sending the rows of a version.
+
+    Returns:
+        How they are sent (full | delta | by key), the arguments of `apply` for them, and further calls to wait for.
+    """
     shards = trainer.shards
     if trainer.count_replica_bytes() <= replica_bytes:
-        have = rollout.holds
-        return "delta" if have is not None else "full", {"sparse": shards.export(version, have)}, []
-    published = shards.publish(version)
+        since = rollout.rows_version  # only rows that changed since this version are sent
+        return "delta" if since is not None else "full", {"sparse": shards.export(version, since)}, []
+    publish_call = shards.publish(version)
     return (
         "by key",
         {"slices": shards.slice_map(), "shards": Replicate(list(shards.hosts.actors))},
-        [published],
+        [publish_call],
     )

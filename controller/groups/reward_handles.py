@@ -1,11 +1,11 @@
-"""The rewards of a stage as its loop sees them: scores as futures, and what becomes of prompts that have none.
+"""Handles of a stage's rewards: they return scores as futures, and quarantine the prompts that have no score.
 
-A prompt that a reward fails on is scored once more, by another rank where there is one. The failing prompts of a call are
-halved until those that are to blame are found, inside a rank for what raises or hangs, and here for what ends a rank's
-process. Without a score then, a prompt is quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A
-rank whose process hangs is ended and started again. All attempts of a call together take at most three times the reward's
-`timeout_s`, and no longer than a step may; the time in which a process is started again, and that of other calls which a rank
-answers first, come on top.
+A prompt that a reward fails on is scored once more, by another rank if there are several. If that fails, the prompts of the
+call are halved until those that cause the failure are found: inside a rank if scoring raises or hangs, and here if it ends
+the rank's process. A prompt that still has no score is quarantined: its row of scores is NaN, trainers leave it out, and
+`quarantined` names it. A rank whose process hangs is killed and started again. All attempts of a call together take at most
+three times the reward's `timeout_s`, and no longer than a step may. Two waits are not included: until a killed process has
+started again, and until a rank has answered earlier calls.
 """
 
 from __future__ import annotations
@@ -27,17 +27,25 @@ from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_re
 if TYPE_CHECKING:
     from nonet.rl.rewards import PromptFailure
 
-_LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
-_GRACE_S = 5.0  # above its time-out, which a rank keeps by itself
-_BARREN = 3  # steps in a row without any score, after which a reward ends the run
-_ATTEMPTS = 3  # times a reward's `timeout_s` that all attempts of a call may take together
+_POLL_S = 1.0  # between checks whether the beams are available, from when on rewards are timed
+_GRACE_S = 5.0  # added to the timeout of a rank, so that the rank reports its own timeout first
+_MAX_BARREN_STEPS = 3  # consecutive steps without any score, after which a reward ends the run
+_ATTEMPTS = 3  # all attempts of a call together may take this many times the reward's `timeout_s`
 
-Enter = Callable[[str, str], None]
+Enter = Callable[[str, str], None]  # called with a stage and its phase before groups work in the phase
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedPrompts:
-    """Prompts of one call that a reward gave no score, twice: uids, users, and why of the first."""
+    """The prompts of one call to which a reward gave no score, in two attempts.
+
+    Attributes:
+        reward: The name of the reward.
+        uids: The ids of the prompts.
+        users: The user of each prompt.
+        why: Why the first of them has no score.
+        prompts: The number of all prompts of the call.
+    """
 
     reward: str
     uids: tuple[str, ...]
@@ -46,13 +54,13 @@ class QuarantinedPrompts:
     prompts: int
 
     def describe(self) -> str:
-        """Return one line for a person."""
+        """Return one line that says how many prompts have no score, of which users, and why."""
         users = ", ".join(self.users[:5]) + (", ..." if len(self.users) > 5 else "")
         return f"reward {self.reward!r} gave no score to {len(self.uids)} of {self.prompts} prompts (users {users}): {self.why}"
 
 
 class RewardScores(dict[str, GroupFuture]):
-    """Scores by reward, as futures that are complete.
+    """The scores [U, W] of one call by reward, as futures that are complete.
 
     Attributes:
         quarantined: Prompts that have no score of some reward.
@@ -66,18 +74,17 @@ class RewardScores(dict[str, GroupFuture]):
 
 
 def _ignore_phase(stage: str, phase: str) -> None:
-    """Do nothing: groups that fit together take no turns."""
+    """Do nothing, because groups that fit on the device together stay there."""
 
 
 class RewardHandles:
-    """Every reward's group of one stage.
-
-    Several threads may call `score` at once.
+    """The worker groups of all rewards of one stage. Several threads may call `score` at once.
 
     Attributes:
-        step: The step of the stage that scores are for; "steps without any score" are counted by it.
-        quarantined: Prompts without a score of the newest `score`.
-        retried: The number of prompts of the newest `score` that were scored again.
+        groups: The worker group of each reward, by name.
+        step: The step of the stage that `score` computes scores for by default; None if the caller counts no steps.
+        quarantined: The prompts without a score of the newest call of `score`.
+        retried: The number of prompts of that call that were scored again.
     """
 
     def __init__(
@@ -93,9 +100,9 @@ class RewardHandles:
         self.step: int | None = None
         self.quarantined: list[QuarantinedPrompts] = []
         self.retried = 0
-        self._barren: dict[str, set[int]] = {}
-        self._calls = 0
-        self._under_way, self._counting = Counter[str](), Lock()
+        self._barren_steps: dict[str, set[int]] = {}
+        self._stepless_calls = 0
+        self._running_calls, self._count_lock = Counter[str](), Lock()
 
     def add(self, name: str, group: WorkerGroup, timeout_s: float) -> None:
         """Add a reward, from the next call on."""
@@ -103,7 +110,7 @@ class RewardHandles:
 
     def remove(self, name: str) -> WorkerGroup:
         """Remove a reward and return its group, which still runs."""
-        self._barren.pop(name, None)
+        self._barren_steps.pop(name, None)
         return self.groups.pop(name)
 
     def score(
@@ -114,7 +121,7 @@ class RewardHandles:
         names: Collection[str] | None = None,
         step: int | None = None,
     ) -> RewardScores:
-        """Score beams with the rewards. If a worker dies, it is restarted and its call is repeated once.
+        """Score beams with the rewards, and wait for the scores. If a worker dies, it is restarted and its call is repeated once.
 
         All rewards run concurrently. Their timeouts start when the beams are available.
 
@@ -122,61 +129,71 @@ class RewardHandles:
             beams: Rollouts as encoded by `to_wire`, which may not be available yet.
             strict: Whether a prompt without a score raises the error that caused it.
             names: The names of the rewards to compute; by default all.
-            step: The step that the scores are for, by default the current one. Scores of which a step is learned from count
-                towards three barren steps; those of any other call should give -1, for they do not.
+            step: The step that the scores are for, by default `self.step`. Pass -1 for scores that no training step uses; they
+                do not count towards the consecutive steps without any score.
 
         Raises:
-            DeadlineExceeded: Beams or, if `strict`, a reward were not there in time; it names who is late.
-            DataError: A reward scored nothing in three steps in a row or, if `strict`, has no score for a prompt.
+            DeadlineExceeded: The beams or, if `strict`, the scores of a reward did not arrive in time; the message names who
+                is late.
+            DataError: A reward scored nothing in three consecutive steps or, if `strict`, has no score for a prompt.
         """
         self._enter(self._stage, "score")
         groups = {name: group for name, group in list(self.groups.items()) if names is None or name in names}
-        with self._counting:
-            before = {name: self._under_way[name] for name in groups}
-            self._under_way.update(list(groups))
+        with self._count_lock:
+            earlier_calls = {name: self._running_calls[name] for name in groups}
+            self._running_calls.update(list(groups))
         try:
-            return self._score(beams, groups, before, self._choose_step(step), strict=strict)
+            return self._score(beams, groups, earlier_calls, self._choose_step(step), strict=strict)
         finally:
-            with self._counting:
-                self._under_way.subtract(list(groups))
+            with self._count_lock:
+                self._running_calls.subtract(list(groups))
 
     def _score(
         self,
         beams: GroupFuture,
         groups: Mapping[str, WorkerGroup],
-        before: Mapping[str, int],
+        earlier_calls: Mapping[str, int],
         step: int,
         *,
         strict: bool,
     ) -> RewardScores:
-        """Score beams with rewards; `before` is the number of earlier calls of each reward that have not ended."""
-        found = RewardScores()
-        calls = {name: secrets.token_hex(8) for name in groups}
-        futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
-        failures = {name: groups[name].list_failures(future, calls[name]) for name, future in futures.items()}
+        """Score beams with rewards; `earlier_calls` is the number of calls of each reward that have not ended yet.
+
+        Each of those calls may take all its attempts before a rank answers this one, which extends its time limit.
+        """
+        results = RewardScores()
+        call_ids = {name: secrets.token_hex(8) for name in groups}
+        futures = {
+            name: group.score(beams, strict, call_ids[name], retries=1) for name, group in groups.items()
+        }
+        failures = {
+            name: groups[name].list_failures(future, call_ids[name]) for name, future in futures.items()
+        }
         beams.set_deadline(self.deadlines.step)
         while (
-            not wait_for_results(_LOOK_S, beams, *futures.values(), *failures.values())
+            not wait_for_results(_POLL_S, beams, *futures.values(), *failures.values())
             and not beams.is_late_or_done()
         ):
-            pass  # one wait for all of them, looked up from so that each reward is timed by itself
+            pass  # the wait ends early if all scores have arrived, and else when the beams have
         beams.settle()
-        began = time.monotonic()
-        limits = {name: (1 + _ATTEMPTS * before[name]) * self._timeouts_s[name] + _GRACE_S for name in groups}
+        began_s = time.monotonic()
+        limits = {  # in seconds, from now on
+            name: (1 + _ATTEMPTS * earlier_calls[name]) * self._timeouts_s[name] + _GRACE_S for name in groups
+        }
         for name, future in futures.items():
             future.set_deadline(limits[name])
         for name, future in futures.items():
             futures[name] = self._settle_scores(
-                name, groups[name], future, beams, calls[name], limits[name], strict=strict
+                name, groups[name], future, beams, call_ids[name], limits[name], strict=strict
             )
         for name, future in futures.items():
-            one = _RewardCall(self, name, groups[name], beams, began + float(self.deadlines.step))
-            found[name] = one.retry_missing(future, failures[name], calls[name], found, step)
-        self.quarantined, self.retried = found.quarantined, found.retried
-        return found
+            call = _RewardCall(self, name, groups[name], beams, began_s + float(self.deadlines.step))
+            results[name] = call.retry_missing(future, failures[name], call_ids[name], results, step)
+        self.quarantined, self.retried = results.quarantined, results.retried
+        return results
 
     def compute_means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
-        """Return each reward's mean score of a beam by prompt [U]; NaN without a score."""
+        """Return, by reward, the mean score [U] over each prompt's beams; NaN for a prompt without a score."""
         means = {name: self.groups[name].compute_means(future, retries=1) for name, future in scores.items()}
         return {name: future.get(self.deadlines.step) for name, future in means.items()}
 
@@ -185,30 +202,33 @@ class RewardHandles:
         return self._timeouts_s[name]
 
     def note_barren(self, name: str, step: int, reason: str | None) -> None:
-        """Count a step in which a reward scored nothing. Raises DataError for the third in a row.
+        """Record whether a reward scored anything in a step.
 
         Args:
-            name: The reward.
-            step: The step; below 0 it is not counted.
-            reason: What was wrong; None where some prompt has a score.
+            name: The name of the reward.
+            step: The step; if it is below 0, a step without any score is not counted.
+            reason: Why no prompt has a score; None if some prompt has one.
+
+        Raises:
+            DataError: It is the third consecutive step without any score.
         """
         if reason is None:
-            self._barren.pop(name, None)
+            self._barren_steps.pop(name, None)
         elif step >= 0:
-            barren = self._barren.setdefault(name, set())
-            barren.add(step)
-            if len(barren) >= _BARREN:
+            steps = self._barren_steps.setdefault(name, set())
+            steps.add(step)
+            if len(steps) >= _MAX_BARREN_STEPS:
                 raise DataError(
-                    f"reward {name!r} scored none of the prompts of {_BARREN} steps in a row: {reason}"
+                    f"reward {name!r} scored none of the prompts of {_MAX_BARREN_STEPS} steps in a row: {reason}"
                 )
 
     def _choose_step(self, step: int | None) -> int:
-        """Return the step that a call is for; without any, each call is a step of its own."""
+        """Return `step` or, by default, `self.step`; if both are None, each call counts as a step of its own."""
         if step is None:
             step = self.step
         if step is None:
-            self._calls += 1
-            return self._calls
+            self._stepless_calls += 1
+            return self._stepless_calls
         return step
 
     def _settle_scores(
@@ -217,12 +237,15 @@ class RewardHandles:
         group: WorkerGroup,
         future: GroupFuture,
         beams: GroupFuture,
-        call: str,
-        limit: float,
+        call_id: str,
+        limit_s: float,
         *,
         strict: bool,
     ) -> GroupFuture:
-        """Return scores that are there. The process of a rank that hangs is ended, and its prompts have none."""
+        """Wait for the scores of a reward, and return them. Unless `strict`, prompts of a rank that fails get blank scores.
+
+        A rank that is late is restarted. If `strict`, the error of a late or lost rank is raised.
+        """
         try:
             return future.settle()
         except DeadlineExceeded as error:
@@ -231,116 +254,171 @@ class RewardHandles:
                     f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its "
                     f"workers ({error})"
                 ) from None
-            ranks = future.restart_late_ranks()
+            ranks_without_scores = future.restart_late_ranks()
         except WorkerLost as error:
             if strict:
                 raise
-            ranks = [error.rank]
-        blank = group.make_blank_scores(beams, call, retries=1)
-        blank.settle(self.deadlines.start)
-        for rank in ranks:
-            future.replace_result(rank, blank)
-        return future.set_deadline(limit).settle()
+            ranks_without_scores = [error.rank]
+        blank_scores = group.make_blank_scores(beams, call_id, retries=1)
+        blank_scores.settle(self.deadlines.start)
+        for rank in ranks_without_scores:
+            future.replace_result(rank, blank_scores)
+        return future.set_deadline(limit_s).settle()
 
 
 class _RewardCall:
-    """The calls of one reward that repeat the prompts without a score, until `until` (monotonic seconds)."""
+    """The repeated scoring of the prompts to which one reward gave no score.
+
+    Args:
+        handles: The rewards of the stage.
+        name: The name of the reward.
+        group: The group of the reward.
+        beams: The beams that are scored.
+        retry_until_s: When no further attempt may start, in seconds of `time.monotonic`.
+    """
 
     def __init__(
-        self, handles: RewardHandles, name: str, group: WorkerGroup, beams: GroupFuture, until: float
+        self, handles: RewardHandles, name: str, group: WorkerGroup, beams: GroupFuture, retry_until_s: float
     ):
         self._handles, self._name, self._group, self._beams = handles, name, group, beams
-        self._deadlines, self._until = handles.deadlines, until
+        self._deadlines, self._retry_until_s = handles.deadlines, retry_until_s
         self._budget_s = (_ATTEMPTS - 1) * handles.get_timeout_s(name)  # the first call had one `timeout_s`
 
     def retry_missing(
-        self, scores: GroupFuture, failures: GroupFuture, call: str, found: RewardScores, step: int
+        self, scores: GroupFuture, failures: GroupFuture, call_id: str, results: RewardScores, step: int
     ) -> GroupFuture:
-        """Return scores in which prompts without a score were scored again; prompts that still have none are recorded."""
-        troubles = self._fetch_troubles(scores, failures, call)
-        if not any(troubles):
+        """Score the prompts without a score again, and return all scores; prompts that still have none are recorded.
+
+        Args:
+            scores: The scores of the first attempt.
+            failures: The failures of the first attempt, by rank.
+            call_id: The id of the first attempt.
+            results: The results of the whole call; its lists of quarantined and retried prompts are updated.
+            step: The step that the scores are for.
+        """
+        failures_by_rank = self._fetch_failures(scores, failures, call_id)
+        if not any(failures_by_rank):
             self._handles.note_barren(self._name, step, None)
             return scores
-        counts = scores.get_row_counts()
-        starts, total = np.cumsum([0, *counts]), int(sum(counts))
-        left = {int(starts[rank]) + each.row: each for rank, wrong in enumerate(troubles) for each in wrong}
-        makers = {int(starts[rank]) + each.row: rank for rank, wrong in enumerate(troubles) for each in wrong}
-        found.retried += len(left)
-        scores, left = self._score_again(scores, sorted(left), left, makers, total)
-        self._end_hung()
-        if left:
-            first = next(iter(left.values()))
-            named = tuple(each.uid for each in left.values()), tuple(each.user for each in left.values())
-            found.quarantined.append(QuarantinedPrompts(self._name, *named, first.why, total))
-        barren = len(left) == total and total > 0
-        self._handles.note_barren(self._name, step, next(iter(left.values())).why if barren else None)
+        row_counts = scores.get_row_counts()
+        starts, prompt_count = np.cumsum([0, *row_counts]), int(sum(row_counts))
+        placed = [
+            (int(starts[rank]) + each.row, rank, each)
+            for rank, some in enumerate(failures_by_rank)
+            for each in some
+        ]
+        unscored = {row: failure for row, _, failure in placed}
+        rank_by_row = {row: rank for row, rank, _ in placed}
+        results.retried += len(unscored)
+        scores, unscored = self._score_again(scores, sorted(unscored), unscored, rank_by_row, prompt_count)
+        self._restart_hung_ranks()
+        if unscored:
+            first = next(iter(unscored.values()))
+            named = (
+                tuple(each.uid for each in unscored.values()),
+                tuple(each.user for each in unscored.values()),
+            )
+            results.quarantined.append(QuarantinedPrompts(self._name, *named, first.why, prompt_count))
+        nothing_scored = len(unscored) == prompt_count and prompt_count > 0
+        self._handles.note_barren(
+            self._name, step, next(iter(unscored.values())).why if nothing_scored else None
+        )
         return scores
 
     def _score_again(
         self,
         scores: GroupFuture,
         rows: Sequence[int],
-        left: dict[int, PromptFailure],
-        makers: Mapping[int, int],
-        total: int,
+        unscored: dict[int, PromptFailure],
+        rank_by_row: Mapping[int, int],
+        prompt_count: int,
     ) -> tuple[GroupFuture, dict[int, PromptFailure]]:
-        """Return patched scores, and the rows without one. Rows whose call ends a process are halved until one is left."""
-        sets = [list(rows)]
-        while sets and (left_s := self._until - time.monotonic()) > 0:
-            some = sets.pop()
+        """Score rows again, and return all scores with the failures of the rows that still have none, by row.
+
+        Rows whose call ends a process are halved until the row that causes it is alone.
+
+        Args:
+            scores: The scores of all rows.
+            rows: The rows without a score.
+            unscored: The failures of these rows by row; updated in place.
+            rank_by_row: The rank that failed on each of these rows.
+            prompt_count: The number of all rows.
+        """
+        row_sets = [list(rows)]
+        while row_sets and (remaining_s := self._retry_until_s - time.monotonic()) > 0:
+            row_set = row_sets.pop()
             try:
-                scores, wrong = self._score_rows(scores, some, makers, total, min(self._budget_s, left_s))
-            except DeadlineExceeded:  # its budget is spent
+                scores, new_failures = self._score_rows(
+                    scores, row_set, rank_by_row, prompt_count, min(self._budget_s, remaining_s)
+                )
+            except DeadlineExceeded:  # the time for these rows is over; others may still be scored
                 continue
             except (WorkerLost, WorkerFailed):
-                if len(some) > 1:
-                    half = len(some) // 2
-                    sets += [some[half:], some[:half]]
+                if len(row_set) > 1:
+                    half = len(row_set) // 2
+                    row_sets += [row_set[half:], row_set[:half]]
                 continue
-            for row in some:
-                left.pop(row, None)
-            left |= wrong
-        return scores, {row: left[row] for row in sorted(left)}
+            for row in row_set:
+                unscored.pop(row, None)
+            unscored |= new_failures
+        return scores, {row: unscored[row] for row in sorted(unscored)}
 
     def _score_rows(
-        self, scores: GroupFuture, rows: Sequence[int], makers: Mapping[int, int], total: int, budget_s: float
+        self,
+        scores: GroupFuture,
+        rows: Sequence[int],
+        rank_by_row: Mapping[int, int],
+        prompt_count: int,
+        budget_s: float,
     ) -> tuple[GroupFuture, dict[int, PromptFailure]]:
-        """Score rows again, each by another rank than before where there are several.
+        """Score rows again, each by another rank than before if there are several.
 
-        Raises DeadlineExceeded, WorkerLost and WorkerFailed where that failed as a whole.
+        Returns:
+            The scores of all rows, and the failures of these rows by row.
+
+        Raises:
+            DeadlineExceeded: A rank did not answer in time; it was restarted.
+            WorkerLost: The process of a rank ended.
+            WorkerFailed: A call failed as a whole.
         """
-        group, call = self._group, secrets.token_hex(8)
+        group, call_id = self._group, secrets.token_hex(8)
         world = group.world
-        again: list[list[int]] = [[] for _ in range(world)]
-        for nth, row in enumerate(rows):
-            again[(makers[row] + 1 + nth) % world].append(row)
-        rescored = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(
+        rows_by_rank: list[list[int]] = [[] for _ in range(world)]
+        for index, row in enumerate(rows):
+            rows_by_rank[(rank_by_row[row] + 1 + index) % world].append(row)
+        rescored = group.score_again(self._beams, PerRank(rows_by_rank), call_id, budget_s).set_deadline(
             budget_s + _GRACE_S
         )
-        failures = group.list_failures(rescored, call)
+        failures = group.list_failures(rescored, call_id)
         try:
             rescored.settle()
         except DeadlineExceeded:
             rescored.restart_late_ranks()
             raise
-        wrong = failures.get(self._deadlines.step)
-        order = [row for part in again for row in part]
-        patched = group.patch_scores(scores, rescored, order, total).settle(self._deadlines.step)
-        return patched, {again[rank][each.row]: each for rank, part in enumerate(wrong) for each in part}
+        failures_by_rank = failures.get(self._deadlines.step)
+        order = [row for rank_failures in rows_by_rank for row in rank_failures]
+        patched = group.patch_scores(scores, rescored, order, prompt_count).settle(self._deadlines.step)
+        return patched, {
+            rows_by_rank[rank][failure.row]: failure
+            for rank, rank_failures in enumerate(failures_by_rank)
+            for failure in rank_failures
+        }
 
-    def _fetch_troubles(
-        self, scores: GroupFuture, failures: GroupFuture, call: str
+    def _fetch_failures(
+        self, scores: GroupFuture, failures: GroupFuture, call_id: str
     ) -> list[list[PromptFailure]]:
-        """Return by rank the prompts without a score; they are fetched only where there are some."""
+        """Return, by rank, the failures of the prompts without a score; an empty list if no rank has any."""
         try:
             if not any(failures.get_row_counts()):
                 return []
             return failures.get(self._deadlines.step)
-        except NonetError:  # of a rank that was lost since: its scores are others
-            return self._group.list_failures(scores, call).get(self._deadlines.step)
+        except (
+            NonetError
+        ):  # a rank was lost meanwhile: its scores and failures are those of the repeated call
+            return self._group.list_failures(scores, call_id).get(self._deadlines.step)
 
-    def _end_hung(self) -> None:
-        """End the processes in which a call that was late may still run, and wait until Ray has started them again."""
+    def _restart_hung_ranks(self) -> None:
+        """Restart the ranks in which a late call still runs, and wait until Ray has started them again."""
         try:
             hung = self._group.is_hung(retries=1).get(_GRACE_S)
             for rank, is_hung in enumerate(hung):
@@ -348,5 +426,5 @@ class _RewardCall:
                     self._group.hosts.restart(rank)
             if any(hung):
                 self._group.is_hung(retries=1).get(self._deadlines.start)
-        except NonetError:  # a rank that does not answer is ended where its scores are waited for
+        except NonetError:  # a rank that does not answer is restarted by the next wait for its scores
             return

@@ -1,7 +1,8 @@
-"""The groups of a run as handles: bound, opened, and changed between stages.
+"""RunGroups: starts the worker groups of a run, opens the artifacts in them, and changes the groups between stages.
 
-A stage with its own roles gets the groups of its re-plan. Unchanged groups stay; the others are stopped and started
-again, open the artifacts, join a process group of a new epoch and load the newest checkpoint. Groups that do not fit on
+A stage with its own roles gets the groups of its re-plan. Unchanged groups stay. The others are stopped and started
+again, and open the artifacts. If a group that trains is among them, the training groups join a new process group and load
+the newest checkpoint. Groups that do not fit on
 their device together take turns through the `Offloader`.
 """
 
@@ -39,7 +40,13 @@ from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, Worker
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """The groups to stop and start before a stage; `kept` stay with another number of threads."""
+    """The groups to stop and start before a stage; falsy if there are none.
+
+    Attributes:
+        stops: The names of the groups to stop.
+        starts: The groups to start.
+        kept: The groups that stay, but with another number of threads.
+    """
 
     stops: tuple[str, ...]
     starts: tuple[GroupPlan, ...]
@@ -55,14 +62,24 @@ class GroupChange:
 
 
 class RunGroups:
-    """The groups of a run, at first those of `stage`; `life_s` has the meaning it has in Session."""
+    """The groups of a run as handles, and the processes behind them.
+
+    Args:
+        scenario: The scenario.
+        run: The folder of the run.
+        plan: The plan, with the groups of every stage.
+        life_s: If 0, the processes end with this process. If above 0, they are detached and end after this many seconds
+            without a heartbeat.
+        trace: Takes the spans of the workers.
+        stage: The stage whose groups are started first.
+    """
 
     def __init__(
         self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: ChromeTrace, stage: str
     ):
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
         self._results, self._buckets = str(run.results), 0
-        self._rehearses = any(
+        self._has_own_baselines = any(
             config["use"] not in BASELINES.list_shipped()
             for config in make_baseline_options(scenario).values()
         )
@@ -75,9 +92,9 @@ class RunGroups:
         self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
         self._watchdog = Watchdog(run.path, self.hosts)
-        self._watch()
+        self._attach_watchdog()
         self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
-        self._check_shared(self.hosts)
+        self._check_shared_or_stop(self.hosts)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop every process.
@@ -97,10 +114,10 @@ class RunGroups:
 
     @property
     def evaluator(self) -> WorkerGroup:
-        """The evaluator, which opens while the first steps run because it reads all events.
+        """The evaluator. It may still be opening, because it reads all events, and answers calls afterwards.
 
         Raises:
-            Exception: The error that kept it from opening.
+            Exception: Opening has failed with this error.
         """
         if self._evaluator_opened.done():
             self._evaluator_opened.get(self.deadlines.open)
@@ -119,11 +136,13 @@ class RunGroups:
         return WorkerGroup.from_actors(self.hosts[name], role)
 
     def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
-        """Start the processes of another reward, wherever there is room; on an error nothing of it is left.
+        """Start the processes of a reward that is not in the plan, on any node with room, and return their group.
+
+        If this fails, its processes are stopped.
 
         Raises:
             PlacementError: There is no room.
-            ConfigError: The reward is wrong.
+            ConfigError: The reward's options are wrong.
         """
         role, free = f"{stage}.reward.{name}", float(ray.available_resources().get("CPU", 0.0))
         if free < LIGHT_CPUS * options.workers:
@@ -142,7 +161,7 @@ class RunGroups:
             deadlines=self.deadlines,
         )
         self.hosts[role] = hosts
-        self._watch()
+        self._attach_watchdog()
         try:
             hosts.wait_until_ready()
             group = WorkerGroup.from_actors(hosts, role)
@@ -171,29 +190,32 @@ class RunGroups:
     def find_due_change(self, stage: str) -> GroupChange:
         """Return the groups to stop and to start before a stage; falsy if all of its groups are already running."""
         planned = {group.name: group for group in self.plan.list_groups(stage)}
-        there = {group.name: group for group in self.binding.groups}
+        running = {group.name: group for group in self.binding.groups}
         staying = {
-            name for name, group in planned.items() if name in there and _is_unchanged(group, there[name])
+            name for name, group in planned.items() if name in running and _is_unchanged(group, running[name])
         }
-        stops = tuple(name for name in there if name not in staying)
+        stops = tuple(name for name in running if name not in staying)
         starts = tuple(group for name, group in planned.items() if name not in staying)
-        other = tuple(planned[name] for name in sorted(staying) if planned[name] != there[name])
-        return GroupChange(stops, starts, other)
+        rethreaded = tuple(planned[name] for name in sorted(staying) if planned[name] != running[name])
+        return GroupChange(stops, starts, rethreaded)
 
-    def change(self, due: GroupChange, checkpoint: Path | None) -> None:
-        """Stop and start groups as a change says, and load a checkpoint; if that fails, all processes of the run are ended."""
-        started, before = {group.name for group in due.starts}, self._list_training_groups()
-        self._trace.collect(self.hosts[name] for name in due.stops)
-        self.binding.change(due.stops, due.starts)
-        self._watch()
-        self._check_shared(started)
-        self.binding.set_threads(due.kept)
+    def change(self, change: GroupChange, checkpoint: Path | None) -> None:
+        """Stop and start groups; if a group that trains is among them, load a checkpoint into all groups that train.
+
+        If a group cannot be started, all processes of the run are stopped.
+        """
+        started, trained_before = {group.name for group in change.starts}, self._list_training_groups()
+        self._trace.collect(self.hosts[name] for name in change.stops)
+        self.binding.change(change.stops, change.starts)
+        self._attach_watchdog()
+        self._check_shared_or_stop(started)
+        self.binding.set_threads(change.kept)
         for name in started:
             self.offloader.mark_resident(name)
-        anew = bool((started | set(due.stops)) & (before | self._list_training_groups()))
-        self._epoch += anew
+        regroup = bool((started | set(change.stops)) & (trained_before | self._list_training_groups()))
+        self._epoch += regroup
         self._open(self._folders, started)
-        if anew and checkpoint is not None:
+        if regroup and checkpoint is not None:
             self.load(checkpoint, None)
 
     def load(self, checkpoint: Path, resumed_stage: StageSetup | None) -> None:
@@ -207,23 +229,27 @@ class RunGroups:
         waits = [self.trainer.group.load(folder, resumed_stage), self.trainer.shards.load(folder)]
         for wait in waits:
             wait.get(self.deadlines.open)
-        if self._has("rollout"):
-            self.rollout.holds = None  # rows were put back: no difference leads from what its copies hold
+        if self._has_role("rollout"):
+            self.rollout.rows_version = None  # the rows differ from those of any version that was sent
 
-    def _check_shared(self, fresh: Collection[str]) -> None:
-        """Raise PlacementError, with no process left, where workers on another node do not reach the run's folder."""
-        nodes = {node for group in self.binding.groups if group.name in fresh for node in group.nodes}
-        here = ray.get_runtime_context().get_node_id()
+    def _check_shared_or_stop(self, new_names: Collection[str]) -> None:
+        """Check that the workers of new groups reach the run's folder; if not, stop all processes.
+
+        Raises:
+            PlacementError: A worker on another node does not reach it.
+        """
+        nodes = {node for group in self.binding.groups if group.name in new_names for node in group.nodes}
+        own_node = ray.get_runtime_context().get_node_id()
         try:
-            check_shared(self._run, [self.hosts[name] for name in fresh], {*nodes, here})
+            check_shared(self._run, [self.hosts[name] for name in new_names], {*nodes, own_node})
         except NonetError:
             self.stop(at_once=True)
             raise
 
-    def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
-        """Create the handles again, join a changed process group, and open the artifacts in new groups."""
+    def _open(self, folders: Mapping[str, str], new_names: Collection[str]) -> None:
+        """Create all handles again, join new training groups in a process group, and open the artifacts in new groups."""
         self._folders = dict(folders)
-        for name in fresh:
+        for name in new_names:
             self.hosts[name].wait_until_ready()
         self.offloader.stages = frozenset(
             stage for stage in self.scenario.stages if not self.find_due_change(stage)
@@ -231,54 +257,57 @@ class RunGroups:
         self.trainer = TrainerHandle(
             self.group("trainer"), self.group("embedding"), self.offloader.enter, self.deadlines
         )
-        if self._has("rollout"):
+        if self._has_role("rollout"):
             rollouts = make_rollout_options(self.scenario)
-            waves = {stage: self.plan.find_chunk(stage, "rollout") for stage in self.scenario.stages}
+            chunks = {stage: self.plan.find_chunk(stage, "rollout") for stage in self.scenario.stages}
             between = {
                 stage: [self.group(name) for name in names]
                 for stage, names in list_between_roles(self.scenario).items()
             }
             self.rollout = RolloutHandle(
-                self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves, between
+                self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, chunks, between
             )
         self._evaluator = self.group("evaluator")
         self.rewards = self._make_reward_handles()
-        groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
+        others = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for names in list_between_roles(self.scenario).values():
-            groups += [self.group(name) for name in names if self.group(name).has_method("open")]
+            others += [self.group(name) for name in names if self.group(name).has_method("open")]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
-            if group.hosts.name in fresh:
+            if group.hosts.name in new_names:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
-        if self._list_training_groups() & set(fresh):
+        if self._list_training_groups() & set(new_names):
             self._join_process_group()
-        first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
-        waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
-        if self._evaluator.hosts.name in fresh:
+        trainer_call = (
+            self.trainer.group.open(folders) if self.trainer.group.hosts.name in new_names else None
+        )
+        waits = [group.open(folders) for group in others if group.hosts.name in new_names]
+        if self._evaluator.hosts.name in new_names:
             self._evaluator_opened = self._evaluator.open(folders, self._results)
-            if self._rehearses:  # baselines of the user's own, before anything is trained
+            if self._has_own_baselines:  # errors in user code are raised before anything is trained
                 waits.append(self._evaluator_opened)
-        if first is not None:
-            built = first.get(self.deadlines.open)[0]
-            self.parameters: int = built["parameters"]
-            self._buckets = built["buckets"]
-            self.notes: list[str] = built.get("notes", [])
+        if trainer_call is not None:
+            facts = trainer_call.get(self.deadlines.open)[0]
+            self.parameters: int = facts["parameters"]
+            self._buckets = facts["buckets"]
+            self.notes: list[str] = facts.get("notes", [])
         self.trainer.buckets = self._buckets
         self.trainer.delta = self.scenario.weights.publish == "delta"
-        if self._has("rollout") and self.rollout.group.hosts.name in fresh:
+        if self._has_role("rollout") and self.rollout.group.hosts.name in new_names:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:
             wait.get(self.deadlines.open)
 
-    def _has(self, role: str) -> bool:
+    def _has_role(self, role: str) -> bool:
+        """Return whether a running group holds a role."""
         return any(role in group.roles for group in self.binding.groups)
 
-    def _watch(self) -> None:
-        """Give every group the watchdog that explains waits which run out."""
+    def _attach_watchdog(self) -> None:
+        """Set the watchdog of every group, which explains a wait that exceeds its deadline."""
         for hosts in self.hosts.values():
             hosts.watchdog = self._watchdog
 
     def _join_process_group(self) -> None:
-        """Join trainers and shards in one process group; members of an older one refuse its calls from now on."""
+        """Join trainers and shards in a process group; once it replaces an older one, ranks refuse calls of the older one."""
         if self._epoch:
             for name in sorted(self._list_training_groups()):
                 self.hosts[name].begin_epoch(self._epoch)
@@ -301,6 +330,6 @@ class RunGroups:
         }
 
 
-def _is_unchanged(one: GroupPlan, other: GroupPlan) -> bool:
-    """Return whether a group can stay; only its number of threads may change."""
-    return replace(one, threads=bool(one.threads)) == replace(other, threads=bool(other.threads))
+def _is_unchanged(planned: GroupPlan, running: GroupPlan) -> bool:
+    """Return whether two plans of a group differ at most in a number of threads above 0, which can be set without a restart."""
+    return replace(planned, threads=bool(planned.threads)) == replace(running, threads=bool(running.threads))

@@ -16,9 +16,9 @@ from nonet.controller.scenario import Role, Scenario, StageOptions
 from nonet.models import ModelSize
 
 RUNTIME_BYTES = 1_500_000_000  # device context and collective buffers of one process
-PROCESS_BYTES = 400_000_000  # host memory of Python, torch and Ray in one process
-# Share of the room that a chunk may take: its size is estimated from shapes, and allocators need slack.
-_CUT_TO = 0.8
+PROCESS_BYTES = 400_000_000  # host memory of one process for Python, torch and Ray
+# Share of the remaining bytes that a chunk may fill: its size is estimated from shapes, and allocators need slack.
+_FILLED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class WorkerMemory:
     """Memory that one worker needs in a stage, in bytes by part.
 
     Attributes:
-        fixed: Bytes that the worker holds during its whole lifetime.
-        working: Bytes that are held only while the worker's phase runs.
+        fixed: Bytes that the worker holds during its whole lifetime, by part, such as "weights".
+        working: Bytes that it holds only while its phase runs, by part, such as "activations".
         chunks: By role, how much is computed at once: positions of a supervised step, or prompts of an RL step.
     """
 
@@ -51,50 +51,57 @@ def estimate_worker_memory(
         stage: The name of the stage.
         roles: The roles that the worker holds.
         workers: The number of workers in its group.
-        budget_bytes: Bytes that the worker may use; 0 if unknown, in which case chunks are as large as the scenario says.
+        budget_bytes: Bytes that the worker may use; 0 if unknown, in which case chunks are as large as the scenario allows.
     """
     scenario, size = run.scenario, run.size
-    body, kind = scenario.stages[stage], run.kinds[stage]
+    options, kind = scenario.stages[stage], run.kinds[stage]
     fixed: dict[str, float] = {}
     working: dict[str, float] = {}
     chunks: dict[str, int] = {}
-    named = run.get_roles(stage)
-    keeps = {named[role].find_kind(role).keeps: role for role in roles if role in named}
-    if "training" in keeps:
-        role = named[keeps["training"]]
-        copies = {"reference": int(kind.needs_reference(body)), "old versions": kind.count_old_versions(body)}
-        fixed |= _estimate_trained_bytes(role, copies, workers, size, body.optimizer.use)
-        if stored := _estimate_stored_row_bytes(run, stage):
-            fixed["rows before they changed"] = stored
+    all_roles = run.get_roles(stage)
+    # The name of the role that keeps each kind of content ("training", "weights", "rows") on the device.
+    keepers = {all_roles[name].find_kind(name).keeps: name for name in roles if name in all_roles}
+    if "training" in keepers:
+        role = all_roles[keepers["training"]]
+        copies = {
+            "reference": int(kind.needs_reference(options)),
+            "old versions": kind.count_old_versions(options),
+        }
+        fixed |= _estimate_trained_bytes(role, copies, workers, size, options.optimizer.use)
+        if old_row_bytes := _estimate_stored_row_bytes(run, stage):
+            fixed["rows before they changed"] = old_row_bytes
         working |= _estimate_step_bytes(role, workers, size)
-    elif "weights" in keeps:
+    elif "weights" in keepers:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
-    if "rows" in keeps and (hot := count_hot_row_bytes(scenario)):
-        fixed["hot rows"] = float(hot)
-    room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
-    whole, least = compute_largest_chunk(scenario, body, size), scenario.data.history + 2
-    units = kind.count_units(body, workers)
-    if units is not None:
-        whole, least = min(whole, units), 1
-    if "training" in keeps and (units is not None or scenario.model.spec.cuts_steps):
-        unit = kind.count_unit_tokens(scenario, body, size)
+    if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
+        fixed["hot rows"] = float(hot_row_bytes)
+    room_bytes = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
+    # A supervised chunk must have room for the longest history.
+    largest, smallest = compute_largest_chunk(scenario, options, size), scenario.data.history + 2
+    prompts = kind.count_units(options, workers)
+    if prompts is not None:
+        largest, smallest = min(largest, prompts), 1
+    if "training" in keepers and (prompts is not None or scenario.model.spec.cuts_steps):
+        unit_tokens = kind.count_unit_tokens(scenario, options, size)
         chunks["trainer"] = _halve_until_fits(
-            whole, lambda n: _estimate_activation_bytes(run, n * unit), least, room
+            largest, lambda units: _estimate_activation_bytes(run, units * unit_tokens), smallest, room_bytes
         )
-        working["activations"] = _estimate_activation_bytes(run, chunks["trainer"] * unit)
-    elif "training" in keeps:
+        working["activations"] = _estimate_activation_bytes(run, chunks["trainer"] * unit_tokens)
+    elif "training" in keepers:
         working["activations"] = _estimate_activation_bytes(
-            run, kind.count_step_tokens(scenario, body, size) / workers
+            run, kind.count_step_tokens(scenario, options, size) / workers
         )
     if "rollout" in roles and kind.rolls_out:
-        width = kind.get_width(body)
-        chunks["rollout"] = _halve_until_fits(whole, lambda p: _estimate_beam_bytes(run, width, p), 1, room)
+        width = kind.get_width(options)
+        chunks["rollout"] = _halve_until_fits(
+            largest, lambda count: _estimate_beam_bytes(run, width, count), smallest=1, room_bytes=room_bytes
+        )
         working["beams"] = _estimate_beam_bytes(run, width, chunks["rollout"])
     return WorkerMemory(fixed, working, chunks)
 
 
 def estimate_usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
-    """Estimate one worker's share of a step in which every user has one full history.
+    """Return one worker's share of a step in which every user has one full history, or the largest chunk if that is smaller.
 
     Args:
         run: The scenario with everything that follows from it.
@@ -104,11 +111,11 @@ def estimate_usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
     Returns:
         Positions of a supervised step, or prompts of an RL step.
     """
-    body, kind = run.scenario.stages[stage], run.kinds[stage]
-    units = kind.count_units(body, 1)
-    if units is not None:
-        return units / workers
-    return min(kind.count_step_tokens(run.scenario, body, run.size) / workers, body.chunk.tokens)
+    options, kind = run.scenario.stages[stage], run.kinds[stage]
+    prompts = kind.count_units(options, 1)
+    if prompts is not None:
+        return prompts / workers
+    return min(kind.count_step_tokens(run.scenario, options, run.size) / workers, options.chunk.tokens)
 
 
 def compute_largest_chunk(scenario: Scenario, stage_options: StageOptions, size: ModelSize) -> int:
@@ -129,28 +136,30 @@ def compute_largest_chunk(scenario: Scenario, stage_options: StageOptions, size:
 
 
 def _estimate_trained_bytes(
-    role: Role, policies: Mapping[str, int], workers: int, size: ModelSize, optimizer: str
+    role: Role, model_copies: Mapping[str, int], workers: int, size: ModelSize, optimizer: str
 ) -> dict[str, float]:
     """Estimate the bytes of a model that is being trained.
 
     Args:
         role: The trainers' role, with its engine.
-        policies: The number of whole copies of the model, by purpose.
+        model_copies: The number of whole copies of the model, by purpose.
         workers: The number of trainers.
         size: The shape of the model.
         optimizer: The name of the dense optimizer.
     """
-    zero = _get_zero_stage(role)
+    zero_stage = _get_zero_stage(role)
     weights = size.parameters * size.weight_bytes
-    parts = {"weights": weights / (workers if zero == 3 else 1)}
+    parts = {"weights": weights / (workers if zero_stage == 3 else 1)}
     if not _has_host_optimizer(role):
-        moved = optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
-        parts["optimizer"] = _count_moment_bytes(size, moved) / (workers if zero else 1)
-        if master := _count_master_bytes(role, workers, size):
-            parts["optimizer"] += master
-    parts |= {name: float(weights * count) for name, count in policies.items() if count}
-    if copies := _count_copies(role, workers)[0]:
-        parts["copy"] = weights * copies
+        optimizer_used = (
+            optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
+        )
+        parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / (workers if zero_stage else 1)
+        if master_bytes := _count_master_bytes(role, workers, size):
+            parts["optimizer"] += master_bytes
+    parts |= {name: float(weights * count) for name, count in model_copies.items() if count}
+    if copy_count := _count_copies(role, workers)[0]:
+        parts["copy"] = weights * copy_count
     return parts | {
         "gradients": _count_gradient_bytes(role, workers, size)
     }  # they stay allocated between steps, as zeros
@@ -163,13 +172,15 @@ def _estimate_stored_row_bytes(run: ResolvedRun, stage: str) -> float:
     histories.
     """
     scenario, kind, dims = run.scenario, run.kinds[stage], run.feature_dims
-    body = scenario.stages[stage]
-    steps, users = kind.count_stored_row_steps(body), kind.find_least_users(body)[0] or 0
-    events, total = steps * users * scenario.data.history, 0.0
+    stage_options = scenario.stages[stage]
+    steps, users = kind.count_stored_row_steps(stage_options), kind.find_least_users(stage_options)[0] or 0
+    events, total_bytes = steps * users * scenario.data.history, 0.0
     for name, budget in run.table_budgets.items():
-        rows = sum(events * (dims[each] * 4 + 8) for each in scenario.sparse.tables[name].features or [name])
-        total += min(rows, budget) if budget else rows
-    return total
+        row_bytes = sum(
+            events * (dims[feature] * 4 + 8) for feature in scenario.sparse.tables[name].features or [name]
+        )
+        total_bytes += min(row_bytes, budget) if budget else row_bytes
+    return total_bytes
 
 
 def _count_master_bytes(role: Role, workers: int, size: ModelSize) -> float:
@@ -179,23 +190,23 @@ def _count_master_bytes(role: Role, workers: int, size: ModelSize) -> float:
 
 def _count_moment_bytes(size: ModelSize, optimizer: str) -> float:
     """Return the bytes of the optimizer's fp32 moments: two per weight, and one per weight that Muon updates."""
-    single = size.matrices if optimizer == "muon" else 0
-    return size.learned * 8.0 - min(single, size.learned) * 4.0
+    muon_weights = size.matrices if optimizer == "muon" else 0
+    return size.learned * 8.0 - min(muon_weights, size.learned) * 4.0
 
 
 def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str, float]:
     """Estimate the bytes of temporary copies and of the gradient buffer during a step."""
     parts = {}
-    if copies := _count_copies(role, workers)[1]:
-        parts["copies"] = copies * size.parameters * size.weight_bytes
-    buffer = (
+    if copy_count := _count_copies(role, workers)[1]:
+        parts["copies"] = copy_count * size.parameters * size.weight_bytes
+    buffered_share = (
         role.engine.spec.buffer(role.engine.get_options(), workers) if role.engine else float(workers > 1)
     )
-    return parts | ({"buffer": buffer * size.learned * 4} if buffer else {})
+    return parts | ({"buffer": buffered_share * size.learned * 4} if buffered_share else {})
 
 
 def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:
-    """Return the bytes of gradients on each rank."""
+    """Return the bytes of gradients on each rank, which ZeRO divides from stage 2 on."""
     return size.learned * size.weight_bytes / (workers if _get_zero_stage(role) >= 2 else 1)
 
 
@@ -205,7 +216,7 @@ def _get_zero_stage(role: Role) -> int:
 
 
 def _count_copies(role: Role, workers: int) -> tuple[float, float]:
-    """Return how many copies of the weights the engine keeps on each rank: permanently, and during a step."""
+    """Return how many further copies of the weights the engine keeps on each rank: (permanently, during a step)."""
     return role.engine.spec.copies(role.engine.get_options(), workers) if role.engine else (0.0, 0.0)
 
 
@@ -217,7 +228,7 @@ def _has_host_optimizer(role: Role) -> bool:
 def estimate_host_optimizer_bytes(
     run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int
 ) -> float:
-    """Return the bytes of a worker's share of an optimizer in host memory: moments, fp32 weights and their gradients.
+    """Return the bytes of a worker's share of an optimizer in host memory: two moments, weights and gradients, all fp32.
 
     Args:
         run: The scenario with everything that follows from it.
@@ -228,8 +239,8 @@ def estimate_host_optimizer_bytes(
     Returns:
         Bytes; 0 if no role of the worker steps on the host.
     """
-    named = run.get_roles(stage)
-    if not any(role in named and _has_host_optimizer(named[role]) for role in roles):
+    roles_by_name = run.get_roles(stage)
+    if not any(role in roles_by_name and _has_host_optimizer(roles_by_name[role]) for role in roles):
         return 0.0
     return run.size.parameters * 16 / workers
 
@@ -240,23 +251,27 @@ def _estimate_activation_bytes(run: ResolvedRun, tokens: float) -> float:
     return run.size.estimate_activation_bytes(tokens) + events * sum(run.feature_dims.values()) * 8
 
 
-def _estimate_beam_bytes(run: ResolvedRun, width: int, users: float) -> float:
-    """Estimate the bytes of a chunk of prompts: one cached history per user, the tokens of every beam, and one level's logits."""
+def _estimate_beam_bytes(run: ResolvedRun, width: int, prompts: float) -> float:
+    """Estimate the bytes of a chunk of prompts: keys and values of each history and its beams, and one level's logits."""
     size = run.size
-    cached = size.count_history_positions(run.scenario.data.history) + width * size.levels
-    codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
-    return users * (size.estimate_kv_bytes(cached) + width * codes * 8)
+    cached_positions = size.count_history_positions(run.scenario.data.history) + width * size.levels
+    logits_per_beam = (
+        size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
+    )
+    return prompts * (size.estimate_kv_bytes(cached_positions) + width * logits_per_beam * 8)
 
 
-def _halve_until_fits(whole: int, estimate_bytes: Callable[[float], float], least: int, room: float) -> int:
-    """Halve a chunk until its estimated bytes fit.
+def _halve_until_fits(
+    largest: int, estimate_bytes: Callable[[float], float], smallest: int, room_bytes: float
+) -> int:
+    """Return the largest chunk, halved until its estimated bytes fit or it would become smaller than the smallest one.
 
     Args:
-        whole: The largest chunk.
+        largest: The largest chunk.
         estimate_bytes: Estimates the bytes of a chunk.
-        least: The smallest chunk that may be returned.
-        room: Bytes that are available; 0 if unknown, in which case `whole` is returned.
+        smallest: The smallest chunk that may be returned.
+        room_bytes: Bytes that are available; 0 if unknown, in which case `whole` is returned.
     """
-    while room and estimate_bytes(whole) > _CUT_TO * room and whole // 2 >= least:
-        whole //= 2
-    return whole
+    while room_bytes and estimate_bytes(largest) > _FILLED_SHARE * room_bytes and largest // 2 >= smallest:
+        largest //= 2
+    return largest

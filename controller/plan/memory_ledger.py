@@ -1,7 +1,8 @@
 """The memory ledger: the bytes that every device and host holds in every phase of every stage.
 
-Groups on the same devices (`collocate`) all stay resident if they fit together. If they do not, groups that rest in a phase
-are offloaded to host memory, and after them the trainer's part of a group whose other roles work. Groups that work at the
+Groups on the same devices (`collocate`) all stay resident if they fit together. If they do not, groups without work in a
+phase are offloaded to host memory first. If that is not enough, groups whose trainer has no work in the phase, while their
+other roles have, offload the trainer's part. Groups that work at the
 same time cannot be offloaded, so a phase that exceeds the memory of the device is a PlacementError with the numbers, raised
 before anything is allocated. On cpu, a bundle is treated as a device if its pool states `memory`.
 """
@@ -26,13 +27,14 @@ from nonet.controller.plan.resolved import ResolvedRun, count_shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
-_WORK = {
+_ROLE_BY_PART = {
     "activations": "trainer",
     "copies": "trainer",
     "buffer": "trainer",
     "beams": "rollout",
-}  # the role in whose phases the part is held
-_USABLE = 0.92  # share of a device's memory; the rest is lost to fragmentation
+}  # by part of a worker's working memory: the role that holds the part while it computes
+_CHUNK_SHARE = 0.25  # of a cpu worker's share of its host; processes, rows and offloaded groups take the rest
+_USABLE_SHARE = 0.92  # of the memory of a device or host; fragmentation takes the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class LedgerLine:
         phase: The name of the phase; "host" for a host.
         place: The group whose devices are meant; "host" for a host.
         resource: Ray's name of the device, or "memory" for a host.
-        parts: Bytes by "group.part".
+        parts: Bytes by "group.part", such as "trainer.weights".
         capacity: Usable bytes; 0 if unknown, in which case nothing is checked.
         offloaded: Groups whose bytes are in host memory during the phase; "group/role" for the bytes of one fused role.
         example: One node for which the line holds.
@@ -104,13 +106,13 @@ class MemoryLedger:
 
 
 def make_ledger(
-    run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView
+    run: ResolvedRun, groups_by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView
 ) -> MemoryLedger:
     """Account for the memory of the groups of every stage.
 
     Args:
         run: The scenario with everything that follows from it.
-        by_stage: The groups of each stage.
+        groups_by_stage: The groups of each stage.
         view: The cluster, for the memory of devices and hosts.
 
     Raises:
@@ -119,21 +121,21 @@ def make_ledger(
     scenario = run.scenario
     lines: list[LedgerLine] = []
     chunks: dict[str, dict[str, int]] = {}
-    for stage, groups in by_stage.items():
-        aside: dict[str, float] = defaultdict(float)
-        for root in (group for group in groups if not group.shares and _is_counted(scenario, group)):
-            together = [group for group in groups if root.name in (group.name, group.shares)]
-            for line, needs in _make_device_lines(run, stage, together, view):
+    for stage, groups in groups_by_stage.items():
+        offloaded_by_group: dict[str, float] = defaultdict(float)
+        for owner in (group for group in groups if not group.shares and _is_counted(scenario, group)):
+            sharers = [group for group in groups if owner.name in (group.name, group.shares)]
+            for line, memory in _make_device_lines(run, stage, sharers, view):
                 lines.append(line)
-                _record_chunks(chunks.setdefault(stage, {}), needs, _list_phases(run, stage).get(line.phase))
-                for name in (
-                    line.offloaded if root.resource != "CPU" else ()
-                ):  # on cpu they are moved to a mapped file
-                    waits = needs[_parse_group(name)].idle_bytes - _count_kept_bytes(line, _parse_group(name))
-                    aside[_parse_group(name)] = max(aside[_parse_group(name)], waits)
-        line, needs = _make_host_line(run, stage, groups, view, aside)
+                _record_chunks(chunks.setdefault(stage, {}), memory, _list_phases(run, stage).get(line.phase))
+                # On cpu, offloaded bytes go to a mapped file, which takes no host memory.
+                for unit in line.offloaded if owner.resource != "CPU" else ():
+                    name = _parse_group(unit)
+                    moved = memory[name].idle_bytes - _count_kept_bytes(line, name)
+                    offloaded_by_group[name] = max(offloaded_by_group[name], moved)
+        line, memory = _make_host_line(run, stage, groups, view, offloaded_by_group)
         lines.append(line)
-        _record_chunks(chunks.setdefault(stage, {}), needs, _list_phases(run, stage).get(line.phase))
+        _record_chunks(chunks.setdefault(stage, {}), memory, _list_phases(run, stage).get(line.phase))
     for line in lines:
         if line.capacity and line.counted > line.capacity:
             raise PlacementError(_format_refusal(line, scenario))
@@ -148,39 +150,50 @@ def _list_phases(run: ResolvedRun, stage: str) -> dict[str, tuple[str, ...]]:
 def _make_device_lines(
     run: ResolvedRun, stage: str, groups: list[GroupPlan], view: ClusterView
 ) -> Iterator[tuple[LedgerLine, dict[str, WorkerMemory]]]:
-    """Yield one ledger line per phase for the devices that `groups` share, with the memory that each group needs."""
-    root = groups[0]
-    runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
+    """Yield (ledger line, memory by group) per phase for the devices that `groups` share.
+
+    The first of the groups owns the devices. The memory is that of one worker of each group, with everything resident.
+    """
+    owner = groups[0]
+    runtime_bytes = 0 if owner.resource == "CPU" else RUNTIME_BYTES
     capacity = int(
-        _USABLE * min(_get_device_bytes(run.scenario, view, node, root) for node in set(root.nodes))
+        _USABLE_SHARE * min(_get_device_bytes(run.scenario, view, node, owner) for node in set(owner.nodes))
     )
-    for phase, working in _list_phases(run, stage).items():
-        busy = [group for group in groups if _is_working(group, working)]
-        resident = runtime * len(groups)
-        budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
-        needs = _fit_chunks(run, stage, groups, busy, budget)
-        active = () if phase == "publish" else working
-        parts = _collect_parts(groups, needs, active, runtime)
-        resting = [g for g in groups if g not in busy and needs[g.name].idle_bytes]
-        resting.sort(key=lambda g: -needs[g.name].idle_bytes)
-        halves = [g for g in busy if "trainer" in g.roles and "trainer" not in working]
+    for phase, working_roles in _list_phases(run, stage).items():
+        busy_groups = [group for group in groups if _is_working(group, working_roles)]
+        runtime_sum = runtime_bytes * len(groups)
+        budget_bytes = max(1.0, (capacity - runtime_sum) / max(1, len(busy_groups))) if capacity else 0.0
+        memory = _fit_chunks(run, stage, groups, busy_groups, budget_bytes)
+        computing_roles = () if phase == "publish" else working_roles  # publishing needs no working memory
+        parts = _collect_parts(groups, memory, computing_roles, runtime_bytes)
+        resting_groups = [g for g in groups if g not in busy_groups and memory[g.name].idle_bytes]
+        resting_groups.sort(key=lambda g: -memory[g.name].idle_bytes)
+        # Groups that work in the phase, but not as trainers.
+        idle_trainers = [g for g in busy_groups if "trainer" in g.roles and "trainer" not in working_roles]
         offloaded = []
-        for group in (*resting, *halves):
+        for group in (*resting_groups, *idle_trainers):
             if not capacity or sum(parts.values()) <= capacity:
                 break
             parts = {key: value for key, value in parts.items() if not key.startswith(f"{group.name}.")}
-            left: dict[str, float] = {"runtime": runtime} if runtime else {}
-            if group in halves:
-                roles = tuple(role for role in group.roles if role != "trainer")
-                rest = estimate_worker_memory(run, stage, roles, group.workers, budget)
-                left |= {**rest.fixed, **rest.working}
-            parts |= {f"{group.name}.{part}": int(value) for part, value in left.items()}
-            offloaded.append(group.name if group in resting else f"{group.name}/trainer")
+            parts_left: dict[str, float] = {"runtime": runtime_bytes} if runtime_bytes else {}
+            if group in idle_trainers:
+                other_roles = tuple(role for role in group.roles if role != "trainer")
+                other_memory = estimate_worker_memory(run, stage, other_roles, group.workers, budget_bytes)
+                parts_left |= {**other_memory.fixed, **other_memory.working}
+            parts |= {f"{group.name}.{part}": int(value) for part, value in parts_left.items()}
+            offloaded.append(group.name if group in resting_groups else f"{group.name}/trainer")
         yield (
             LedgerLine(
-                stage, phase, root.name, root.resource, parts, capacity, tuple(offloaded), root.nodes[0]
+                stage,
+                phase,
+                owner.name,
+                owner.resource,
+                parts,
+                capacity,
+                tuple(offloaded),
+                owner.nodes[0],
             ),
-            needs,
+            memory,
         )
 
 
@@ -188,45 +201,51 @@ def _fit_chunks(
     run: ResolvedRun,
     stage: str,
     groups: list[GroupPlan],
-    busy: list[GroupPlan],
-    budget: float,
+    busy_groups: list[GroupPlan],
+    budget_bytes: float,
 ) -> dict[str, WorkerMemory]:
-    """Estimate the memory of the groups on one device, and choose their chunks.
+    """Return the memory of one worker of each group on a device, with the chunks that fit beside the other groups.
 
-    Chunks are reduced so that resting groups stay resident, unless the chunks would become smaller than a usual step. In
-    that case the working groups get the whole budget, and resting groups are offloaded.
+    Chunks are reduced so that groups without work stay resident, unless a chunk would become smaller than a worker's usual
+    share of a step. In that case the working groups get the full budget, and the caller offloads the other groups.
 
     Args:
         run: The scenario with everything that follows from it.
         stage: The name of the stage.
         groups: All groups on the device.
-        busy: Those that work in the phase.
-        budget: Bytes for each working group; 0 if unknown.
+        busy_groups: The groups that work in the phase.
+        budget_bytes: Bytes for each working group; 0 if unknown.
     """
 
-    def estimate_needs(bytes_each: float) -> dict[str, WorkerMemory]:
-        return {g.name: estimate_worker_memory(run, stage, g.roles, g.workers, bytes_each) for g in groups}
+    def estimate_memory(budget: float) -> dict[str, WorkerMemory]:
+        return {g.name: estimate_worker_memory(run, stage, g.roles, g.workers, budget) for g in groups}
 
-    whole = estimate_needs(budget)
-    rest = sum(whole[g.name].idle_bytes for g in groups if g not in busy)
-    if not budget or not rest:
-        return whole
-    beside = estimate_needs(max(1.0, budget - rest / max(1, len(busy))))
-    usual = {g.name: estimate_usual_share(run, stage, g.workers) for g in busy}
-    small = any(chunk < usual[g.name] for g in busy for chunk in beside[g.name].chunks.values())
-    return whole if small else beside
+    full = estimate_memory(budget_bytes)
+    resting_bytes = sum(full[g.name].idle_bytes for g in groups if g not in busy_groups)
+    if not budget_bytes or not resting_bytes:
+        return full
+    reduced = estimate_memory(max(1.0, budget_bytes - resting_bytes / max(1, len(busy_groups))))
+    usual_chunks = {g.name: estimate_usual_share(run, stage, g.workers) for g in busy_groups}
+    too_small = any(
+        chunk < usual_chunks[g.name] for g in busy_groups for chunk in reduced[g.name].chunks.values()
+    )
+    return full if too_small else reduced
 
 
 def _collect_parts(
-    groups: list[GroupPlan], needs: Mapping[str, WorkerMemory], active: tuple[str, ...], runtime: int
+    groups: list[GroupPlan], memory: Mapping[str, WorkerMemory], computing: tuple[str, ...], runtime: int
 ) -> dict[str, int]:
-    """Return bytes by "group.part" for the groups of a device, with working memory only for `active` roles."""
+    """Return bytes by "group.part" for one worker of each group on a device, with working memory only for `computing` roles."""
     parts: dict[str, int] = {}
     for group in groups:
-        own: dict[str, float] = {"runtime": runtime} if runtime else {}
-        own |= needs[group.name].fixed
-        own |= {part: value for part, value in needs[group.name].working.items() if _WORK[part] in active}
-        parts |= {f"{group.name}.{part}": int(value) for part, value in own.items()}
+        own_parts: dict[str, float] = {"runtime": runtime} if runtime else {}
+        own_parts |= memory[group.name].fixed
+        own_parts |= {
+            part: value
+            for part, value in memory[group.name].working.items()
+            if _ROLE_BY_PART[part] in computing
+        }
+        parts |= {f"{group.name}.{part}": int(value) for part, value in own_parts.items()}
     return parts
 
 
@@ -235,29 +254,41 @@ def _make_host_line(
     stage: str,
     groups: tuple[GroupPlan, ...],
     view: ClusterView,
-    aside: Mapping[str, float],
+    offloaded_by_group: Mapping[str, float],
 ) -> tuple[LedgerLine, dict[str, WorkerMemory]]:
-    """Return the ledger line of the fullest host: processes, models of CPU groups, table shards and offloaded bytes."""
+    """Return the ledger line of the fullest host, and the memory of one worker of each CPU group.
+
+    The line counts processes, models of CPU groups, table shards, optimizers in host memory, and offloaded bytes.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage.
+        groups: The groups of the stage.
+        view: The cluster.
+        offloaded_by_group: Bytes that one worker of a group has offloaded at most.
+    """
     by_node: dict[str, dict[str, int]] = defaultdict(dict)
-    needs: dict[str, WorkerMemory] = {}
+    memory: dict[str, WorkerMemory] = {}
     for group in groups:
         counts = group.count_by_node()
-        each: dict[str, float] = {"processes": PROCESS_BYTES}
+        parts: dict[str, float] = {"processes": PROCESS_BYTES}
         if group.resource == "CPU":
-            smallest = min(_get_host_bytes(view, node) / count for node, count in counts.items())
-            needs[group.name] = estimate_worker_memory(run, stage, group.roles, group.workers, smallest / 4)
-            each |= {**needs[group.name].fixed, **needs[group.name].working}
-        if "embedding" in group.roles and (rows := count_shard_bytes(run.scenario, group.workers)):
-            each["rows"] = rows
-        if stepped := estimate_host_optimizer_bytes(run, stage, group.roles, group.workers):
-            each["optimizer"] = stepped
-        if group.name in aside:
-            each["offloaded"] = aside[group.name]
+            share_bytes = min(_get_host_bytes(view, node) / count for node, count in counts.items())
+            memory[group.name] = estimate_worker_memory(
+                run, stage, group.roles, group.workers, _CHUNK_SHARE * share_bytes
+            )
+            parts |= {**memory[group.name].fixed, **memory[group.name].working}
+        if "embedding" in group.roles and (row_bytes := count_shard_bytes(run.scenario, group.workers)):
+            parts["rows"] = row_bytes
+        if optimizer_bytes := estimate_host_optimizer_bytes(run, stage, group.roles, group.workers):
+            parts["optimizer"] = optimizer_bytes
+        if group.name in offloaded_by_group:
+            parts["offloaded"] = offloaded_by_group[group.name]
         for node, count in counts.items():
-            by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in each.items()}
-    tightest = max(by_node, key=lambda n: (_compute_pressure(by_node[n], _get_host_bytes(view, n)), n))
-    capacity = int(_USABLE * _get_host_bytes(view, tightest))
-    return LedgerLine(stage, "host", "host", MEMORY, by_node[tightest], capacity, (), tightest), needs
+            by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in parts.items()}
+    fullest = max(by_node, key=lambda n: (_compute_pressure(by_node[n], _get_host_bytes(view, n)), n))
+    capacity = int(_USABLE_SHARE * _get_host_bytes(view, fullest))
+    return LedgerLine(stage, "host", "host", MEMORY, by_node[fullest], capacity, (), fullest), memory
 
 
 def _compute_pressure(parts: Mapping[str, int], capacity: float) -> float:
@@ -265,10 +296,10 @@ def _compute_pressure(parts: Mapping[str, int], capacity: float) -> float:
     return sum(parts.values()) / capacity if capacity else 0.0
 
 
-def _is_working(group: GroupPlan, working: tuple[str, ...]) -> bool:
+def _is_working(group: GroupPlan, working_roles: tuple[str, ...]) -> bool:
     """Return whether a group holds one of the working roles; "reward" stands for rewards and steps between."""
-    return bool(set(group.roles) & set(working)) or (
-        "reward" in working and any(".reward." in role or ".between." in role for role in group.roles)
+    return bool(set(group.roles) & set(working_roles)) or (
+        "reward" in working_roles and any(".reward." in role or ".between." in role for role in group.roles)
     )
 
 
@@ -296,14 +327,14 @@ def _get_pool_bytes(scenario: Scenario, group: GroupPlan) -> int:
 
 
 def _parse_group(unit: str) -> str:
-    """Return the group of a unit such as "group/role"."""
+    """Return the group of an offloaded unit, which is "group" or "group/role"."""
     return unit.partition("/")[0]
 
 
 def _count_kept_bytes(line: LedgerLine, group: str) -> int:
-    """Return the bytes of a group that stay on the device in a phase, without its runtime and working memory."""
-    names = ("weights", "optimizer", "gradients", "reference", "copy")
-    return sum(line.parts.get(f"{group}.{name}", 0) for name in names)
+    """Return the bytes that a partly offloaded group keeps on the device, without its runtime and working memory."""
+    kept_parts = ("weights", "optimizer", "gradients", "reference", "copy")
+    return sum(line.parts.get(f"{group}.{name}", 0) for name in kept_parts)
 
 
 def _get_host_bytes(view: ClusterView, node: str) -> float:
@@ -312,20 +343,20 @@ def _get_host_bytes(view: ClusterView, node: str) -> float:
 
 
 def _record_chunks(
-    chunks: dict[str, int], needs: Mapping[str, WorkerMemory], working: tuple[str, ...] | None
+    chunks: dict[str, int], memory: Mapping[str, WorkerMemory], working_roles: tuple[str, ...] | None
 ) -> None:
     """Record the smallest chunk over the phases in which a role works.
 
     Args:
         chunks: Chunks by "group.role"; updated in place.
-        needs: The memory of each group.
-        working: The roles that work in the phase; None on a host, where all of them do.
+        memory: The memory of one worker of each group.
+        working_roles: The roles that work in the phase; None on a host, where all of them do.
     """
-    for group, group_need in needs.items():
-        for role, chunk in group_need.chunks.items():
-            if working is None or role in working:
-                name = f"{group}.{role}"
-                chunks[name] = min(chunk, chunks.get(name, chunk))
+    for group, worker_memory in memory.items():
+        for role, chunk in worker_memory.chunks.items():
+            if working_roles is None or role in working_roles:
+                key = f"{group}.{role}"
+                chunks[key] = min(chunk, chunks.get(key, chunk))
 
 
 def _format_refusal(line: LedgerLine, scenario: Scenario) -> str:
@@ -334,25 +365,25 @@ def _format_refusal(line: LedgerLine, scenario: Scenario) -> str:
     for key, value in line.parts.items():
         group, part = key.rsplit(".", 1)
         by_group.setdefault(group, []).append((part, value))
-    shares = "; ".join(
+    bytes_by_group = "; ".join(
         f"{group} {format_bytes(sum(v for _, v in parts))} ({', '.join(f'{p} {format_bytes(v)}' for p, v in parts)})"
         for group, parts in by_group.items()
     )
-    stale = line.phase == "rollout + update" and len(by_group) > 1
+    overlapped = line.phase == "rollout + update" and len(by_group) > 1
     way_out = (
         f"Set stages.{line.stage}.rollout.staleness to 0 so that they take turns, or give one of them devices of its own."
-        if stale
+        if overlapped
         else "Lower the table budgets or the processes per node, or use more nodes."
         if line.resource == MEMORY
         else "Raise pools.X.memory of its pool, or give a group that shares the bundle one of its own."
         if line.resource == "CPU"
         else "More workers with engine {use: deepspeed, zero: 3}, a shorter history, or devices with more memory."
     )
-    each = "bundle" if line.resource == "CPU" else line.resource
-    what = f"node {line.example}" if line.resource == MEMORY else f"each {each} of group {line.place!r}"
+    device = "bundle" if line.resource == "CPU" else line.resource
+    holder = f"node {line.example}" if line.resource == MEMORY else f"each {device} of group {line.place!r}"
     return (
-        f"stage {line.stage}, {line.phase}: {what} would hold {format_bytes(line.needed)}, "
-        f"{format_bytes(line.capacity)} can be used: {shares}. {way_out}"
+        f"stage {line.stage}, {line.phase}: {holder} would hold {format_bytes(line.needed)}, "
+        f"{format_bytes(line.capacity)} can be used: {bytes_by_group}. {way_out}"
     )
 
 

@@ -18,7 +18,8 @@ from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.plan.shortage import describe_shortage
 from nonet.errors import PlacementError
 
-MOST_THREADS = 8
+_ROUNDING = 1e-6  # added before rounding down, because sums of Ray's fractions are inexact
+MOST_THREADS = 8  # torch threads per worker, which a plan derives at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def place_groups(
         PlacementError: A group does not fit.
     """
     placed = {group.name: group for group in kept_groups}
-    pending = sorted((r for r in requests if not r.shares and r.name not in placed), key=_make_hardness_key)
+    pending = sorted((r for r in requests if not r.shares and r.name not in placed), key=_make_difficulty_key)
     for index, request in enumerate(pending):
         placed[request.name] = _place_group(
             request, pending[index + 1 :], capacity, view, tuple(placed.values())
@@ -88,8 +89,8 @@ def place_groups(
     return tuple(placed[request.name] for request in requests)
 
 
-def _make_hardness_key(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
-    """Return a sort key that places devices, fixed sizes, required topology, gangs and large groups first."""
+def _make_difficulty_key(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
+    """Return a sort key: groups on devices, of a fixed size, with a required topology, gangs and large groups come first."""
     return (
         request.resource == "CPU",
         request.least != request.most,
@@ -101,27 +102,40 @@ def _make_hardness_key(request: GroupRequest) -> tuple[bool, bool, bool, bool, f
 
 def _place_group(
     request: GroupRequest,
-    later: list[GroupRequest],
+    later_requests: list[GroupRequest],
     capacity: Capacity,
     view: ClusterView,
-    done: tuple[GroupPlan, ...],
+    placed_groups: tuple[GroupPlan, ...],
 ) -> GroupPlan:
     """Choose nodes for one group and reserve its resources.
 
-    An elastic group gets no more workers than leave room for the minimum numbers of workers of the `later` groups.
+    An elastic group gets no more workers than leave room for the minimum numbers of workers of later groups.
+
+    Args:
+        request: The group.
+        later_requests: The groups that are placed after it.
+        capacity: Free resources, from which those of the group are subtracted.
+        view: The cluster, for messages.
+        placed_groups: The groups that were placed before it, for messages.
     """
     most = request.most
     if request.least < request.most:
         nodes = capacity.find_matching_nodes(request.labels)
-        reserved = sum(r.least * r.bundle for r in later if r.resource == request.resource)
+        reserved = sum(r.least * r.bundle for r in later_requests if r.resource == request.resource)
         spare = capacity.sum_free(request.resource, nodes) - reserved
-        most = min(most, max(request.least, int(spare / request.bundle + 1e-6)))
+        most = min(most, max(request.least, int(spare / request.bundle + _ROUNDING)))
     placement_request = PlacementRequest(
-        request.resource, request.bundle, request.least, most, request.labels, request.topology, request.gang
+        request.resource,
+        request.bundle,
+        request.least,
+        most,
+        request.labels,
+        request.topology,
+        request.gang,
     )
     choice = capacity.choose(placement_request)
     if choice is None:
-        raise PlacementError(describe_shortage(request, capacity, view, done))
+        raise PlacementError(describe_shortage(request, capacity, view, placed_groups))
     chosen_nodes, level = choice
     for node, count in chosen_nodes:
         capacity.take(node.id, request.resource, count * request.bundle)
@@ -135,19 +149,19 @@ def _make_group_plan(
     """Build the plan of a group on the given nodes, one per rank."""
     on_cpu = request.resource == "CPU"
     return GroupPlan(
-        request.name,
-        request.roles,
-        request.pool,
-        request.device,
-        request.resource,
-        len(nodes),
-        request.asks if on_cpu else 0.0,
-        0.0 if on_cpu else request.asks,
-        bundle,
-        0 if request.light else 1,
-        nodes,
-        request.shares,
-        level,
+        name=request.name,
+        roles=request.roles,
+        pool=request.pool,
+        device=request.device,
+        resource=request.resource,
+        workers=len(nodes),
+        cpus=request.asks if on_cpu else 0.0,
+        devices=0.0 if on_cpu else request.asks,
+        bundle=bundle,
+        threads=0 if request.light else 1,  # `assign_threads` replaces the 1 by the number of threads
+        nodes=nodes,
+        shares=request.shares,
+        level=level,
     )
 
 
@@ -168,25 +182,26 @@ def assign_threads(
 
 
 def _choose_threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
-    """Derive the number of torch threads from the most crowded node.
+    """Return the number of torch threads that fits the most crowded node; at least 1 and at most `MOST_THREADS`.
 
-    A node's cores are divided by the workers that compute on it at the same time: its evaluators and its widest other
-    group.
+    A node's cores are divided by the workers that compute on it at the same time: its evaluators and those of the other
+    group that has most workers there.
     """
-    widest: Counter[str] = Counter()
-    evaluators: Counter[str] = Counter()
+    widest_group: Counter[str] = Counter()
+    evaluator_workers: Counter[str] = Counter()
     for group in groups:
         if group.threads:
             is_evaluator = "evaluator" in group.roles and "trainer" not in group.roles
             for node, count in group.count_by_node().items():
                 if is_evaluator:
-                    evaluators[node] += count
+                    evaluator_workers[node] += count
                 else:
-                    widest[node] = max(widest[node], count)
-    least = float(MOST_THREADS)
-    for node in {*widest, *evaluators}:
-        least = min(least, view.get_node(node).total.get("CPU", 1.0) / (evaluators[node] + widest[node]))
-    return max(1, int(least))
+                    widest_group[node] = max(widest_group[node], count)
+    cores = float(MOST_THREADS)
+    for node in {*widest_group, *evaluator_workers}:
+        workers = evaluator_workers[node] + widest_group[node]
+        cores = min(cores, view.get_node(node).total.get("CPU", 1.0) / workers)
+    return max(1, int(cores))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +246,8 @@ def replan(
     Raises:
         PlacementError: A group that must start does not fit.
     """
-    return _plan_change(run, stage, tuple(groups), Capacity(view, run.scenario.placement), view, 0)[0]
+    capacity = Capacity(view, run.scenario.placement)
+    return _plan_change(run, stage, tuple(groups), capacity, view, threads=0)[0]
 
 
 def make_changes(
@@ -249,43 +265,48 @@ def make_changes(
     Returns:
         The changes in order, and the groups of every stage.
     """
-    changes, by_stage, current, has_own_roles = [], {}, groups, False
-    for stage, body in run.scenario.stages.items():
-        if body.roles or has_own_roles:
-            change, current = _plan_change(run, stage, current, capacity, view, threads)
+    changes, groups_by_stage, current_groups, previous_has_own_roles = [], {}, groups, False
+    for stage, stage_options in run.scenario.stages.items():
+        if stage_options.roles or previous_has_own_roles:
+            change, current_groups = _plan_change(run, stage, current_groups, capacity, view, threads)
             if change.stops or change.starts:
                 changes.append(change)
-        by_stage[stage], has_own_roles = current, bool(body.roles)
-    return tuple(changes), by_stage
+        groups_by_stage[stage], previous_has_own_roles = current_groups, bool(stage_options.roles)
+    return tuple(changes), groups_by_stage
 
 
 def _plan_change(
     run: ResolvedRun,
     stage: str | None,
-    current: tuple[GroupPlan, ...],
+    current_groups: tuple[GroupPlan, ...],
     capacity: Capacity,
     view: ClusterView,
     threads: int,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
-    """Plan the change from the current groups to those of a stage; return it with the groups afterwards."""
+    """Plan the change from the current groups to those of a stage.
+
+    Returns:
+        The change, and the groups after it. `capacity` is updated.
+    """
     requests = make_group_requests(run, stage)
-    by_name = {request.name: request for request in requests}
-    alive = {node.id for node in view.nodes}
-    staying = tuple(g for g in current if _can_stay(g, by_name.get(g.name), alive))
+    request_by_name = {request.name: request for request in requests}
+    live_node_ids = {node.id for node in view.nodes}
+    staying = tuple(g for g in current_groups if _can_stay(g, request_by_name.get(g.name), live_node_ids))
+    # A group that uses the bundles of another one can stay only with that one.
     staying = tuple(g for g in staying if not g.shares or g.shares in {k.name for k in staying})
-    stops = tuple(g for g in current if g not in staying)
+    stops = tuple(g for g in current_groups if g not in staying)
     for group in stops:
-        for node in (n for n in group.nodes if n in alive):
+        for node in (n for n in group.nodes if n in live_node_ids):
             for resource, amount in group.bundle.items():
                 capacity.take(node, resource, -amount)
-    after = assign_threads(place_groups(requests, capacity, view, staying), view, threads)
-    names = {group.name for group in staying}
-    starts = tuple(group for group in after if group.name not in names)
-    thread_count = max((group.threads for group in after), default=0)
-    return StageChange(stage or "", tuple(group.name for group in stops), starts, thread_count), after
+    planned = assign_threads(place_groups(requests, capacity, view, staying), view, threads)
+    staying_names = {group.name for group in staying}
+    starts = tuple(group for group in planned if group.name not in staying_names)
+    thread_count = max((group.threads for group in planned), default=0)
+    return StageChange(stage or "", tuple(group.name for group in stops), starts, thread_count), planned
 
 
-def _can_stay(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -> bool:
+def _can_stay(group: GroupPlan, request: GroupRequest | None, live_node_ids: set[str]) -> bool:
     """Return whether a running group fulfils a request on nodes that are still alive."""
     return (
         request is not None
@@ -293,5 +314,5 @@ def _can_stay(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -
         and request.least <= group.workers <= request.most
         and request.asks == (group.cpus or group.devices)
         and (bool(group.shares) or group.bundle.get(request.resource) == request.bundle)
-        and set(group.nodes) <= alive
+        and set(group.nodes) <= live_node_ids
     )

@@ -1,9 +1,9 @@
-"""The planner: a pure, deterministic function from a scenario and a cluster view to a plan, without Ray, torch or a clock.
+"""The planner: computes a plan from a scenario and a cluster view, deterministically and without Ray, torch or a clock.
 
-Groups are placed hardest first and each by best fit, so that whole nodes remain free; then the memory ledger rejects what
-cannot fit. A plan of 50 groups on 1,000 nodes of 8 devices takes a fraction of a second
-(tests/controller/plan/test_plan_scale.py). A plan also derives, from the scenario's global sizes, each stage's groups,
-inputs, outputs, steps, and sizes per worker and chunk.
+Groups are placed in order of difficulty and each by best fit, so that whole nodes remain free. Then the memory ledger
+rejects a plan whose groups exceed the memory of a device or host. A plan of 50 groups on 1,000 nodes of 8 devices takes a
+fraction of a second (tests/controller/plan/test_plan_scale.py). A plan also derives, from the scenario's global sizes, each
+stage's groups, inputs, outputs, steps, and sizes per worker and chunk.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class StagePlan:
         name: The name of the stage.
         kind: The kind of the stage, as plans call it.
         groups: Names of the groups that work in it.
-        takes: Artifacts that it reads.
-        gives: Artifacts that it writes.
-        derived: Sizes that follow from the global ones.
+        takes: Names of the artifacts that it reads.
+        gives: Names of the artifacts that it writes.
+        derived: Sizes that follow from the scenario's global sizes, by description.
         validation: When the stage is validated and when it stops, in words; "" if it is not validated.
     """
 
@@ -49,7 +49,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What runs where. `show()` prints it, and `as_dict()` is the content of `plan.json`.
+    """Which groups run on which nodes in which stage. `show()` prints the plan, and `as_dict()` is the content of `plan.json`.
 
     Attributes:
         name: The name of the scenario.
@@ -57,9 +57,9 @@ class Plan:
         groups: The groups at the start of the run.
         stages: The stages, from tokenise to evaluate.
         pools: Each pool in words.
-        cluster: The content of the cluster view in words.
+        cluster: The cluster in words.
         notes: Warnings and remarks.
-        changes: Re-plans before stages that name roles of their own.
+        changes: Changes of groups before stages that name roles of their own, and back after them.
         ledger: The memory of devices and hosts in every phase.
         left: By resource, the number of nodes whose devices are all free after the plan, and the number of nodes that have
             any.
@@ -96,17 +96,17 @@ class Plan:
         )
 
     def list_groups(self, stage: str) -> tuple[GroupPlan, ...]:
-        """Return the groups that run in a stage, after its own re-plan and those before it.
+        """Return the groups that run in a stage, after all changes up to it.
 
         Raises:
             KeyError: The plan has no such stage.
         """
-        now, changes = self.groups, {change.stage: change for change in self.changes}
-        for planned in self.stages:
-            if planned.name in changes:
-                now = changes[planned.name].apply_to(now)
-            if planned.name == stage:
-                return now
+        groups, changes = self.groups, {change.stage: change for change in self.changes}
+        for stage_plan in self.stages:
+            if stage_plan.name in changes:
+                groups = changes[stage_plan.name].apply_to(groups)
+            if stage_plan.name == stage:
+                return groups
         raise KeyError(f"no stage {stage!r} in the plan of {self.name}")
 
     def find_chunk(self, stage: str, role: str) -> int | None:
@@ -147,8 +147,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
 
     Raises:
         PlacementError: A group does not fit; the message names the group, the resource, what it needs, what is free, who
-            holds the
-        rest, and what to change.
+            holds the rest, and what to change.
         ConfigError: A sparse table cannot be made, or a stage cannot run in its groups.
     """
     from nonet.controller.plan.warnings import describe_cluster, describe_pools, make_notes
@@ -158,87 +157,92 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     run = resolve_run(scenario)
     capacity = Capacity(view, scenario.placement)
     groups = assign_threads(place_groups(make_group_requests(run), capacity, view, ()), view, threads)
-    changes, by_stage = make_changes(run, groups, capacity, view, threads)
-    for name, body in scenario.stages.items():
-        run.kinds[name].check_groups(name, body, by_stage[name])
-    ledger = make_ledger(run, by_stage, view)
+    changes, groups_by_stage = make_changes(run, groups, capacity, view, threads)
+    for name, stage_options in scenario.stages.items():
+        run.kinds[name].check_groups(name, stage_options, groups_by_stage[name])
+    ledger = make_ledger(run, groups_by_stage, view)
     return Plan(
-        scenario.name,
-        scenario.seed,
-        groups,
-        tuple(StagePlan(**stage) for stage in make_stages(run, by_stage, ledger)),
-        describe_pools(scenario, groups),
-        describe_cluster(view),
-        tuple(make_notes(run, view, groups)),
-        changes,
-        ledger,
-        _count_whole_nodes(view, capacity),
-        {
+        name=scenario.name,
+        seed=scenario.seed,
+        groups=groups,
+        stages=tuple(StagePlan(**stage) for stage in make_stages(run, groups_by_stage, ledger)),
+        pools=describe_pools(scenario, groups),
+        cluster=describe_cluster(view),
+        notes=tuple(make_notes(run, view, groups)),
+        changes=changes,
+        ledger=ledger,
+        left=_count_whole_nodes(view, capacity),
+        cores={
             name: view.get_node(name).total.get("CPU", 0.0)
             for name in sorted(_list_used_nodes(groups, changes))
         },
-        tuple(estimate_work(run, by_stage)),
-        list_unsupported_roles(scenario),
+        work=tuple(estimate_work(run, groups_by_stage)),
+        not_run=list_unsupported_roles(scenario),
     )
 
 
 def _list_used_nodes(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> set[str]:
     """Return the nodes that the plan uses at any time."""
-    every = (*groups, *(group for change in changes for group in change.starts))
-    return {node for group in every for node in group.nodes}
+    all_groups = (*groups, *(group for change in changes for group in change.starts))
+    return {node for group in all_groups for node in group.nodes}
 
 
 def _count_whole_nodes(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
-    """Return, by resource, how many nodes have all devices free after the plan, and how many have such devices."""
+    """Return, by resource, how many nodes have all their devices free after the plan, and how many nodes have such devices."""
     whole_by_resource: dict[str, tuple[int, int]] = {}
     for node in view.nodes:
         for resource in sorted({*node.devices, "GPU", "NPU"} & set(node.total)):
             total = node.total[resource]
             if total:
-                whole, of = whole_by_resource.get(resource, (0, 0))
+                whole_count, node_count = whole_by_resource.get(resource, (0, 0))
                 whole_by_resource[resource] = (
-                    whole + (capacity.get_free(node.id, resource) >= total),
-                    of + 1,
+                    whole_count + (capacity.get_free(node.id, resource) >= total),
+                    node_count + 1,
                 )
     return dict(sorted(whole_by_resource.items()))
 
 
 def make_stages(
-    run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: MemoryLedger
+    run: ResolvedRun, groups_by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: MemoryLedger
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments of a StagePlan for every stage, from tokenise to evaluate.
 
     Args:
         run: The scenario with everything that follows from it.
-        by_stage: The groups of each stage.
+        groups_by_stage: The groups of each stage.
         ledger: The memory ledger, for the chunks.
     """
-    now = next(iter(by_stage.values()))
+    groups = next(iter(groups_by_stage.values()))
     yield _make_stage_fields(
-        "tokenise", "data", _find_groups(now, "tokenise"), ("interactions", "items"), _TOKENISED
+        "tokenise", "data", _find_groups(groups, "tokenise"), ("interactions", "items"), _TOKENISED_ARTIFACTS
     )
-    model: tuple[str, ...] = ()
-    for name, body in run.scenario.stages.items():
-        now, kind = by_stage[name], run.kinds[name]
-        holders = {role: group for group in now for role in group.roles}
+    newest_model: tuple[str, ...] = ()
+    for name, stage_options in run.scenario.stages.items():
+        groups, kind = groups_by_stage[name], run.kinds[name]
+        group_by_role = {role: group for group in groups for role in group.roles}
         chunks = ledger.chunks.get(name, {})
-        own = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in holders.items()}
-        sizes = kind.derive_sizes(body, {role: group.workers for role, group in holders.items()}, own)
-        on = _find_groups(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
-        takes = (*kind.takes, *(model or kind.no_model))
-        model = ("model:" + name,)
+        chunk_by_role = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in group_by_role.items()}
+        sizes = kind.derive_sizes(
+            stage_options, {role: group.workers for role, group in group_by_role.items()}, chunk_by_role
+        )
+        # In the roles of a kind, "name." stands for the roles that belong to the stage of this name, such as its rewards.
+        group_names = _find_groups(groups, *(role.replace("name.", f"{name}.") for role in kind.roles))
+        takes = (*kind.takes, *(newest_model or kind.no_model))
+        newest_model = ("model:" + name,)
         validation = describe_validation(run.scenario, name)
-        yield _make_stage_fields(name, kind.plan_name, on, takes, model, sizes) | {"validation": validation}
+        yield _make_stage_fields(name, kind.plan_name, group_names, takes, newest_model, sizes) | {
+            "validation": validation
+        }
     yield _make_stage_fields(
-        "evaluate",
-        "evaluate",
-        _find_groups(now, "evaluator"),
-        ("sequences", "catalogue", "model"),
-        ("metrics",),
+        name="evaluate",
+        kind="evaluate",
+        groups=_find_groups(groups, "evaluator"),
+        takes=("sequences", "catalogue", "model"),
+        gives=("metrics",),
     )
 
 
-_TOKENISED = ("sequences", "items", "sids", "catalogue")
+_TOKENISED_ARTIFACTS = ("sequences", "items", "sids", "catalogue")
 
 
 def _make_stage_fields(
@@ -249,7 +253,7 @@ def _make_stage_fields(
     gives: tuple[str, ...],
     derived: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a StagePlan."""
+    """Return the arguments of a StagePlan, all but `validation`."""
     return {
         "name": name,
         "kind": kind,

@@ -1,4 +1,4 @@
-"""Notes of a plan: warnings, unsupported features, idle workers, assumptions and unknown values."""
+"""The notes of a plan: warnings, idle workers, elastic groups, sizes of checkpoints, assumptions and unknown values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from nonet.controller.scenario import (
 )
 from nonet.errors import ConfigError
 
-_LARGE = 100e6  # parameters above which ranking a catalogue on CPU takes hours rather than minutes
+_SLOW_ON_CPU_PARAMETERS = (
+    100e6  # parameters above which ranking a catalogue on CPU takes hours rather than minutes
+)
 
 
 def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
@@ -33,7 +35,7 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
     yield from _warn_about_unsupported(scenario, groups)
     yield from _list_warnings(run, view, groups)
     yield from _describe_placements(scenario, groups)
-    yield from _describe_commits(run)
+    yield from _describe_checkpoint_size(run)
     yield from _describe_shared_folder(groups)
     yield from _list_unknowns(run, view, groups)
     yield from _list_derived_settings(scenario)
@@ -41,18 +43,18 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
 
 def describe_cluster(view: ClusterView) -> str:
     """Describe a cluster, such as "70 nodes, 384 GPU (200 free), 6720 CPU"."""
-    counted: Counter[str] = Counter()
+    nodes_by_resource: Counter[str] = Counter()
     for node in view.nodes:
         for resource in node.total:
             if ":" not in resource and "memory" not in resource:
-                counted[resource] += 1
+                nodes_by_resource[resource] += 1
     resources = []
-    for resource in sorted(counted, key=lambda name: (name == "CPU", name)):
+    for resource in sorted(nodes_by_resource, key=lambda name: (name == "CPU", name)):
         total, free = view.get_total(resource), view.get_free(resource)
         resources.append(f"{total:g} {resource}" + (f" ({free:g} free)" if free < total else ""))
-    memory = view.get_total(MEMORY)
+    memory_bytes = view.get_total(MEMORY)
     return ", ".join([f"{len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}", *resources]) + (
-        f", {format_bytes(memory)}" if memory else ""
+        f", {format_bytes(memory_bytes)}" if memory_bytes else ""
     )
 
 
@@ -89,23 +91,24 @@ def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[Grou
     """Yield a note on how rollouts in separate processes read sparse rows: from copies in host memory, or by key."""
     scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
-    rows = run.budgeted_bytes
-    reinforced = any(kind.rolls_out for kind in run.kinds.values())
-    if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
+    table_bytes = run.budgeted_bytes
+    has_rl_stage = any(kind.rolls_out for kind in run.kinds.values())
+    if rollout is None or not has_rl_stage or "embedding" in rollout.roles or not table_bytes:
         return
-    limit = scenario.sparse.replica_bytes
-    if rows > limit:
+    limit_bytes = scenario.sparse.replica_bytes
+    if table_bytes > limit_bytes:
         yield (
-            f"rollouts read rows by key from the shards once the tables pass {format_bytes(limit)} (sparse.replica_bytes); "
-            f"they may grow to {format_bytes(rows)}"
+            f"rollouts read rows by key from the shards once the tables pass {format_bytes(limit_bytes)} (sparse.replica_bytes); "
+            f"they may grow to {format_bytes(table_bytes)}"
         )
         return
-    node, count = max(rollout.count_by_node().items(), key=lambda item: item[1])
-    memory = view.get_node(node).total.get(MEMORY, 0.0)
-    if memory and count * rows > memory:
+    node, worker_count = max(rollout.count_by_node().items(), key=lambda item: item[1])
+    memory_bytes = view.get_node(node).total.get(MEMORY, 0.0)
+    if memory_bytes and worker_count * table_bytes > memory_bytes:
         yield (
-            f"warning: each rollout worker keeps a copy of all sparse rows, up to {format_bytes(rows)}, {count} of them on "
-            f"{node}, which has {format_bytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
+            f"warning: each rollout worker keeps a copy of all sparse rows, up to {format_bytes(table_bytes)}, "
+            f"{worker_count} of them on {node}, "
+            f"which has {format_bytes(memory_bytes)}; lower sparse.replica_bytes and they read by key from the shards"
         )
 
 
@@ -113,50 +116,52 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     """Yield warnings about copies of rows, joined columns, idle workers and evaluators on CPU."""
     scenario = run.scenario
     yield from _describe_row_copies(run, view, groups)
-    if joined := list_joined_features(scenario):
+    if joined_features := list_joined_features(scenario):
         yield (
-            f"warning: the model reads {', '.join(joined)} from data.join, which nonet serve, nonet export and nonet recommend "
-            "--users do not read yet: they refuse such a run"
+            f"warning: the model reads {', '.join(joined_features)} from data.join, which nonet serve, nonet export and "
+            "nonet recommend --users do not read yet: they refuse such a run"
         )
     trainer = next(group for group in groups if "trainer" in group.roles)
-    for name, body in scenario.stages.items():
-        users, key = run.kinds[name].find_least_users(body)
-        if users and users < trainer.workers:
-            idle = trainer.workers - users
+    for name, stage_options in scenario.stages.items():
+        step_users, key = run.kinds[name].find_least_users(stage_options)
+        if step_users and step_users < trainer.workers:
+            idle_trainers = trainer.workers - step_users
             yield (
-                f"warning: {name} trains on {users} users per step, so {idle} of {trainer.workers} trainers "
+                f"warning: {name} trains on {step_users} users per step, so {idle_trainers} of {trainer.workers} trainers "
                 f"have nothing to do; raise stages.{name}.{key}"
             )
     evaluator = next((group for group in groups if "evaluator" in group.roles), None)
-    if evaluator and evaluator.resource == "CPU" and run.size.parameters >= _LARGE:
+    if evaluator and evaluator.resource == "CPU" and run.size.parameters >= _SLOW_ON_CPU_PARAMETERS:
         yield (
             f"warning: the evaluator ranks with {run.size.parameters / 1e9:.2g} B parameters on cpu; "
             "give roles.evaluator a pool with devices"
         )
-    reinforced = [name for name, kind in run.kinds.items() if kind.rolls_out]
-    supervised = [name for name in scenario.stages if name not in reinforced]
+    rl_stages = [name for name, kind in run.kinds.items() if kind.rolls_out]
+    supervised_stages = [name for name in scenario.stages if name not in rl_stages]
     for group in groups:
         if (
             group.resource != "CPU"
             and not group.shares
-            and supervised
+            and supervised_stages
             and not {"trainer", "embedding", "evaluator"} & set(group.roles)
         ):
-            stages = ", ".join(supervised)
+            stages = ", ".join(supervised_stages)
             yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} are idle during {stages}"
 
 
-def _describe_commits(run: ResolvedRun) -> Iterator[str]:
+def _describe_checkpoint_size(run: ResolvedRun) -> Iterator[str]:
     """Yield a note on the size of checkpoints, if tables have budgets."""
     scenario = run.scenario
-    rows, keep = run.budgeted_bytes, scenario.checkpoint.keep
-    if rows:
+    row_bytes, keep = run.budgeted_bytes, scenario.checkpoint.keep
+    if row_bytes:
         size = run.size
-        dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
-        commits = keep.last + any(make_validation_rule(scenario, name) for name in scenario.stages)
+        # Per parameter: the weight, two fp32 moments, and an fp32 master copy if the weight has reduced precision.
+        dense_bytes = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
+        total_bytes = row_bytes + dense_bytes
+        count = keep.last + any(make_validation_rule(scenario, name) for name in scenario.stages)
         yield (
-            f"a checkpoint every {scenario.checkpoint.every} steps writes up to {format_bytes(rows + dense)} "
-            f"({format_bytes(rows)} of it rows); {commits} kept checkpoints take {format_bytes(commits * (rows + dense))}"
+            f"a checkpoint every {scenario.checkpoint.every} steps writes up to {format_bytes(total_bytes)} "
+            f"({format_bytes(row_bytes)} of it rows); {count} kept checkpoints take {format_bytes(count * total_bytes)}"
         )
 
 
@@ -191,22 +196,25 @@ def _list_unknowns(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     scenario = run.scenario
     if run.size.assumed:
         yield f"assumed: {run.size.assumed}"
-    unknown = sorted(
+    unknown_resources = sorted(
         {
             g.resource
             for g in groups
             if g.resource != "CPU" and not _is_memory_known(view, g.nodes[0], g.resource)
         }
     )
-    if unknown:
-        yield f"not known: memory of {', '.join(unknown)} devices (devices: in the view); nothing was checked against it"
+    if unknown_resources:
+        names = ", ".join(unknown_resources)
+        yield f"not known: memory of {names} devices (devices: in the view); nothing was checked against it"
     unbudgeted = [name for name, size in run.table_budgets.items() if size is None]
     if unbudgeted and run.budgeted_bytes:
         yield f"not counted: rows of {', '.join(unbudgeted)} (no budget: they grow with the data)"
     user_groups = [g.name for g in groups if not g.threads and g.resource != "CPU"]
     if user_groups:
         yield f"not counted: what {', '.join(user_groups)} keep on their devices (your own code)"
-    epoch_stages = [name for name, body in scenario.stages.items() if getattr(body, "epochs", None)]
+    epoch_stages = [
+        name for name, stage_options in scenario.stages.items() if getattr(stage_options, "epochs", None)
+    ]
     if epoch_stages and any(g.resource != "CPU" for g in groups):
         yield f"not known: steps of {', '.join(epoch_stages)} (epochs over data that planning does not read)"
     if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:

@@ -1,6 +1,6 @@
 """StepReport: the results of the newest steps of a stage, and the functions that record them.
 
-The functions record, in this order, the counts of the sparse tables, the metrics of the machine, the displayed metrics, a
+`record_report` records, in this order, the counts of the sparse tables, the metrics of the machine, the displayed metrics, a
 checkpoint if one is due, and the validations that the evaluator has finished.
 """
 
@@ -25,9 +25,10 @@ PARTS = {
     "communication": "communication",
     "optimizer": "optimizer",
 }
+# The entries of a trainer's record that `compute_machine_metrics` turns into metrics of their own.
 _MACHINE_ENTRIES = ("flops", "positions", "peak", *PARTS)
 
-_MAX_SKIPPED_IN_A_ROW = 10  # steps that may be skipped because their loss or gradient is not finite
+_MAX_SKIPPED_IN_A_ROW = 10  # so many consecutive steps whose loss or gradient is not finite end the stage
 
 Stopped = Callable[[], bool]
 """A function that returns whether the user has requested that the run stop."""
@@ -44,7 +45,7 @@ class StepReport:
         shown: Metrics that are recorded and shown.
         further: Metrics of the trainers that are recorded but not shown.
         absent: Number of positions for which the rollouts read the default row; None if no rollout took part.
-        probe: Computes metrics of held-out users, after the other metrics are recorded.
+        probe: Computes metrics of held-out users; called after `further` and `absent` are recorded.
     """
 
     first: int
@@ -110,8 +111,8 @@ def record_report(
             By default, no stop is requested.
 
     Returns:
-        `stopped` if the user has requested a stop before the end of the stage; `ended` if too many steps were skipped, which
-        ends the stage early; else `running`.
+        "stopped" if the user has requested a stop before the end of the stage; "ended" if too many steps were skipped, which
+        ends the stage early; else "running".
     """
     done, steps = report.done, session.stages[stage].steps
     shown = dict(report.shown) | _record_tables(session, recorder, stage, done)
@@ -120,22 +121,22 @@ def record_report(
         recorder.record_metrics(stage, done, {"absent": float(report.absent)}, role="rollout")
     shown |= report.probe()
     recorder.record_step(stage, done, shown)
-    halt = stopped is not None and stopped() and done < steps
+    must_stop = stopped is not None and stopped() and done < steps
     for step in range(report.first, done):
-        session.commit(step, now=halt)
+        session.commit(step, now=must_stop)
     if _end_if_diverged(session, recorder, stage, report.records):
         return "ended"
-    _show_validations(session, recorder, stage, done)
-    return "stopped" if halt else "running"
+    _record_finished_validations(session, recorder, stage, done)
+    return "stopped" if must_stop else "running"
 
 
 def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) -> None:
-    """End a stage after `step` steps, and show which of its checkpoints was selected.
+    """End a stage after `step` steps, and record which of its checkpoints was selected.
 
-    The stage has usually ended already, when its last checkpoint was written; it has not if the run was killed just after that.
+    Ending it has no effect if writing its last checkpoint has ended it. It has not if the run was killed just after that.
     """
     session.end(step)
-    _show_validations(session, recorder, stage, step, over=True)
+    _record_finished_validations(session, recorder, stage, step, over=True)
 
 
 def note_quarantined(
@@ -165,8 +166,8 @@ def note_quarantined(
 def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return FLOPs, positions and seconds of the steps of one call, as metrics.
 
-    `machine could` is the number of FLOPs that the device would have computed in the same seconds at its peak rate for matrix
-    products. All metrics are sums, so that the utilization of a stage is the sum of `machine flops` divided by the sum of
+    The metric "machine could" is the number of FLOPs that the device would have computed in the same time at its peak rate for
+    matrix products. All metrics are sums, so that the utilization of a stage is the sum of `machine flops` divided by the sum of
     `machine could`.
 
     Args:
@@ -181,7 +182,7 @@ def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str,
     def sum_entries(name: str) -> float:
         return sum(record.get(name, 0.0) for record in records)
 
-    peak_flops = sum(record["peak"] * record["seconds"] for record in records)
+    peak_flops = sum(record["peak"] * record["seconds"] for record in records)  # "peak" is in FLOP/s
     sums = {
         "flops": sum_entries("flops"),
         "positions": sum_entries("positions"),
@@ -198,7 +199,7 @@ def drop_machine_entries(record: Mapping[str, float]) -> dict[str, float]:
 
 
 def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) -> dict[str, float]:
-    """Record the counts of the sparse tables, and return those to display; none if no table refuses or evicts rows."""
+    """Record the counts of the sparse tables, and return those to show, by name; none if no table refuses or evicts rows."""
     counts = session.trainer.pop_table_counts()
     recorder.record_tables(stage, done, counts)
     if not has_policy(session.scenario):
@@ -207,19 +208,19 @@ def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) 
     return {f"sparse {name}": float(sum(count[name] for count in counts.values())) for name in names}
 
 
-def _show_validations(
+def _record_finished_validations(
     session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False
 ) -> None:
-    """Report the validations that have finished and, if the stage is `over`, which of its checkpoints was selected."""
+    """Record the validations that have finished and, if the stage is `over`, which of its checkpoints was selected."""
     validation = session.validation
     if validation is None:
         return
     metric = validation.rule.metric
     for entry in validation.pop_news():
-        values = {f"validation {name}": value for name, value in entry["metrics"].items()}
+        metrics = {f"validation {name}": value for name, value in entry["metrics"].items()}
         if entry["nats"] is not None:
-            values["validation nats"] = entry["nats"]
-        recorder.record_metrics(stage, entry["step"], values, role="evaluator")
+            metrics["validation nats"] = entry["nats"]
+        recorder.record_metrics(stage, entry["step"], metrics, role="evaluator")
         shown = {f"valid {metric}": validation.get_value(entry)}
         recorder.add_event("step", stage=stage, step=step, metrics=shown)
     if over and (end := validation.record.end):
@@ -230,7 +231,7 @@ def _show_validations(
 def _end_if_diverged(
     session: Session, recorder: Recorder, name: str, records: Sequence[Mapping[str, float]]
 ) -> bool:
-    """Report which steps were skipped, and end the stage if too many were skipped in succession.
+    """Record how many steps were skipped, and end the stage if too many consecutive ones were.
 
     Returns:
         Whether the stage has ended; it then ends with its last complete checkpoint, or with an earlier one that is selected.
