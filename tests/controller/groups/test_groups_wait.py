@@ -41,7 +41,7 @@ class Binding:
 def run_groups(monkeypatch, tmp_path):
     monkeypatch.setattr(run_groups_module, "GroupBinding", Binding)
     monkeypatch.setattr(
-        run_groups_module.RunGroups, "_check_shared", lambda *_: None
+        run_groups_module.RunGroups, "_check_shared_or_stop", lambda *_: None
     )  # asks Ray, which would start
     made = plan(ASKED, gpu_nodes(1, memory_bytes=2 * GB))
     run_groups = run_groups_module.RunGroups(ASKED, RunFolder(tmp_path), made, 0.0, None, "pretrain")  # type: ignore[arg-type]

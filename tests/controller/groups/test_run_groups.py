@@ -82,7 +82,7 @@ def run_groups(tmp_path, monkeypatch):
         lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]),
     )
     monkeypatch.setattr(
-        run_groups_module.RunGroups, "_check_shared", lambda *_: None
+        run_groups_module.RunGroups, "_check_shared_or_stop", lambda *_: None
     )  # asks Ray, which would start
     run = RunFolder(tmp_path)
     (tmp_path / "rewards").mkdir()
