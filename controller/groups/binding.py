@@ -37,7 +37,7 @@ STOP_S = 10.0  # how long processes may take to call the teardown of their roles
 GONE_S = 20.0  # how long the names of stopped workers may stay in use
 RESTARTS = -1  # Ray restarts a stateless worker without limit; whoever awaits its answer limits the attempts
 _FIRST_POLL_S, _POLL_S = 0.002, 0.02  # the first pause between looks at placement groups, and the longest
-_VIEW_SETTLE_S = 0.4  # how long an error waits for a consistent view of the cluster
+_SETTLE_S = 0.4  # how long an error waits for a consistent view of the cluster
 _NO_ROOM_STATES = ("NO_RESOURCES", "INFEASIBLE")  # scheduling states that Ray reports
 
 __all__ = ["GroupBinding", "plan_live", "read_live_view"]
@@ -222,7 +222,7 @@ class GroupBinding:
         """Stop all groups and raise PlacementError, which says who holds the resources that a group was planned on."""
         group = next(group for group in self.groups if group.name == name)
         self.stop()
-        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_VIEW_SETTLE_S)))
+        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_SETTLE_S)))
 
 
 def _is_stateless(group: GroupPlan) -> bool:
