@@ -72,5 +72,7 @@ _COMPILED: dict[Any, Any] = {}
 def _compile_forward(forward: Any) -> Any:
     """Return the compiled forward function, shared by all blocks of a class."""
     if forward not in _COMPILED:
+        # The compiler has a switch of its own, which `set_deterministic_debug_mode` leaves alone.
+        torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
         _COMPILED[forward] = torch.compile(forward, dynamic=True)
     return _COMPILED[forward]

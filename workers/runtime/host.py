@@ -63,6 +63,10 @@ class WorkerActor:
 
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
+        if place.threads:
+            # torch's OpenMP reads this when torch is imported, which the first role does. Workers share cores, and their
+            # threads would spin there while they wait for a thread that another worker keeps from running.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         self._roles: dict[str, DistributeWorker] = {}
         # The running call, the unix seconds when it began, and the id of its thread.
         self._busy, self._since, self._thread = "", 0.0, 0
@@ -338,6 +342,7 @@ def _make_deterministic(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    # Unlike `use_deterministic_algorithms`, this does not import torch's compiler, which takes more than a second.
+    torch.set_deterministic_debug_mode("error")
     # Uninitialised memory is never read, and filling it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

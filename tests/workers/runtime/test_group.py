@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -55,9 +58,16 @@ class Score(nonet.DistributeWorker):
 
     @nonet.method(collect="list")
     def die(self):
-        import os
-
         os._exit(1)
+
+
+class TorchState(nonet.DistributeWorker):
+    @nonet.method(collect="list")
+    def read(self):
+        import torch
+
+        modules = ("torch._dynamo" in sys.modules, "torch._inductor" in sys.modules)
+        return (os.environ["OMP_WAIT_POLICY"], torch.are_deterministic_algorithms_enabled(), modules)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +77,17 @@ def groups(ray_local):
     yield four, three
     four.stop()
     three.stop()
+
+
+def test_threads_of_torch_wait_without_spinning_and_its_compiler_is_not_imported(ray_local):
+    group = nonet.WorkerGroup(TorchState, cpus=0.2, threads=1)
+    assert group.read().get(timeout_s=60) == [("PASSIVE", True, (False, False))]
+    group.stop()
+
+
+def test_a_worker_sets_how_threads_wait_before_torch_is_imported():
+    code = "import sys, nonet.workers.runtime.host; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_rows_are_cut_in_order_and_joined_again(groups):
