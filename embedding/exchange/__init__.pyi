@@ -1,4 +1,4 @@
-from .all_to_all import NOTHING as NOTHING
+from .all_to_all import NO_BYTES as NO_BYTES
 from .all_to_all import KeyRequest as KeyRequest
 from .all_to_all import Wire as Wire
 from .codecs import Codec as Codec

@@ -6,8 +6,8 @@ fused: Every rank trains and stores rows.
 separate: The first ranks train, and the ranks after them store rows.
 
 When an exchange fails, every remaining rank calls `find_missing_ranks`: it sets a mark in the rendezvous store and waits a second
-for the marks of the others. The ranks without a mark are named in the error message. They are not used for anything else, and
-none is named if there is no store or the store was lost with its rank.
+for the marks of the others. The error message names the ranks without a mark; nothing else depends on them. It names none if
+there is no store or if the store was lost with its rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """This rank, and the ranges of the ranks that train and that store rows; the ranges are equal or disjoint."""
+    """The roles of all ranks, as seen by one of them.
+
+    Attributes:
+        rank: This rank.
+        trainers: The ranks that train.
+        shards: The ranks that store rows: equal to `trainers` or disjoint from it.
+    """
 
     rank: int
     trainers: range
@@ -76,7 +82,7 @@ def _check_rank(rank: int, world: int) -> int:
     return rank
 
 
-_GRACE_S = 1.0  # Time that ranks have to set their marks.
+_MARK_TIMEOUT_S = 1.0  # Time that ranks have to set their marks.
 
 
 def find_missing_ranks(rank: int, world: int) -> str:
@@ -86,9 +92,10 @@ def find_missing_ranks(rank: int, world: int) -> str:
     try:
         store = _get_default_store()
         store.set(f"sparse-world-alive/{rank}", "1")
+        # The marks that have not been seen yet, by rank.
         marks = {other: f"sparse-world-alive/{other}" for other in range(world) if other != rank}
-        until = time.monotonic() + _GRACE_S
-        while marks and time.monotonic() < until:
+        deadline = time.monotonic() + _MARK_TIMEOUT_S
+        while marks and time.monotonic() < deadline:
             marks = {other: mark for other, mark in marks.items() if not store.check([mark])}
             time.sleep(0.05)
     except (RuntimeError, ValueError):

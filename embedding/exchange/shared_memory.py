@@ -1,17 +1,17 @@
 """All-to-alls between the ranks of one machine: payloads in shared memory, message headers in the receiver's mailbox.
 
-A byte is copied once into memory that the receiver has mapped and once out of it, where loopback TCP copies it
-through the kernel in packets. A sender that writes to `get_outgoing` saves the first copy. An exchange is one call
+A byte is copied once into memory that the receiver has mapped and once out of it; loopback TCP would copy it through
+the kernel in packets. A sender that writes to `get_outgoing` saves the first copy. An exchange is one call
 of the core (native/exchange.cpp) without the GIL, so that it disturbs other threads of the process little.
 
 Every rank posts a header to every other rank, even without a payload, so that ranks stay in step: a rank that has
-all headers of exchange n + 1 knows that all ranks have read exchange n. Two halves of memory per rank are therefore
-enough. Rows may be copied out while later ones are still being written (`announce`, `gather`). The socket of a peer
-that dies is closed, which ends the waits of the others. Nothing has a name in the file system, so nothing is left
-behind.
+all headers of exchange n + 1 knows that all ranks have read exchange n. Exchanges therefore use the two halves of a
+rank's memory in turn. Rows may be copied out while later ones are still being written (`announce`, `gather`). The
+socket of a peer that dies is closed, which ends the waits of the others. The memory has no name in the file system,
+so nothing is left behind.
 """
 
-# Shapes: W ranks, N requested rows.
+# Shapes: W ranks, N requested rows, D width.
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from torch import Tensor
 
 from nonet.embedding.tables import load_library
 
-_LEAST_BYTES = 1 << 20
+_MIN_BYTES = (
+    1 << 20
+)  # The smallest size of a half, so that small first exchanges do not cause several growths.
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
@@ -47,24 +49,28 @@ class _Int64Array:
 
     def __init__(self, count: int):
         self.array = np.zeros(count, dtype=np.int64)
-        self.at = self.array.ctypes.data
+        self.address = self.array.ctypes.data
 
 
 class LocalWire:
-    """One rank's end of the exchanges through shared memory, created by `connect`."""
+    """One rank's end of the exchanges through shared memory, created by `connect`.
+
+    Args:
+        rank: This rank.
+        peers: A connected socket to every other rank, by rank.
+        timeout_s: The longest wait for a header or for rows.
+    """
 
     def __init__(self, rank: int, peers: dict[int, socket.socket], timeout_s: float):
         world = len(peers) + 1
         self._rank, self._peers, self._world = rank, peers, world
-        self._quick, self._core = load_core()
+        self._quick, self._core = load_core()  # The core called with the GIL, and without it.
         self._boards = self._swap_boards(self._core.nonet_board_bytes(world))
-        # The contents of the peers' headers, and where their rows begin.
+        # The contents of the peers' headers [W]: offset and size of the payload, and size of the peer's memory, in bytes.
         self._at, self._count, self._size = (_Int64Array(world) for _ in range(3))
-        self._counts, self._starts, self._rows = (
-            _Int64Array(world),
-            _Int64Array(world + 1),
-            _Int64Array(world),
-        )
+        self._counts = _Int64Array(world)  # The bytes that this rank sends to each rank.
+        # For `gather`: the number of the first row of each rank among all rows, and the address of its first row.
+        self._starts, self._rows = _Int64Array(world + 1), _Int64Array(world)
         self._addresses = np.array([board.ctypes.data for board in self._boards], dtype=np.uint64)
         files = [peers[other].fileno() if other in peers else -1 for other in range(world)]
         self._sockets = np.array(files, dtype=np.int32)
@@ -73,17 +79,17 @@ class LocalWire:
                 rank, world, self._addresses.ctypes.data, self._sockets.ctypes.data, int(1e9 * timeout_s)
             )
         )
-        self._timeout_s, self._number = timeout_s, 0
+        self._timeout_s, self._number = timeout_s, 0  # The number of the current exchange.
         self._file, self._memory = -1, _NO_BYTES
-        self._told = 0  # The size of this rank's memory that the peers know.
-        self._theirs = [_NO_BYTES] * world
+        self._sent_size = 0  # The size of the memory whose file this rank has sent to the peers, in bytes.
+        self._peer_memories = [_NO_BYTES] * world
 
     def get_outgoing(self, nbytes: int) -> np.ndarray:
         """Return memory, uint8 [nbytes], whose contents the next exchange sends."""
-        if 2 * nbytes > len(self._memory):
-            self._grow(2 * max(nbytes * 3 // 2, _LEAST_BYTES))
-        at = self._get_half_offset(self._number + 1)
-        return self._memory[at : at + nbytes]
+        if 2 * nbytes > len(self._memory):  # The memory has two halves; they grow by at least a half.
+            self._grow(2 * max(nbytes * 3 // 2, _MIN_BYTES))
+        offset = self._get_half_offset(self._number + 1)
+        return self._memory[offset : offset + nbytes]
 
     def exchange(
         self,
@@ -105,14 +111,14 @@ class LocalWire:
         Raises:
             RuntimeError: If a peer is missing or late.
         """
-        sent, width = _view_bytes(given), _count_row_bytes(given)
-        self.get_outgoing(len(sent))[:] = sent
-        parts = self.swap([count * width for count in given_counts], meanwhile)
-        into, width, start = _view_bytes(got), _count_row_bytes(got), 0
-        for rank, (part, count) in enumerate(zip(parts, got_counts, strict=True)):
-            self._check_size(rank, len(part), count * width)
-            into[start : start + len(part)] = part
-            start += len(part)
+        given_bytes, row_bytes = _view_bytes(given), _count_row_bytes(given)
+        self.get_outgoing(len(given_bytes))[:] = given_bytes
+        payloads = self.swap([count * row_bytes for count in given_counts], meanwhile)
+        got_bytes, row_bytes, start = _view_bytes(got), _count_row_bytes(got), 0
+        for rank, (payload, count) in enumerate(zip(payloads, got_counts, strict=True)):
+            self._check_size(rank, len(payload), count * row_bytes)
+            got_bytes[start : start + len(payload)] = payload
+            start += len(payload)
 
     def swap(self, counts: list[int], meanwhile: Callable[[], None] | None = None) -> list[np.ndarray]:
         """Send the memory that `get_outgoing` returned last, and receive the payloads of all ranks.
@@ -122,15 +128,15 @@ class LocalWire:
             meanwhile: A function to call while the payloads are in transit.
 
         Returns:
-            The bytes [n] from each rank [W], valid until this rank begins its next exchange.
+            The payload from each rank [W], uint8, valid until this rank begins its next exchange.
         """
-        own = self._get_half_offset(self._number + 1) + sum(counts[: self._rank])
-        self._post(counts, True)
+        own_start = self._get_half_offset(self._number + 1) + sum(counts[: self._rank])
+        self._post(counts, ready=True)
         if meanwhile is not None:
             meanwhile()
-        came = self._await()
-        came[self._rank] = self._memory[own : own + counts[self._rank]]
-        return came
+        payloads = self._receive()
+        payloads[self._rank] = self._memory[own_start : own_start + counts[self._rank]]
+        return payloads
 
     def announce(self, counts: list[int]) -> None:
         """Begin an exchange whose payload is not written yet; `gather` or `finish` ends it.
@@ -139,7 +145,7 @@ class LocalWire:
             counts: The number of bytes for each rank [W] in the memory that `get_outgoing` returned last, 0 for
                 this rank. `publish_bytes` reports when they are written.
         """
-        self._post(counts, False)
+        self._post(counts, ready=False)
 
     def publish_bytes(self, nbytes: int) -> None:
         """Report that the first `nbytes` of the announced bytes are written."""
@@ -147,28 +153,28 @@ class LocalWire:
 
     def finish(self) -> None:
         """Wait for the announcements of the peers without reading rows."""
-        self._await()
+        self._receive()
 
     def gather(self, place: np.ndarray, counts: list[int], own: Tensor, out: Tensor) -> None:
         """Copy the rows that the peers announced, as they are written.
 
         Args:
-            place: For row i of `out`, its number among the rows of all ranks, int64 [N].
+            place: For row i of `out`, its number among the rows of all ranks in the order of the ranks, int64 [N].
             counts: The number of rows from each rank [W].
             own: This rank's rows, of the dtype of `out`.
             out: The tensor to write to [N, D].
         """
-        came, width = self._await(), _count_row_bytes(out)
-        for rank, part in enumerate(came):
+        payloads, row_bytes = self._receive(), _count_row_bytes(out)
+        for rank, payload in enumerate(payloads):
             if rank != self._rank:
-                self._check_size(rank, len(part), counts[rank] * width)
-        self._rows.array[:] = [part.ctypes.data for part in came]
+                self._check_size(rank, len(payload), counts[rank] * row_bytes)
+        self._rows.array[:] = [payload.ctypes.data for payload in payloads]
         self._rows.array[self._rank] = own.data_ptr()
         np.cumsum(counts, out=self._starts.array[1:])
         self._check_code(
             self._core.nonet_gather(
-                self._ranks, self._number, self._rows.at, self._starts.at, place.ctypes.data, len(place),
-                width, out.data_ptr(),
+                self._ranks, self._number, self._rows.address, self._starts.address, place.ctypes.data, len(place),
+                row_bytes, out.data_ptr(),
             )
         )  # fmt: skip
 
@@ -183,39 +189,46 @@ class LocalWire:
     __del__ = close
 
     def _post(self, counts: list[int], ready: bool) -> None:
-        """Post the header of the next exchange to every rank, and the memory file if it is new."""
+        """Begin the next exchange: send its header to every rank, after the memory file if that is new.
+
+        Args:
+            counts: The number of bytes for each rank [W].
+            ready: Whether all bytes are written; otherwise `publish_bytes` reports them.
+        """
         self._number += 1
-        if self._told != len(self._memory):
+        if self._sent_size != len(self._memory):
             for rank, peer in self._peers.items():
                 try:
                     socket.send_fds(peer, [b"memory"], [self._file])
                 except OSError as error:
                     raise RuntimeError(f"could not send to rank {rank}: {error}") from error
-            self._told = len(self._memory)
+            self._sent_size = len(self._memory)
         self._counts.array[:] = counts
         self._quick.nonet_post(
             self._ranks,
             self._number,
             self._get_half_offset(self._number),
-            self._counts.at,
+            self._counts.address,
             len(self._memory),
             ready,
         )
 
-    def _await(self) -> list[np.ndarray]:
-        """Wait for the peers' headers and return the bytes that they describe; none for this rank."""
+    def _receive(self) -> list[np.ndarray]:
+        """Wait for the peers' headers and return the payloads that they describe [W], uint8; no bytes for this rank."""
         self._check_code(
-            self._core.nonet_await(self._ranks, self._number, self._at.at, self._count.at, self._size.at)
+            self._core.nonet_await(
+                self._ranks, self._number, self._at.address, self._count.address, self._size.address
+            )
         )
-        letters = zip(
+        headers = zip(
             *(numbers.array.tolist() for numbers in (self._at, self._count, self._size)), strict=True
         )
-        came = []
-        for rank, (at, count, size) in enumerate(letters):
-            if rank != self._rank and size != len(self._theirs[rank]):
-                self._theirs[rank] = self._map_peer_memory(rank, size)
-            came.append(self._theirs[rank][at : at + count])
-        return came
+        payloads = []
+        for rank, (offset, count, memory_size) in enumerate(headers):
+            if rank != self._rank and memory_size != len(self._peer_memories[rank]):
+                self._peer_memories[rank] = self._map_peer_memory(rank, memory_size)
+            payloads.append(self._peer_memories[rank][offset : offset + count])
+        return payloads
 
     def _map_peer_memory(self, rank: int, size: int) -> np.ndarray:
         """Map a peer's new memory, whose file it sent before the header."""
@@ -235,14 +248,14 @@ class LocalWire:
             raise RuntimeError(f"rank {rank} sent {got} bytes where {expected} were expected")
 
     def _check_code(self, code: int) -> None:
-        """Convert a negative code of the core to an error."""
+        """Raise RuntimeError for a negative code of the core: -1 - rank is a timeout, -1 - W - rank a closed connection."""
         if code <= -1 - self._world:
             raise RuntimeError(f"rank {-1 - self._world - code} closed its connection")
         if code < 0:
             raise RuntimeError(f"no message from rank {-1 - code} in {self._timeout_s:g} s")
 
     def _get_half_offset(self, number: int) -> int:
-        """Return the offset of the half of the memory that an exchange uses."""
+        """Return the offset in bytes of the half of the memory that the exchange with this number uses."""
         return (number & 1) * len(self._memory) // 2
 
     def _grow(self, size: int) -> None:
@@ -253,27 +266,32 @@ class LocalWire:
         self._memory = _map_file(self._file, size)
 
     def _swap_boards(self, nbytes: int) -> list[np.ndarray]:
-        """Exchange the mailboxes and return those of all ranks, mapped."""
+        """Create this rank's mailbox of `nbytes`, exchange it with the peers, and return the mapped mailboxes [W]."""
         file = _create_memory_file(nbytes)
-        own = _map_file(file, nbytes)
+        own_board = _map_file(file, nbytes)
         for peer in self._peers.values():
             socket.send_fds(peer, [b"board"], [file])
         os.close(file)
-        boards = {self._rank: own}
+        boards = {self._rank: own_board}
         for rank, peer in self._peers.items():
-            theirs = socket.recv_fds(peer, len(b"board"), 1)[1][0]
-            boards[rank] = _map_file(theirs, nbytes)
-            os.close(theirs)
+            peer_file = socket.recv_fds(peer, len(b"board"), 1)[1][0]
+            boards[rank] = _map_file(peer_file, nbytes)
+            os.close(peer_file)
         return [boards[rank] for rank in range(self._world)]
 
 
 @cache
 def load_core() -> tuple[Any, Any]:
-    """Load the core twice: with the GIL for calls shorter than releasing it, and without it for calls that wait."""
+    """Bind the core's functions of an exchange.
+
+    Returns:
+        A library whose calls keep the GIL, for calls that are shorter than releasing it, and one whose calls release it,
+        for calls that wait.
+    """
     core = load_library()
     quick = ctypes.PyDLL(core._name, handle=core._handle)
-    ranks = at = c_void_p
-    for binding, name, answer, arguments in (
+    ranks = at = c_void_p  # A pointer to `nonet::Ranks`, and one to an array.
+    for binding, name, result, arguments in (
         (core, "board_bytes", c_int64, (c_int64,)),
         (quick, "post", None, (ranks, c_uint64, c_int64, at, c_int64, c_int64)),
         (quick, "tell", None, (ranks, c_uint64, c_int64)),
@@ -281,12 +299,12 @@ def load_core() -> tuple[Any, Any]:
         (core, "gather", c_int64, (ranks, c_uint64, at, at, at, c_int64, c_int64, at)),
     ):
         function = getattr(binding, f"nonet_{name}")
-        function.restype, function.argtypes = answer, arguments
+        function.restype, function.argtypes = result, arguments
     return quick, core
 
 
 def _create_memory_file(size: int) -> int:
-    """Create memory with a file descriptor, which other processes can map."""
+    """Create memory of `size` bytes that other processes can map, and return its file descriptor."""
     file = os.memfd_create("nonet-wire")
     os.ftruncate(file, size)
     return file

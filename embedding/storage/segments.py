@@ -1,6 +1,8 @@
 """Segment files: the rows of a sparse table on disk, with one segment per range of slices.
 
-    magic, then the segments' columns one after the other, then a JSON footer, its length, its checksum, magic
+A file consists of:
+
+    magic, the columns of each segment, a JSON footer, the footer's length, the footer's checksum, magic
 
 The footer has a checksum for each column of each segment. A reader starts at the end of the file, so that a truncated file is
 rejected before a row is used. If a segment does not match its checksums, an error names it. The slice of a key does not depend on
@@ -33,11 +35,10 @@ from nonet.errors import CheckpointError
 
 FORMAT = 1
 _MAGIC = b"NONETSEG"
-_TAIL = len(_MAGIC) + 16
-_WRITE_OUT_BYTES = (
-    8 << 20
-)  # Write-back starts after this many bytes, so that the final fsync does not have to write the whole file.
-_OP = {"upsert": 0, "delete": 1, "wait": 2}
+_TAIL_BYTES = 16 + len(_MAGIC)  # The footer's length and checksum, 8 bytes each, and the magic.
+# Write-back starts after this many bytes, so that the final fsync does not have to write the whole file.
+_WRITE_OUT_BYTES = 8 << 20
+_OP = {"upsert": 0, "delete": 1, "wait": 2}  # The values of the column `op`.
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SliceSegment:
 
 @dataclass
 class SegmentFooter:
-    """The footer of a file.
+    """The footer of a file, whose fields are those of the JSON object.
 
     Attributes:
         table: The name of the table.
@@ -87,7 +88,15 @@ class SegmentFooter:
 
 
 class SegmentWriter:
-    """Writes one segment file; it is invalid until `close` has written the footer and synced it to disk."""
+    """Writes one segment file, which readers reject until `close` has written the footer and synced the file to disk.
+
+    Args:
+        path: The file to create.
+        table: The name of the table.
+        spec: The spec of the table.
+        step: The training step of the rows.
+        ranges: The ranges of slices that the file will cover.
+    """
 
     def __init__(
         self,
@@ -99,24 +108,21 @@ class SegmentWriter:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         slices = [[block.start, block.stop] for block in ranges]
-        self.path, self.footer = (
-            path,
-            SegmentFooter(table, spec.dim, get_state_width(spec), step, None, slices),
-        )
+        self.path = path
+        self.footer = SegmentFooter(table, spec.dim, get_state_width(spec), step, since=None, slices=slices)
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
         self._offset, self._written_out, self._hash = 0, 0, hashlib.sha256()
         self._write(memoryview(_MAGIC))
 
     def add(self, slices: range, part: RowColumns) -> None:
-        """Write the rows `part` of a range of slices as one segment; without rows nothing is written."""
+        """Append the rows `part` of a range of slices as one segment; without rows, write nothing."""
         if not len(part.key):
             return
         arrays = [np.ascontiguousarray(array) for array in _to_arrays(part)]
         sums = [compute_checksum(array) for array in arrays]
         policy = part.seen is not None
-        start = self._offset
         self.footer.segments.append(
-            SliceSegment(slices.start, slices.stop, start, len(part.key), policy, sums)
+            SliceSegment(slices.start, slices.stop, self._offset, len(part.key), policy, sums)
         )
         for array in arrays:
             self._write(_view_bytes(array))
@@ -125,7 +131,7 @@ class SegmentWriter:
             self._written_out = self._offset
 
     def close(self) -> tuple[str, int]:
-        """Write the footer, sync the file to disk, and return its SHA-256 and its size in bytes."""
+        """Write the footer, sync the file to disk, and return the file's SHA-256 in hexadecimal and its size in bytes."""
         text = np.frombuffer(_to_json(self.footer), dtype=np.uint8)
         tail = np.array([len(text), compute_checksum(text)], dtype=np.uint64)
         for piece in (_view_bytes(text), _view_bytes(tail), memoryview(_MAGIC)):
@@ -139,6 +145,7 @@ class SegmentWriter:
         self._file.close()
 
     def _write(self, view: memoryview) -> None:
+        """Append bytes to the file and its hash; an unbuffered write may write only a part of them."""
         self._hash.update(view)
         while len(view):
             written = self._file.write(view)
@@ -158,26 +165,26 @@ def read_footer(path: Path) -> SegmentFooter:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            if size < len(_MAGIC) + _TAIL:
+            if size < len(_MAGIC) + _TAIL_BYTES:
                 raise _make_corruption_error(path, f"it has {size} bytes")
-            file.seek(size - _TAIL)
-            tail = file.read(_TAIL)
-            length, expected = (int(word) for word in np.frombuffer(tail[:16], dtype=np.uint64))
-            if tail[16:] != _MAGIC or length > size - _TAIL:
+            file.seek(size - _TAIL_BYTES)
+            tail = file.read(_TAIL_BYTES)
+            length, checksum = (int(word) for word in np.frombuffer(tail[:16], dtype=np.uint64))
+            if tail[16:] != _MAGIC or length > size - _TAIL_BYTES:
                 raise _make_corruption_error(path, "its last bytes are not those of a segment file")
-            file.seek(size - _TAIL - length)
+            file.seek(size - _TAIL_BYTES - length)
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if compute_checksum(np.frombuffer(text, dtype=np.uint8)) != expected:
+    if compute_checksum(np.frombuffer(text, dtype=np.uint8)) != checksum:
         raise _make_corruption_error(path, "its footer does not match its checksum")
-    body: dict[str, Any] = json.loads(text)
-    if body.get("format") != FORMAT:
+    fields: dict[str, Any] = json.loads(text)
+    if fields.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has segment format {body.get('format')}; this version reads only format {FORMAT}"
+            f"{path} has segment format {fields.get('format')}; this version reads only format {FORMAT}"
         )
-    body["segments"] = [SliceSegment(**segment) for segment in body["segments"]]
-    return SegmentFooter(**body)
+    fields["segments"] = [SliceSegment(**segment) for segment in fields["segments"]]
+    return SegmentFooter(**fields)
 
 
 def read_segments(
@@ -185,7 +192,7 @@ def read_segments(
 ) -> Iterator[RowColumns]:
     """Read the segments that overlap one of the ranges of slices.
 
-    A segment is read completely, so rows outside the ranges can be included.
+    A segment is read completely, so rows outside the ranges can be included. `footer` saves reading it from the file.
 
     Yields:
         The rows of one segment, after its checksums were checked.
@@ -220,8 +227,9 @@ def _to_json(footer: SegmentFooter) -> bytes:
 
 
 def _to_arrays(part: RowColumns) -> list[np.ndarray]:
-    waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
-    op = part.deleted * np.uint8(_OP["delete"]) + waiting * np.uint8(_OP["wait"])
+    """Return the columns of a segment in the order of the file, which `_read_segment` reads."""
+    is_waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
+    op = part.deleted * np.uint8(_OP["delete"]) + is_waiting * np.uint8(_OP["wait"])
     policy = [] if part.seen is None or part.uses is None else [part.seen, part.uses]
     return [part.key, part.row, part.state, part.step, op.astype(np.uint8), *policy]
 
@@ -258,7 +266,9 @@ def _make_corruption_error(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} is truncated or corrupted: {why}; load an older commit")
 
 
-_POSITION_FACTOR = np.uint64(0xD1342543DE82EF95)
+_POSITION_FACTOR = np.uint64(
+    0xD1342543DE82EF95
+)  # An odd constant, so that words of different positions mix differently.
 
 
 def compute_checksum(data: np.ndarray) -> int:
@@ -270,7 +280,10 @@ def compute_checksum(data: np.ndarray) -> int:
 
 
 def compute_checksum_numpy(data: np.ndarray) -> int:
-    """Compute the same checksum as the native function, in NumPy."""
+    """Compute the same checksum as the native function, in NumPy.
+
+    The bytes are padded with at least one zero to 64-bit words, and their number is added to the sum.
+    """
     raw = data.reshape(-1).view(np.uint8)
     padded = np.zeros(8 * (len(raw) // 8 + 1), dtype=np.uint8)
     padded[: len(raw)] = raw

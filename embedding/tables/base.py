@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALL_SLICES = range(SLICES)
-EXPORT_ROWS = 1 << 16
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+EXPORT_ROWS = 1 << 16  # The most rows of an exported table.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, the increment of SplitMix64.
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class BaseTable(ABC):
@@ -53,6 +53,7 @@ class BaseTable(ABC):
         self._optimizer = get_row_optimizer(self.spec.optimizer)
         self._state_width = self._optimizer.state_width(dim)
         self._eps = self._optimizer.eps if self.spec.eps is None else self.spec.eps
+        # The hash from which the initial rows and the draws of the admission policy are computed.
         self._base = np.uint64(random_key(seed, "embedding", name))
 
     @classmethod
@@ -134,16 +135,18 @@ class BaseTable(ABC):
             part = from_arrow_table(table, self.name, self.dim, self._state_width, waiting=True)
             key_slices = compute_slices(part.key)
             selected = (key_slices >= slices.start) & (key_slices < slices.stop)
-            waits = part.waiting if part.waiting is not None else np.zeros(len(selected), dtype=bool)
+            is_waiting = part.waiting if part.waiting is not None else np.zeros(len(selected), dtype=bool)
             deleted_rows = part.select(selected & part.deleted)
-            live_rows = part.select(selected & ~part.deleted & ~waits)
+            live_rows = part.select(selected & ~part.deleted & ~is_waiting)
             if len(deleted_rows.key):
                 self._delete(deleted_rows.key)
                 self.deleted.add(deleted_rows.key, deleted_rows.step)
             self._upsert(live_rows)
             self.step = max(self.step, int(live_rows.step.max(initial=0)))
-            waiting_rows = part.select(selected & waits)
-            if len(waiting_rows.key) and not self.spec.admits_all:
+            waiting_rows = part.select(selected & is_waiting)
+            if (
+                len(waiting_rows.key) and not self.spec.admits_all
+            ):  # Their `step` has the packed admission counts.
                 self._set_waiting(waiting_rows.key, waiting_rows.step)
 
     def list_touched_since(self, step: int) -> np.ndarray:
@@ -173,23 +176,23 @@ class BaseTable(ABC):
         stream = splitmix64(keys.astype(np.uint64) ^ self._base)
         columns = np.arange(1, self.dim + 1, dtype=np.uint64) * _GOLDEN
         bits = splitmix64(stream[:, None] + columns[None, :]) >> np.uint64(40)
-        unit = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+        unit = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)  # 24 bits, scaled to [-1, 1).
         return self._round_to_stored(unit * np.float32(self.spec.init_scale))
 
     def _round_to_stored(self, rows: np.ndarray) -> np.ndarray:
         """Round rows to the table's dtype and return them as float32."""
-        half = _HALVES.get(self.spec.dtype)
-        return rows if half is None else torch.from_numpy(rows).to(half).to(torch.float32).numpy()
+        half_dtype = _HALF_DTYPES.get(self.spec.dtype)
+        return rows if half_dtype is None else torch.from_numpy(rows).to(half_dtype).to(torch.float32).numpy()
 
     def _resolve_lr(self, lr: float | None) -> float:
         """Return the learning rate of a step: `lr`, or the spec's if it is None."""
-        rate = self.spec.lr if lr is None else lr
-        if rate == 0 and self._optimizer.divides_by_lr:
+        resolved_lr = self.spec.lr if lr is None else lr
+        if resolved_lr == 0 and self._optimizer.divides_by_lr:
             raise ConfigError(
                 f"table {self.name!r}: {self.spec.optimizer} divides by the learning rate, which must be above 0, "
                 "got 0; end the schedule above 0"
             )
-        return rate
+        return resolved_lr
 
     def _check_step(self, step: int) -> None:
         """Raise ConfigError if `step` is below the table's step."""
@@ -230,12 +233,12 @@ class BaseTable(ABC):
         key_slices = compute_slices(keys)
         selected = (key_slices >= slices.start) & (key_slices < slices.stop)
         if since is not None:
-            selected &= packed >> 32 > since
+            selected &= packed >> 32 > since  # The upper 32 bits are the last step.
         order = np.argsort(keys[selected])
         yield from self._export_keys_without_rows(keys[selected][order], packed[selected][order], WAIT)
 
     def _export_keys_without_rows(self, keys: np.ndarray, steps: np.ndarray, op: str) -> Iterator[pa.Table]:
-        """Yield tables of keys with the given `op`, whose rows and optimizer states are zeros."""
+        """Yield tables of keys with the given `op` and `steps`, whose rows and optimizer states are zeros."""
         for start in range(0, len(keys), EXPORT_ROWS):
             part = slice(start, start + EXPORT_ROWS)
             count = len(keys[part])

@@ -29,16 +29,28 @@ from torch import Tensor
 from nonet.atomic import replace_file
 from nonet.errors import NonetError
 
-ABI = 9
-_HERE = Path(__file__).resolve().parents[1]
+ABI = 9  # The version of the core's functions and structures; it must equal that of the sources (nonet_abi).
+_EMBEDDING_FOLDER = Path(__file__).resolve().parents[1]
 _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-fvisibility=hidden",
 )  # fmt: skip
-_COMPILE_S = 300
+_COMPILE_TIMEOUT_S = 300
+# Matches the name of a function that a source file exports.
 _EXPORTED = re.compile(r"^NONET_API[^({;]*?\b(nonet_\w+)\(", re.MULTILINE)
-_SLACK_S = 60  # Unpacking a wheel gives its files times that differ by seconds.
-_FIELDS = {"rows": 0, "evicted": 1, "refused": 2, "dropped": 3, "waiting": 4, "bytes": 5, "absent": 6}
+_SLACK_S = (
+    60  # Unpacking a wheel gives its files times that differ by seconds, so a source may be this much newer.
+)
+# The index of each counter in the core's array.
+_COUNTER_INDICES = {
+    "rows": 0,
+    "evicted": 1,
+    "refused": 2,
+    "dropped": 3,
+    "waiting": 4,
+    "bytes": 5,
+    "absent": 6,
+}
 
 
 class NativeUnavailable(NonetError):
@@ -87,19 +99,20 @@ def register_finalizer(owner: object, *call: Any) -> weakref.finalize[..., Any]:
 class CoreCounters:
     """The counters of a native table, which the core updates in place.
 
-    The names are rows, evicted (not yet taken), refused, dropped, waiting, bytes and absent.
+    `counters[name]` returns one; the names are rows, evicted (whose keys the table has not taken yet), refused, dropped,
+    waiting, bytes and absent.
     """
 
     def __init__(self) -> None:
-        self.words = (c_int64 * len(_FIELDS))()
+        self.words = (c_int64 * len(_COUNTER_INDICES))()
 
     def __getitem__(self, name: str) -> int:
-        return self.words[_FIELDS[name]]
+        return self.words[_COUNTER_INDICES[name]]
 
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Load the native core.
+    """Load the native core, after compiling it if no installed or cached library can be used.
 
     Raises:
         NativeUnavailable: If there is no usable library, with the reason.
@@ -112,15 +125,15 @@ def load_library() -> ctypes.CDLL:
         if core:
             return core
         reasons.append(f"{path.name}: {reason}")
-    built, reason = _open_library(_get_compiled(reasons), fresh=True)
-    if built is None:
+    core, reason = _open_library(_get_or_compile(reasons), fresh=True)
+    if core is None:
         raise NativeUnavailable(f"the library that was compiled on this node cannot be used: {reason}")
-    return built
+    return core
 
 
 def list_packaged() -> list[Path]:
     """List the libraries that were installed with the package."""
-    return sorted(_HERE.glob("_core*.so"))
+    return sorted(_EMBEDDING_FOLDER.glob("_core*.so"))
 
 
 def find_compiler() -> str | None:
@@ -137,19 +150,19 @@ def get_cache_folder() -> Path:
 
 def list_sources() -> list[Path]:
     """List the source files of the core in a fixed order."""
-    return sorted(path for path in (_HERE / "native").iterdir() if path.suffix in (".h", ".cpp"))
+    return sorted(path for path in (_EMBEDDING_FOLDER / "native").iterdir() if path.suffix in (".h", ".cpp"))
 
 
 def list_declared() -> list[str]:
-    """List the names of the functions that the sources export."""
-    units = [path.read_text() for path in list_sources() if path.suffix == ".cpp"]
-    return sorted({name for unit in units for name in _EXPORTED.findall(unit)})
+    """List the names of the functions that the sources export, sorted."""
+    source_texts = [path.read_text() for path in list_sources() if path.suffix == ".cpp"]
+    return sorted({name for text in source_texts for name in _EXPORTED.findall(text)})
 
 
 def make_compile_command(cxx: str, out: Path, *extra_flags: str) -> list[str]:
     """Build the command line that compiles the core into the shared library `out`."""
-    units = [str(path) for path in list_sources() if path.suffix == ".cpp"]
-    return [cxx, *_FLAGS, *_get_python_include(), *extra_flags, "-shared", *units, "-o", str(out)]
+    source_paths = [str(path) for path in list_sources() if path.suffix == ".cpp"]
+    return [cxx, *_FLAGS, *_get_python_include(), *extra_flags, "-shared", *source_paths, "-o", str(out)]
 
 
 def install_fast_methods(table: type, lookup: str, push: str) -> None:
@@ -179,7 +192,10 @@ def _get_python_include() -> list[str]:
 
 
 def _open_library(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
-    """Load the library at `path` and check it; return it, or None and the reason why it cannot be used."""
+    """Load the library at `path` and check it; return it, or None and the reason why it cannot be used.
+
+    `fresh` says that it was compiled from these sources, so that its time need not be compared with theirs.
+    """
     if not fresh and path.stat().st_mtime + _SLACK_S < max(
         source.stat().st_mtime for source in list_sources()
     ):
@@ -189,22 +205,27 @@ def _open_library(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, 
     except OSError as error:  # Another architecture, another libc or a truncated file.
         return None, str(error)
     try:
-        speaks = opened.nonet_abi(), opened.nonet_config_bytes()
+        abi, config_bytes = opened.nonet_abi(), opened.nonet_config_bytes()
     except AttributeError:
         return None, "not a library of Nonet's core"
-    if speaks != (ABI, ctypes.sizeof(ConfigStruct)):
-        return None, f"has ABI {speaks[0]}, this version needs {ABI}"
+    if (abi, config_bytes) != (ABI, ctypes.sizeof(ConfigStruct)):
+        return None, f"has ABI {abi}, this version needs {ABI}"
     if missing := [name for name in list_declared() if not hasattr(opened, name)]:
         return None, f"has no {', '.join(missing)}"
     return _bind_signatures(opened), ""
 
 
-def _get_compiled(reasons: list[str]) -> Path:
-    """Return the path of this machine's library in the cache, after compiling it if it is missing."""
+def _get_or_compile(reasons: list[str]) -> Path:
+    """Return the path of this machine's library in the cache, after compiling it if it is missing.
+
+    `reasons` say why the installed libraries cannot be used; they are part of the error if there is no compiler.
+    """
     cxx = find_compiler()
     if cxx is None:
-        tried = "; ".join(reasons) or "no library came with the package"
-        raise NativeUnavailable(f"{tried}; and there is no C++ compiler: install g++ or clang++, or set CXX")
+        reasons_text = "; ".join(reasons) or "no library came with the package"
+        raise NativeUnavailable(
+            f"{reasons_text}; and there is no C++ compiler: install g++ or clang++, or set CXX"
+        )
     folder = get_cache_folder() / "core"
     out = folder / f"core-{platform.machine()}-{_compute_digest(cxx)}.so"
     if out.exists():
@@ -224,18 +245,18 @@ def _get_compiled(reasons: list[str]) -> Path:
 
 def _compile_library(cxx: str, out: Path) -> None:
     """Compile the core and move the library to `out` atomically."""
-    with replace_file(out) as made:
+    with replace_file(out) as temporary_path:
         try:
             subprocess.run(
-                make_compile_command(cxx, made),
+                make_compile_command(cxx, temporary_path),
                 check=True,
                 capture_output=True,
                 text=True,
-                timeout=_COMPILE_S,
+                timeout=_COMPILE_TIMEOUT_S,
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            first = str(error.stderr or error).strip().splitlines()[:1]
-            raise NativeUnavailable(f"{cxx} could not compile the core: {' '.join(first)}") from error
+            first_line = str(error.stderr or error).strip().splitlines()[:1]
+            raise NativeUnavailable(f"{cxx} could not compile the core: {' '.join(first_line)}") from error
 
 
 def _compute_digest(cxx: str) -> str:
@@ -249,7 +270,7 @@ def _compute_digest(cxx: str) -> str:
 
 
 def _bind_signatures(opened: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the argument and result types of the core's functions."""
+    """Declare the result and argument types of the core's functions, in this order, and return the library."""
     pointer, i64 = c_void_p, c_int64
     signatures = {
         "isa": (c_char_p, c_char_p),
@@ -273,7 +294,7 @@ def _bind_signatures(opened: ctypes.CDLL) -> ctypes.CDLL:
         "table_waiting": (i64, pointer, pointer, pointer),
         "table_wait": (i64, pointer, pointer, pointer, i64),
     }
-    for name, (answer, *arguments) in signatures.items():
+    for name, (result, *arguments) in signatures.items():
         function = getattr(opened, f"nonet_{name}")
-        function.restype, function.argtypes = answer, arguments
+        function.restype, function.argtypes = result, arguments
     return opened

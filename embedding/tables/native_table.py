@@ -33,13 +33,13 @@ from nonet.embedding.tables.rows import RowColumns
 from nonet.embedding.tables.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import DataError, NonetError
 
-_NO_MEMORY, _ABSENT_KEYS = -1, -2
-_SHIFT = 48  # The number of hash bits below the slice.
-_PART_SLICES = (
-    64  # An export reads the rows of this many slices at a time, so that it never lists a whole table.
-)
+# The core's code for gradients of keys without a row. Its other negative code, -1, means that it has no memory.
+_ABSENT_KEYS = -2
+_SHIFT = 48  # The upper 16 bits of a key's 64-bit hash are its slice.
+# An export reads the rows of this many slices at a time, so that it never lists a whole table.
+_PART_SLICES = 64
 _I64, _F32 = torch.int64, torch.float32
-# This takes 0.6 us; torch.empty with a shape and a dtype takes 1.2 us.
+# Creates a float32 tensor of the given sizes in 0.6 us; torch.empty with a shape and a dtype takes 1.2 us.
 _new_rows = torch.empty(0, dtype=torch.float32).new_empty
 
 
@@ -53,18 +53,19 @@ class NativeTable(BaseTable):
         super().__init__(name, dim, seed=seed, **settings)
         self._core, self._counters = load_library(), CoreCounters()
         _install_fast_methods()
-        self._strict = self.spec.admits_all and not self.spec.evicts
-        self._refused, self._dropped = 0, 0
+        self._keeps_all_rows = self.spec.admits_all and not self.spec.evicts
+        self._refused, self._dropped = 0, 0  # The core's counters at the last `clear`.
         config = _make_config(self)
         handle = self._core.nonet_table_new(ctypes.byref(config), isa.encode() or None)
         if not handle:
             raise _make_memory_error(self)
         self._handle = handle
-        # The garbage collector does not track arrays: in a cycle the core outlives the finalizers, which may still look up rows.
-        self._end = np.empty(0)
+        # The core's table is freed when this array is deleted, not when the Python table is: the garbage collector does not
+        # track arrays, so in a reference cycle the array outlives all finalizers, which may still look up rows.
+        self._core_owner = np.empty(0)
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
-        register_finalizer(self._end, self._core.nonet_table_free, handle)
+        register_finalizer(self._core_owner, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
         return self._counters["rows"]
@@ -139,18 +140,26 @@ class NativeTable(BaseTable):
             step: The step; it must not be lower than in an earlier call.
             lr: The learning rate; None for that of the spec.
         """
-        before, step = self.step, index(step)
-        if step < before:
+        last_step, step = self.step, index(step)
+        if step < last_step:
             self._check_step(step)
-        code = self._push(keys, grads, before, step, self._resolve_lr(lr))
+        code = self._push(keys, grads, last_step, step, self._resolve_lr(lr))
         if code < 0:
             raise self._make_error(code, keys)
         self.step = step
-        if not self._strict and self._counters["evicted"]:
+        if not self._keeps_all_rows and self._counters["evicted"]:
             self._take_evicted(step)
 
     def _push(self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float) -> int:
-        """Pass gradients to the core and return its code, which is negative after an error."""
+        """Apply gradients in the core and return its code, which is negative after an error.
+
+        Args:
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            before: The step of the last call.
+            step: The step of this call.
+            lr: The learning rate.
+        """
         key_tensor = keys if _is_plain(keys) else _to_tensor(keys)
         count = key_tensor.numel()
         if grads.shape != (count, self.dim) or grads.is_complex():
@@ -159,7 +168,7 @@ class NativeTable(BaseTable):
             grads = grads.detach().to("cpu", _F32).contiguous()
         return self._apply(self._handle, key_tensor.data_ptr(), count, grads.data_ptr(), before, step, lr)
 
-    # The fallbacks of the native methods, see `_install_fast_methods`.
+    # `_install_fast_methods` replaces `lookup` and `_push` by native methods, which call these for keys that are not plain.
     _general, _general_push = lookup, _push
 
     def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
@@ -175,15 +184,15 @@ class NativeTable(BaseTable):
     def put_packed(self, keys: np.ndarray, data: Tensor) -> None:
         """Write rows that `take_packed` returned for these keys, and raise the table's step to at least theirs."""
         key_array, data = _to_array(keys), data.contiguous()
-        last = self._core.nonet_table_enter(
+        newest_step = self._core.nonet_table_enter(
             self._handle, _get_address(key_array), len(key_array), data.data_ptr()
         )
-        if last < 0:
+        if newest_step < 0:
             raise _make_memory_error(self)
-        self.step = max(self.step, last)
+        self.step = max(self.step, newest_step)
 
     def _check_out(self, out: Tensor, keys: Tensor) -> Tensor:
-        """Return `out` if rows can be written to it, else raise DataError."""
+        """Return `out` if the rows of `keys` can be written to it, else raise DataError."""
         count = len(keys)
         if (
             out.dtype is not _F32
@@ -195,8 +204,8 @@ class NativeTable(BaseTable):
                 f"table {self.name!r} needs `out` as contiguous float32 [{count}, {self.dim}] in host memory; "
                 f"got {out.dtype} {list(out.shape)} on {out.device}"
             )
-        apart = keys.data_ptr() - out.data_ptr()
-        if -keys.nbytes < apart < out.nbytes:
+        distance_bytes = keys.data_ptr() - out.data_ptr()
+        if -keys.nbytes < distance_bytes < out.nbytes:  # The two memory ranges overlap.
             raise DataError(
                 f"table {self.name!r} cannot write rows over their keys: `out` shares memory with the keys; "
                 "pass a separate tensor"
@@ -204,24 +213,24 @@ class NativeTable(BaseTable):
         return out
 
     def _make_error(self, code: int, keys: Tensor | np.ndarray) -> NonetError:
-        """Convert a negative code of `_push` to an exception."""
+        """Convert a negative code of `_push` to an exception, which the caller raises."""
         if code == _ABSENT_KEYS:
             unique = np.unique(to_int64_keys(keys))
             return self._make_missing_row_error(unique[~self._contains(unique)])
         return _make_memory_error(self)
 
     def _take_evicted(self, step: int) -> None:
-        """Record the keys that the core has evicted as deleted at `step`."""
-        gone = np.empty(self._counters["evicted"], dtype=np.int64)
-        self._core.nonet_table_take_evicted(self._handle, _get_address(gone))
-        self.deleted.add(gone, step)
-        self.evicted += len(gone)
+        """Take the list of evicted keys from the core, and record and count them as deleted at `step`."""
+        evicted_keys = np.empty(self._counters["evicted"], dtype=np.int64)
+        self._core.nonet_table_take_evicted(self._handle, _get_address(evicted_keys))
+        self.deleted.add(evicted_keys, step)
+        self.evicted += len(evicted_keys)
 
     def _iterate_rows(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
-        after = np.iinfo(np.int64).min if since is None else since
+        after_step = np.iinfo(np.int64).min if since is None else since
         for start in range(slices.start, slices.stop, _PART_SLICES):
             stop = min(start + _PART_SLICES, slices.stop)
-            yield from self._read_hash_range(start << _SHIFT, (stop << _SHIFT) - 1, after)
+            yield from self._read_hash_range(start << _SHIFT, (stop << _SHIFT) - 1, after_step)
 
     def _read_hash_range(self, low: int, high: int, since: int) -> Iterator[RowColumns]:
         """Yield the rows whose hash lies in [low, high] and that changed after `since`."""
@@ -236,23 +245,28 @@ class NativeTable(BaseTable):
             self._core.nonet_chosen_free(chosen)
 
     def _read_chosen(self, chosen: int, start: int, count: int) -> RowColumns:
-        """Read `count` rows of the core's list `chosen` from position `start`."""
-        first = chosen + 16 * start  # {key, row}
-        key = np.ctypeslib.as_array((ctypes.c_int64 * (2 * count)).from_address(first))[::2].copy()
+        """Read `count` rows of the core's list at the address `chosen`, from position `start` of the list."""
+        first_address = (
+            chosen + 16 * start
+        )  # An entry of the list has two int64: the key, and where its row is.
+        key = np.ctypeslib.as_array((ctypes.c_int64 * (2 * count)).from_address(first_address))[::2].copy()
         row, state = (np.empty((count, width), dtype=np.float32) for width in (self.dim, self._state_width))
         step, seen, uses = (np.zeros(count, dtype=np.int64) for _ in range(3))
         self._core.nonet_table_read(
-            self._handle, first, count, *(_get_address(column) for column in (row, state, step, seen, uses))
+            self._handle,
+            first_address,
+            count,
+            *(_get_address(column) for column in (row, state, step, seen, uses)),
         )
         policy = (seen, uses) if self.spec.evicts else (None, None)
         return RowColumns(key, row, state, step, np.zeros(count, dtype=bool), *policy)
 
     def _contains(self, keys: np.ndarray) -> np.ndarray:
-        key_array, places = _to_array(keys), np.empty(len(keys), dtype=np.int64)
+        key_array, row_places = _to_array(keys), np.empty(len(keys), dtype=np.int64)
         self._core.nonet_table_find(
-            self._handle, _get_address(key_array), len(key_array), _get_address(places)
+            self._handle, _get_address(key_array), len(key_array), _get_address(row_places)
         )
-        return places >= 0
+        return row_places >= 0
 
     def _upsert(self, rows: RowColumns) -> None:
         """Insert or overwrite rows with their optimizer state."""
@@ -295,7 +309,7 @@ def _make_config(table: NativeTable) -> ConfigStruct:
     """Build the core's configuration of a table."""
     spec: TableSpec = table.spec
     policy = PolicyStruct(
-        1 + EVICTIONS.index(spec.evict) if spec.evict else 0,
+        1 + EVICTIONS.index(spec.evict) if spec.evict else 0,  # 0: no eviction.
         spec.admit_count,
         spec.admit_threshold,
         spec.ttl_steps,

@@ -1,7 +1,7 @@
 """A cache of hot rows and their optimizer state in tensors of a fixed size on a device; other rows are on the host.
 
 A row that a batch in flight needs (it is pinned, or the current batch requests it) is never evicted. If no row can be
-evicted, a new row stays on the host, so that no batch reads the wrong row (FBGEMM's issue 1201). Rows that no announced
+evicted, a new row stays on the host, so that no batch reads the row of another key (FBGEMM's issue 1201). Rows that no announced
 batch needs are evicted first, by LFU or LRU; then those whose next use is furthest in the future (Belady's rule). The
 device is accessed by torch operations only.
 
@@ -10,9 +10,10 @@ keys, 8 bytes each, so a reader may announce many batches ahead. Every occurrenc
 soon as that is announced, so a batch takes one index lookup, independent of how far ahead it is.
 """
 
+# Shapes: N keys, D width. Keys are distinct where a docstring says so.
+
 from __future__ import annotations
 
-# Shapes: N keys, D width. Keys are distinct where a docstring says so.
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,10 +31,13 @@ from nonet.random import rng
 
 POLICIES = ("lfu", "lru")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SAMPLE = 32  # Number of random candidates per row to evict, in large caches.
-_AGE = 16  # Use counts are halved after this many uses per row of capacity.
+# In large caches, this many random slots per row to evict are the candidates, which saves sorting the whole cache.
+_CANDIDATES_PER_ROW = 32
+# LFU's use counts are halved after this many uses per row of capacity, so that rows that were popular long ago get evicted.
+_USES_PER_ROW = 16
 _PINNED = np.iinfo(np.int64).max  # Priority of rows that must not be evicted.
-_FORESEEN = 1 << 62  # Rows that an announced batch needs have this priority minus the step of their next use.
+# Rows that an announced batch needs have this priority minus the step of their next use: above every past use.
+_ANNOUNCED = 1 << 62
 
 
 def count_device_row_bytes(spec: TableSpec) -> int:
@@ -65,7 +69,7 @@ class DeviceCache:
         self._eps = self._optimizer.eps if spec.eps is None else spec.eps
         self._rows = torch.zeros(rows, spec.dim, dtype=_DTYPES[spec.dtype], device=self.device)
         self._state = torch.zeros(rows, get_state_width(spec), device=self.device)
-        self._seed, self._draws = seed, 0
+        self._seed, self._draws = seed, 0  # The number of samples that have been drawn.
         self.clear()
 
     def __len__(self) -> int:
@@ -85,14 +89,16 @@ class DeviceCache:
         """Remove every row and every announced batch."""
         capacity = self.capacity
         self._index, self._ahead = SlotIndex("device-cache"), LookAhead()
-        # For each slot: its key, the step of its last update, its use count and the clock of its last use; the step of its
-        # next announced use; the number of its pins; whether it contains a row, and whether that row has changed.
+        # By slot: its key, the step of its last update, its use count, and the value of `_clock` at its last use.
         self._key, self._step, self._uses, self._last = (np.zeros(capacity, np.int64) for _ in range(4))
-        self._next = np.full(capacity, NEVER)
-        self._pins = np.zeros(capacity, np.int32)
+        self._next = np.full(capacity, NEVER)  # By slot: the step of its next announced use.
+        self._pins = np.zeros(capacity, np.int32)  # By slot: the number of its pins.
+        # By slot: whether it contains a row, and whether that row has changed on the device.
         self._held, self._dirty = (np.zeros(capacity, bool) for _ in range(2))
-        self._pinned: dict[int, list[np.ndarray]] = {}
+        self._pinned: dict[int, list[np.ndarray]] = {}  # The keys that `pin` has protected, by step.
+        # The first `_free_count` elements of `_free` are the free slots.
         self._free, self._free_count = np.arange(capacity)[::-1].copy(), capacity
+        # The number of training lookups, and the number of uses since the use counts were halved.
         self._clock, self._used = 0, 0
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
@@ -100,9 +106,9 @@ class DeviceCache:
         return self._index.find(keys) >= 0
 
     def lookup(self, keys: np.ndarray, *, train: bool) -> Tensor:
-        """Return a copy of the rows [N, D] of cached keys [N].
+        """Return a copy of the rows of cached keys [N], float32 [N, D] on the device.
 
-        With `train`, these rows are not evicted before the next call with `train`.
+        With `train`, the rows' uses are counted, and these rows are not evicted before the next call with `train`.
         """
         slots = self._index.find(keys)
         if train:
@@ -110,7 +116,7 @@ class DeviceCache:
             self._clock += 1
             self._last[distinct] = self._clock
             self._uses[distinct] += 1
-            self._halve_uses(len(distinct))
+            self._count_uses(len(distinct))
         return self._rows.index_select(0, self._to_device(slots)).float()
 
     def apply(self, keys: np.ndarray, grads: Tensor, step: int, lr: float) -> None:
@@ -125,20 +131,24 @@ class DeviceCache:
         slots, inverse = np.unique(self._index.find(keys), return_inverse=True)
         device_slots, spec = self._to_device(slots), self.spec
         grads = grads.detach().to(self.device, torch.float32)
-        total = sum_gradients(grads, self._to_device(inverse.astype(np.int64)), len(slots))
-        rows, state = (
-            self._rows.index_select(0, device_slots).float(),
-            self._state.index_select(0, device_slots),
-        )
+        summed_grads = sum_gradients(grads, self._to_device(inverse.astype(np.int64)), len(slots))
+        rows = self._rows.index_select(0, device_slots).float()
+        state = self._state.index_select(0, device_slots)
         settings = TableOptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
-        apply_step(self._optimizer, rows, state, total, settings)
+        apply_step(
+            self._optimizer, rows, state, summed_grads, settings
+        )  # This changes rows and state in place.
         self._rows.index_copy_(0, device_slots, rows.to(self._rows.dtype))
         self._state.index_copy_(0, device_slots, state)
         self._dirty[slots], self._step[slots] = True, step
 
     def admit(self, rows: RowColumns) -> RowColumns:
-        """Add rows of distinct keys that are not cached, the first ones if not all fit; return the evicted changed rows."""
-        slots, evicted = self._make_room(len(rows.key))
+        """Add rows of distinct keys that are not cached; if not all fit, only the first ones.
+
+        Returns:
+            The rows that were evicted for them and had changed on the device, so that the caller writes them to the host.
+        """
+        slots, evicted = self._reserve_slots(len(rows.key))
         admitted = slice(0, len(slots))
         self._write_rows(slots, rows.row[admitted], rows.state[admitted])
         self._index.put(rows.key[admitted], slots)
@@ -156,7 +166,7 @@ class DeviceCache:
         self._pinned.setdefault(step, []).append(keys[present])
 
     def announce_batch(self, step: int, keys: np.ndarray) -> None:
-        """Announce that the batch of `step` will need these distinct keys; ignore steps that do not increase."""
+        """Announce that the batch of `step` will need these distinct keys; a step that is not above the last one is ignored."""
         if step > self._ahead.last:
             self._ahead.add_batch(step, keys)
             slots = self._index.find(keys)
@@ -165,8 +175,8 @@ class DeviceCache:
 
     def release(self, step: int) -> None:
         """Mark the batches up to `step` as finished: remove their pins and update the next use of their rows."""
-        for past in [pinned for pinned in self._pinned if pinned <= step]:
-            for keys in self._pinned.pop(past):
+        for finished_step in [pinned_step for pinned_step in self._pinned if pinned_step <= step]:
+            for keys in self._pinned.pop(finished_step):
                 slots = self._index.find(keys)
                 slots = slots[slots >= 0]
                 self._pins[slots] = np.maximum(self._pins[slots] - 1, 0)
@@ -176,7 +186,7 @@ class DeviceCache:
             self._next[slots[slots >= 0]] = next_steps[slots >= 0]
 
     def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
-        """Return copies of the changed rows, or of those with these keys, and mark them as unchanged."""
+        """Copy the rows that have changed on the device to the host and mark them as unchanged; `keys` limits the rows."""
         if keys is None:
             slots = np.flatnonzero(self._dirty)
         else:
@@ -194,12 +204,12 @@ class DeviceCache:
         self._step[slots], self._dirty[slots] = cached.step, False
 
     def drop(self, keys: np.ndarray) -> None:
-        """Remove the rows of these keys; changes are lost."""
+        """Remove the rows of these keys without copying their changes to the host."""
         slots = self._index.find(keys)
         slots = slots[slots >= 0]
         self._release_slots(np.unique(slots))
 
-    def _make_room(self, count: int) -> tuple[np.ndarray, RowColumns]:
+    def _reserve_slots(self, count: int) -> tuple[np.ndarray, RowColumns]:
         """Take up to `count` slots, evicting rows if necessary; return the slots and the changed rows that were evicted."""
         missing_slots = count - self._free_count
         victims = self._select_victims(missing_slots) if missing_slots > 0 else np.empty(0, np.int64)
@@ -211,10 +221,10 @@ class DeviceCache:
 
     def _select_victims(self, count: int) -> np.ndarray:
         """Select the slots of at most `count` evictable rows with a low priority, from a random sample if it is large enough."""
-        if _SAMPLE * count < self.capacity:
+        if _CANDIDATES_PER_ROW * count < self.capacity:
             self._draws += 1
-            source = rng(self._seed, "device-cache", self._draws)
-            sample = np.unique(source.integers(0, self.capacity, _SAMPLE * count))
+            generator = rng(self._seed, "device-cache", self._draws)
+            sample = np.unique(generator.integers(0, self.capacity, _CANDIDATES_PER_ROW * count))
             slots = self._select_lowest(sample, count)
             if len(slots) == count:
                 return slots
@@ -233,15 +243,17 @@ class DeviceCache:
         rows (the more often or the more recently used, the higher).
         """
         next_step = self._next[slots]
+        # LFU: by the use count, and among equal counts by the last use.
         past_use = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
-        priority = np.where(next_step == NEVER, past_use, _FORESEEN - next_step)
+        priority = np.where(next_step == NEVER, past_use, _ANNOUNCED - next_step)
+        # The current batch uses the rows of the last training lookup; a slot without a row cannot be evicted.
         pinned = (self._pins[slots] > 0) | (self._last[slots] == self._clock) | ~self._held[slots]
         return np.where(pinned, _PINNED, priority)
 
-    def _halve_uses(self, uses: int) -> None:
-        """Add a number of uses, and halve all use counts when the sum exceeds a multiple of the capacity."""
+    def _count_uses(self, uses: int) -> None:
+        """Add to the number of uses, and halve all use counts when the sum exceeds a multiple of the capacity."""
         self._used += uses
-        if self._used > _AGE * self.capacity:
+        if self._used > _USES_PER_ROW * self.capacity:
             self._uses >>= 1
             self._used = 0
 
@@ -255,7 +267,7 @@ class DeviceCache:
         return RowColumns(self._key[slots], row, state, self._step[slots], np.zeros(len(slots), bool))
 
     def _release_slots(self, slots: np.ndarray) -> None:
-        """Free these slots."""
+        """Remove the rows in these distinct slots, which become free."""
         self._index.drop(self._key[slots])
         self._held[slots], self._dirty[slots], self._pins[slots] = False, False, 0
         self._next[slots] = NEVER
@@ -263,6 +275,7 @@ class DeviceCache:
         self._free_count += len(slots)
 
     def _write_rows(self, slots: np.ndarray, row: np.ndarray, state: np.ndarray) -> None:
+        """Copy rows and optimizer state from the host into these slots."""
         device_slots = self._to_device(slots)
         for target, values in ((self._rows, row), (self._state, state)):
             source = torch.from_numpy(np.require(values, requirements=["C", "W"]))
@@ -272,19 +285,21 @@ class DeviceCache:
         return torch.from_numpy(numbers).to(self.device)
 
 
-NEVER = np.iinfo(np.int64).max
+NEVER = np.iinfo(np.int64).max  # The next step of a key that no announced batch needs.
 
 
 class LookAhead:
-    """The next use of each key in the announced batches; batches are announced and finished in the order of their steps."""
+    """The next use of each key in the announced batches; batches are announced and finished in the order of their steps.
+
+    An occurrence is a key in a batch; occurrences are numbered over all announced batches.
+    """
 
     def __init__(self) -> None:
         self._latest = SlotIndex("look-ahead")  # Key -> number of its latest occurrence.
-        self._next = np.empty(
-            0, dtype=np.int64
-        )  # The step of the next occurrence of the key, for each occurrence since _first.
+        # For each occurrence from number `_first` on: the step of the next occurrence of the same key.
+        self._next = np.empty(0, dtype=np.int64)
         self._first = 0
-        self._batches: dict[int, np.ndarray] = {}
+        self._batches: dict[int, np.ndarray] = {}  # Step -> keys.
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -306,8 +321,8 @@ class LookAhead:
     def pop_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Remove the batches up to `step`; return the keys of each batch and the step that uses each key next (or NEVER)."""
         batches = []
-        for past in [announced for announced in self._batches if announced <= step]:
-            keys = self._batches.pop(past)
+        for finished_step in [batch_step for batch_step in self._batches if batch_step <= step]:
+            keys = self._batches.pop(finished_step)
             next_steps, self._next = self._next[: len(keys)].copy(), self._next[len(keys) :]
             self._first += len(keys)
             self._latest.drop(keys[next_steps == NEVER])

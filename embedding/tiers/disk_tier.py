@@ -25,14 +25,19 @@ from nonet.embedding.tables import ALL_SLICES, RowColumns, TableSpec, get_state_
 from nonet.embedding.tiers.slot_index import SlotIndex
 from nonet.errors import NonetError
 
-SEGMENT_BYTES = 64 << 20
+SEGMENT_BYTES = 64 << 20  # The size of a file.
 _PREFIX = "cold-"
 _RESTART_HINT = "the run's commits have all rows; restart from the newest one"
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _RecordFile:
-    """One file with space for `records` records, filled from its start."""
+    """One file with space for `records` records, filled from its start.
+
+    Attributes:
+        used: The number of records that have been written.
+        live: The number of these that were not replaced or removed since; the tier updates it.
+    """
 
     def __init__(self, path: Path, record_dtype: np.dtype, records: int):
         self.path, self._record_dtype = path, record_dtype
@@ -71,7 +76,13 @@ class _RecordFile:
 
 
 class DiskTier:
-    """Rows by key, stored in a new directory below `folder` that is deleted together with this object."""
+    """Rows by key, stored in a new directory below `folder` that is deleted together with this object.
+
+    A key's place is a number that encodes where its record is: file number * records per file + position in the file.
+
+    Attributes:
+        moved: The number of rows that compaction has rewritten.
+    """
 
     def __init__(self, folder: str | Path, spec: TableSpec, *, segment_bytes: int = SEGMENT_BYTES):
         self.spec = spec
@@ -83,10 +94,10 @@ class DiskTier:
         self._records_per_file = max(1, segment_bytes // self._record_dtype.itemsize)
         self.folder, lock = _create_own_folder(Path(folder))
         weakref.finalize(self, _delete_folder, self.folder, lock)
-        self._index = SlotIndex("cold")
-        self._segments: dict[int, _RecordFile] = {}
-        self._head = -1
-        self.moved = 0  # Rows rewritten by compaction.
+        self._index = SlotIndex("cold")  # Key -> place.
+        self._files: dict[int, _RecordFile] = {}
+        self._newest_number = -1  # The number of the newest file, -1 if there is none.
+        self.moved = 0
 
     def __len__(self) -> int:
         return len(self._index)
@@ -94,7 +105,7 @@ class DiskTier:
     @property
     def nbytes(self) -> int:
         """The bytes written to existing files, including dead rows."""
-        return sum(segment.used for segment in self._segments.values()) * self._record_dtype.itemsize
+        return sum(file.used for file in self._files.values()) * self._record_dtype.itemsize
 
     @property
     def live_bytes(self) -> int:
@@ -123,8 +134,8 @@ class DiskTier:
         """Read the rows of keys [N] in their order; keys that are not in the tier get zeros and are marked as deleted."""
         places = self._index.find(keys)
         records = np.zeros(len(keys), dtype=self._record_dtype)
-        for number, at in self._group_by_segment(places):
-            records[at] = self._segments[number].records[places[at] % self._records_per_file]
+        for number, indices in self._group_by_file(places):
+            records[indices] = self._files[number].records[places[indices] % self._records_per_file]
         mismatched = np.flatnonzero((places >= 0) & (records["key"] != keys))
         if len(mismatched):
             raise _make_changed_files_error(self.folder, len(mismatched))
@@ -140,22 +151,19 @@ class DiskTier:
     def clear(self) -> None:
         """Remove every row."""
         self._index.clear()
-        for segment in self._segments.values():
-            segment.remove()
-        self._segments, self._head = {}, -1
+        for file in self._files.values():
+            file.remove()
+        self._files, self._newest_number = {}, -1
 
     def _count_live(self, places: np.ndarray, sign: int) -> None:
         """Add `sign` to the number of live rows of each place's file; places below 0 are skipped."""
-        for number, at in self._group_by_segment(places):
-            self._segments[number].live += sign * len(at)
+        for number, indices in self._group_by_file(places):
+            self._files[number].live += sign * len(indices)
 
-    def _group_by_segment(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (file number, indices into `places`) in the order of the files; places below 0 are skipped.
-
-        A place is file number * records per file + position in the file.
-        """
+    def _group_by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (file number, indices into `places`) in the order of the files; places below 0 are skipped."""
         order = np.argsort(places, kind="stable")
-        order = order[np.searchsorted(places[order], 0) :]
+        order = order[np.searchsorted(places[order], 0) :]  # Without the places below 0.
         numbers = places[order] // self._records_per_file
         for part in np.split(order, np.flatnonzero(np.diff(numbers)) + 1):
             if len(part):
@@ -163,63 +171,69 @@ class DiskTier:
 
     def _append(self, records: np.ndarray) -> np.ndarray:
         """Append records to the newest file, and to new ones when it is full, and return their places [N]."""
-        places, done = np.empty(len(records), np.int64), 0
-        while done < len(records):
-            head = self._get_writable()
-            count = min(len(records) - done, self._records_per_file - head.used)
-            places[done : done + count] = self._head * self._records_per_file + head.used + np.arange(count)
+        places, appended = np.empty(len(records), np.int64), 0
+        while appended < len(records):
+            file = self._get_or_create_newest()
+            count = min(len(records) - appended, self._records_per_file - file.used)
+            places[appended : appended + count] = (
+                self._newest_number * self._records_per_file + file.used + np.arange(count)
+            )
             try:
-                head.append(records[done : done + count])
+                file.append(records[appended : appended + count])
             except OSError as error:
                 raise NonetError(
                     f"the cold tier in {self.folder} cannot write {count} rows ({error.strerror}); it has "
                     f"{self.nbytes} bytes. Free disk space, or give the table more memory (host_rows)"
                 ) from error
-            done += count
+            appended += count
         return places
 
-    def _get_writable(self) -> _RecordFile:
-        """Return the newest file, or a new file if there is none or the newest is full."""
-        head = self._segments.get(self._head)
-        if head is None or head.used == self._records_per_file:
-            self._head += 1
-            head = _RecordFile(
-                self.folder / f"{self._head:08d}.rows", self._record_dtype, self._records_per_file
+    def _get_or_create_newest(self) -> _RecordFile:
+        """Return the newest file, after creating one if there is none or the newest is full."""
+        file = self._files.get(self._newest_number)
+        if file is None or file.used == self._records_per_file:
+            self._newest_number += 1
+            file = _RecordFile(
+                self.folder / f"{self._newest_number:08d}.rows", self._record_dtype, self._records_per_file
             )
-            self._segments[self._head] = head
-        return head
+            self._files[self._newest_number] = file
+        return file
 
     def _compact(self) -> None:
         """Delete full files without live rows, and rewrite full files while more than about half of their records are dead."""
-        for number in [number for number, segment in self._list_full() if not segment.live]:
-            self._segments.pop(number).remove()
-        while sum(segment.used for _, segment in self._list_full()) > 2 * len(self) + self._records_per_file:
-            number = min(self._list_full(), key=lambda item: item[1].live)[0]
-            self._rewrite(number)
+        for number in [number for number, file in self._list_full() if not file.live]:
+            self._files.pop(number).remove()
+        while sum(file.used for _, file in self._list_full()) > 2 * len(self) + self._records_per_file:
+            fewest_live, _ = min(self._list_full(), key=lambda item: item[1].live)
+            self._rewrite(fewest_live)
 
     def _list_full(self) -> list[tuple[int, _RecordFile]]:
         """Return the numbers and files of all files except the newest, which alone can have free space."""
-        return [(number, segment) for number, segment in self._segments.items() if number != self._head]
+        return [(number, file) for number, file in self._files.items() if number != self._newest_number]
 
     def _rewrite(self, number: int) -> None:
         """Append the live rows of a file to the newest file and delete it."""
-        segment = self._segments[number]
-        keys = np.array(segment.records["key"])
-        live = self._index.find(keys) == number * self._records_per_file + np.arange(len(keys))
-        records = segment.records[live]
-        if len(records) != segment.live:
-            raise _make_changed_files_error(self.folder, segment.live - len(records))
+        file = self._files[number]
+        keys = np.array(file.records["key"])
+        is_live = self._index.find(keys) == number * self._records_per_file + np.arange(len(keys))
+        records = file.records[is_live]
+        if len(records) != file.live:
+            raise _make_changed_files_error(self.folder, file.live - len(records))
         places = self._append(records)
-        self._index.put(keys[live], places)
+        self._index.put(keys[is_live], places)
         self._count_live(places, 1)
         self.moved += len(records)
-        self._segments.pop(number).remove()
+        self._files.pop(number).remove()
 
     def _pack(self, rows: RowColumns) -> np.ndarray:
         """Convert rows to records."""
         records = np.empty(len(rows.key), dtype=self._record_dtype)
-        half = _HALVES.get(self.spec.dtype)
-        row = rows.row if half is None else torch.from_numpy(rows.row).to(half).view(torch.int16).numpy()
+        half_dtype = _HALF_DTYPES.get(self.spec.dtype)
+        row = (
+            rows.row
+            if half_dtype is None
+            else torch.from_numpy(rows.row).to(half_dtype).view(torch.int16).numpy()
+        )
         records["key"], records["step"], records["row"], records["state"] = (
             rows.key,
             rows.step,
@@ -228,13 +242,13 @@ class DiskTier:
         )
         return records
 
-    def _unpack(self, keys: np.ndarray, records: np.ndarray, gone: np.ndarray) -> RowColumns:
-        """Convert records to rows."""
-        row, half = np.ascontiguousarray(records["row"]), _HALVES.get(self.spec.dtype)
-        if half is not None:
-            row = torch.from_numpy(row).view(half).float().numpy()
+    def _unpack(self, keys: np.ndarray, records: np.ndarray, deleted: np.ndarray) -> RowColumns:
+        """Convert records to the rows of keys [N], of which `deleted` [N] are not in the tier."""
+        row, half_dtype = np.ascontiguousarray(records["row"]), _HALF_DTYPES.get(self.spec.dtype)
+        if half_dtype is not None:
+            row = torch.from_numpy(row).view(half_dtype).float().numpy()
         return RowColumns(
-            keys, row, np.ascontiguousarray(records["state"]), np.ascontiguousarray(records["step"]), gone
+            keys, row, np.ascontiguousarray(records["state"]), np.ascontiguousarray(records["step"]), deleted
         )
 
 
@@ -253,9 +267,8 @@ def _create_own_folder(parent: Path) -> tuple[Path, int]:
     parent.mkdir(parents=True, exist_ok=True)
     parent_lock = os.open(parent, os.O_RDONLY)
     try:
-        fcntl.flock(
-            parent_lock, fcntl.LOCK_EX
-        )  # Two processes that start at once could delete each other's folder before it is locked.
+        # Without this lock, two processes that start at once could delete each other's folder before it is locked.
+        fcntl.flock(parent_lock, fcntl.LOCK_EX)
         for other in parent.glob(f"{_PREFIX}*"):
             lock = _try_lock(other)
             if lock is not None:

@@ -6,9 +6,10 @@ the device equal the core's bit for bit (`device_optimizer`), so that a tiered t
 whatever the tiers contain. Exports yield the rows of memory and disk in one order (`tier_merge.py`).
 """
 
+# Shapes: N keys, R rows, D width.
+
 from __future__ import annotations
 
-# Shapes: N keys, U distinct keys, D width.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,28 @@ def make_tiered_factory(tiers: TierSettings) -> Callable[[str, TableSpec, int], 
 
 
 class TieredTable(BaseTable):
-    """A sparse table over `host`, optionally with `hot` rows above and `cold` rows below.
+    """A sparse table over the tiers `host`, `hot` (a device) and `cold` (disk); the last two are optional.
 
     Lookups return rows on the device if there is one. `prefetch` and `announce_batch` announce coming batches.
+
+    Args:
+        host: The table in host memory.
+        hot: The rows on a device.
+        cold: The rows on disk.
+        host_rows: The number of rows above which the host table's oldest rows are moved to disk.
+
+    Attributes:
+        traffic: The rows that were moved between host and device.
+        promoted: The number of rows that were moved from disk to memory.
+        demoted: The number of rows that were moved from memory to disk.
     """
 
     def __init__(
         self, host: BaseTable, hot: HotRows | None = None, cold: DiskTier | None = None, host_rows: int = 0
     ):
         spec = host.spec
-        settings = {name: getattr(spec, name) for name in spec.__slots__ if name != "dim"}
-        super().__init__(host.name, host.dim, seed=host.seed, **settings)
+        spec_fields = {name: getattr(spec, name) for name in spec.__slots__ if name != "dim"}
+        super().__init__(host.name, host.dim, seed=host.seed, **spec_fields)
         self.host, self.hot, self.cold, self.host_rows = host, hot, cold, host_rows
         self.deleted = host.deleted
         self.step = host.step
@@ -62,10 +74,10 @@ class TieredTable(BaseTable):
     def from_host(cls, host: BaseTable, tiers: TierSettings) -> TieredTable:
         """Create a table that stores its rows in `host` and in these tiers."""
         tiers.check(host.spec)
-        rows = tiers.count_device_rows(host.spec)
+        row_count = tiers.count_device_rows(host.spec)
         hot = (
-            DeviceCache(host.spec, rows, device=tiers.device, policy=tiers.policy, seed=host.seed)
-            if rows
+            DeviceCache(host.spec, row_count, device=tiers.device, policy=tiers.policy, seed=host.seed)
+            if row_count
             else None
         )
         cold = DiskTier(Path(tiers.folder), host.spec) if tiers.folder else None
@@ -152,7 +164,7 @@ class TieredTable(BaseTable):
         if self.hot is not None:
             distinct = np.unique(to_int64_keys(keys))
             self.hot.announce_batch(step, distinct)
-            self._admit(self.hot, distinct[~self.hot.contains(distinct)])
+            self._load_to_device(self.hot, distinct[~self.hot.contains(distinct)])
             self.hot.pin(step, distinct)
 
     def announce_batch(self, keys: Tensor | np.ndarray, step: int) -> None:
@@ -175,65 +187,73 @@ class TieredTable(BaseTable):
         return _fill_missing(rows, self.cold.read(keys[rows.deleted]))
 
     def _read_from_device(self, hot: HotRows, keys: np.ndarray, train: bool, step: int) -> Tensor:
-        """Read rows that are on the device there, and the others from memory."""
-        here = hot.contains(keys)
-        hot_rows = hot.lookup(keys[here], train=train)
+        """Read rows [N, D]: those that `hot` has from the device, the others from host or disk.
+
+        With `train`, the others are then loaded to the device as far as they fit.
+        """
+        is_hot = hot.contains(keys)
+        hot_rows = hot.lookup(keys[is_hot], train=train)
         if train:
-            self.traffic.wanted += len(np.unique(keys[here]))
+            self.traffic.wanted += len(np.unique(keys[is_hot]))
         if train and self.spec.evicts:
-            self.host.lookup(keys[here], train=True, step=step)  # This updates the host's eviction counters.
-        if here.all():
+            self.host.lookup(
+                keys[is_hot], train=True, step=step
+            )  # This updates the host's eviction counters.
+        if is_hot.all():
             return hot_rows
-        rest = self._read_from_memory(keys[~here], train, step).to(hot.device)
+        other_rows = self._read_from_memory(keys[~is_hot], train, step).to(hot.device)
         rows = torch.empty(len(keys), self.dim, device=hot.device)
-        at = torch.from_numpy(here).to(hot.device)
-        rows[at], rows[~at] = hot_rows, rest
+        hot_mask = torch.from_numpy(is_hot).to(hot.device)
+        rows[hot_mask], rows[~hot_mask] = hot_rows, other_rows
         if train:
-            self._admit(hot, np.unique(keys[~here]), needed=True)
+            self._load_to_device(hot, np.unique(keys[~is_hot]), needed=True)
         return rows
 
     def _read_from_memory(self, keys: np.ndarray, train: bool, step: int) -> Tensor:
         """Read rows of keys that are not on the device, from host or disk; only `train` moves rows from disk."""
         if train:
             self._promote(keys)
-        cold = self.cold.contains(keys) if self.cold and not train else np.zeros(len(keys), bool)
-        rows = self.host.lookup(keys[~cold], train=train, step=step)
-        if not cold.any():
-            return rows
+        is_cold = self.cold.contains(keys) if self.cold and not train else np.zeros(len(keys), bool)
+        host_rows = self.host.lookup(keys[~is_cold], train=train, step=step)
+        if not is_cold.any():
+            return host_rows
         assert self.cold is not None
-        every = torch.empty(len(keys), self.dim)
-        at = torch.from_numpy(cold)
-        every[at], every[~at] = torch.from_numpy(self.cold.read(keys[cold]).row), rows
-        return every
+        rows = torch.empty(len(keys), self.dim)
+        cold_mask = torch.from_numpy(is_cold)
+        rows[cold_mask], rows[~cold_mask] = torch.from_numpy(self.cold.read(keys[is_cold]).row), host_rows
+        return rows
 
     def _apply_on_device(
         self, hot: HotRows, keys: np.ndarray, grads: Tensor, step: int, lr: float | None
     ) -> None:
         """Apply gradients to the rows on the device and to the others on the host."""
-        here = hot.contains(keys)
-        rest = keys[~here]
-        self._promote(rest)
-        forgotten = len(self.deleted)
-        at = torch.from_numpy(here).to(grads.device)
-        self.host.apply(rest, grads[~at].cpu(), step, lr)  # First, because it may raise an error.
-        hot.apply(keys[here], grads[at], step, self.spec.lr if lr is None else lr)
-        if len(self.deleted) > forgotten:
+        is_hot = hot.contains(keys)
+        other_keys = keys[~is_hot]
+        self._promote(other_keys)
+        deleted_before = len(self.deleted)
+        hot_mask = torch.from_numpy(is_hot).to(grads.device)
+        self.host.apply(other_keys, grads[~hot_mask].cpu(), step, lr)  # First, because it may raise an error.
+        hot.apply(keys[is_hot], grads[hot_mask], step, self.spec.lr if lr is None else lr)
+        if len(self.deleted) > deleted_before:  # The host has evicted rows, which may also be on the device.
             hot_keys = hot.keys
             hot.drop(hot_keys[~self.host._contains(hot_keys)])
         hot.release(step)
 
-    def _admit(self, hot: HotRows, keys: np.ndarray, needed: bool = False) -> None:
-        """Load the rows of these distinct keys to the device; `needed`: the current batch reads them."""
+    def _load_to_device(self, hot: HotRows, keys: np.ndarray, needed: bool = False) -> None:
+        """Load the rows of these distinct keys to the device, as far as they fit; count them as traffic.
+
+        `needed` says whether the current batch reads them; otherwise they are loaded ahead.
+        """
         if len(keys):
             self._promote(keys)
             rows = take(self.host, keys)
             rows = rows.select(~rows.deleted)
             self._write_back(hot.admit(rows))
-            came = int(hot.contains(rows.key).sum())
-            self.traffic.loaded += came
+            loaded_count = int(hot.contains(rows.key).sum())
+            self.traffic.loaded += loaded_count
             if needed:
                 self.traffic.wanted += len(rows.key)
-                self.traffic.bypassed += len(rows.key) - came
+                self.traffic.bypassed += len(rows.key) - loaded_count
 
     def _write_back(self, rows: RowColumns) -> None:
         """Write rows that changed on the device to the host."""
@@ -243,15 +263,15 @@ class TieredTable(BaseTable):
             self.host._upsert(RowColumns(rows.key, rows.row, rows.state, rows.step, rows.deleted, seen, uses))
 
     def _get_usage(self, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the host's eviction counters of these keys, which a written row keeps."""
+        """Return the host's eviction counters of these keys [N] (`seen` and `uses`), which writing a row must not change."""
         if isinstance(self.host, NumPyTable):
-            at = self.host._index.find(keys)
-            return self.host._seen[at], self.host._uses[at]
+            row_numbers = self.host._index.find(keys)
+            return self.host._seen[row_numbers], self.host._uses[row_numbers]
         rows = take(self.host, keys)
         return rows.seen, rows.uses
 
     def _promote(self, keys: np.ndarray) -> None:
-        """Move the rows of these keys that are on disk to memory."""
+        """Move the rows of these keys that are on disk to the host table."""
         if self.cold is not None and len(self.cold):
             cold_keys = np.unique(keys[self.cold.contains(keys)])
             if len(cold_keys):
@@ -260,7 +280,10 @@ class TieredTable(BaseTable):
                 self.promoted += len(cold_keys)
 
     def _demote(self, needed: np.ndarray) -> None:
-        """Move rows to disk until an eighth of the budget is free, except those on the device or in `needed`."""
+        """If the host table has more than `host_rows` rows, move rows to disk until an eighth of these is free.
+
+        Rows on the device and rows of the keys in `needed` stay.
+        """
         if self.cold is None or len(self.host) <= self.host_rows:
             return
         for rows in self._evictor.select_oldest(self.host, self.host_rows, needed, self.hot):
@@ -286,7 +309,7 @@ class TieredTable(BaseTable):
         self.host._upsert(rows)
         if self.hot is not None:
             self.hot.overwrite(rows)
-        self._demote(rows.key[:0])
+        self._demote(rows.key[:0])  # No key is needed in memory.
 
     def _delete(self, keys: np.ndarray) -> None:
         if self.hot is not None:
@@ -302,18 +325,18 @@ class TieredTable(BaseTable):
         self.host._set_waiting(keys, packed)
 
 
-def _fill_missing(rows: RowColumns, more: RowColumns) -> RowColumns:
-    """Fill the missing rows of `rows` with `more`, in order."""
-    lacks = rows.deleted.copy()
+def _fill_missing(rows: RowColumns, cold_rows: RowColumns) -> RowColumns:
+    """Return `rows` with those that are marked as deleted replaced by `cold_rows`, in order."""
+    is_missing = rows.deleted
     row, state, step = rows.row.copy(), rows.state.copy(), rows.step.copy()
-    row[lacks], state[lacks], step[lacks] = more.row, more.state, more.step
-    gone = rows.deleted.copy()
-    gone[lacks] = more.deleted
-    return RowColumns(rows.key, row, state, step, gone)
+    row[is_missing], state[is_missing], step[is_missing] = cold_rows.row, cold_rows.state, cold_rows.step
+    deleted = rows.deleted.copy()
+    deleted[is_missing] = cold_rows.deleted
+    return RowColumns(rows.key, row, state, step, deleted)
 
 
 def report(table: TieredTable) -> dict[str, Any]:
-    """Return the contents of the tiers and the traffic between them, for metrics."""
+    """Return the row counts of the tiers and the traffic between them by metric name; absent tiers have no entries."""
     counts: dict[str, Any] = {
         "host_rows": len(table.host),
         "promoted": table.promoted,

@@ -3,8 +3,9 @@
 All trainers call the same operations in the same order. A shard in `serve` reads the operation from the header of
 the keys, and a trainer that differs raises an error at once instead of a hang. A key is sent once per batch however
 often it occurs. The trainer sums a key's gradients in position order and the owner sums those in rank order.
-Therefore any number of shards equals one bit for bit, a world of one trainer equals a single process bit for bit,
-and W trainers equal it up to the order of float additions. `nonet.bench.embedding.wire` measures it.
+Therefore the results with any number of shards equal those with one shard bit for bit, those of a world with one
+trainer equal those of a single process bit for bit, and those of W trainers equal them up to the order of float
+additions. `nonet.bench.embedding.wire` measures the exchanges.
 """
 
 # Shapes: N keys of one rank, U distinct keys, M keys that one shard receives from all ranks, W ranks, D width.
@@ -22,7 +23,7 @@ from torch import Tensor
 from nonet.embedding import SliceMap, SliceMove
 from nonet.embedding.exchange import (
     MOVE,
-    NOTHING,
+    NO_BYTES,
     PULL,
     PUSH,
     READ,
@@ -56,15 +57,26 @@ from nonet.embedding.training.resharding import (
 )
 from nonet.errors import ConfigError, DataError
 
-MakeTable = Callable[[str, TableSpec, int], BaseTable]
+MakeTable = Callable[[str, TableSpec, int], BaseTable]  # (table name, spec, seed) -> table
 
 
 class ShardedTables:
-    """One rank's part of the sparse world; `tables` are its own tables (none on a rank that only trains).
+    """One rank's part of the sparse world. The process group's timeout limits every wait.
 
-    `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` creates a table, `router`
-    finds distinct keys and their owners. With `local`, ranks that are all on one machine exchange through shared
-    memory. The process group's timeout limits every wait.
+    Args:
+        specs: The specs of all tables of the world by name, in the same order on all ranks.
+        seed: The seed of the initial rows.
+        layout: This rank and the ranks of trainers and shards; None is one process without a process group.
+        group: The process group of all ranks.
+        wire: The name of the codec for rows and gradients between processes; "fp32" is exact.
+        make: Creates a table.
+        router: Finds distinct keys and their owners; None selects the native router if there is one.
+        slices: The shard of each slice; None divides the slices evenly.
+        local: Whether ranks that are all on one machine exchange through shared memory.
+
+    Attributes:
+        tables: The tables of this rank by name; none on a rank that only trains.
+        histories: The open snapshots of these tables by name.
     """
 
     def __init__(
@@ -95,17 +107,17 @@ class ShardedTables:
 
     @property
     def owned(self) -> range:
-        """The slices whose rows this rank has, if they are one block."""
+        """The slices whose rows this rank stores; they must be one contiguous range."""
         return self.slices.get_slices(self.shard) if self.layout.holds else range(0)
 
     @property
     def ranges(self) -> list[range]:
-        """The blocks of slices whose rows this rank has."""
+        """The contiguous ranges of slices whose rows this rank stores."""
         return self.slices.get_ranges(self.shard) if self.layout.holds else []
 
     @property
     def shard(self) -> int:
-        """This rank's number among the shards."""
+        """The number of this rank among the shards, from 0."""
         return self.layout.rank - self.layout.shards.start
 
     def count_wire_bytes(self, table: str) -> int:
@@ -126,45 +138,55 @@ class ShardedTables:
         number = self._get_table_number(table, "pull")
         if self.layout.world == 1:
             return self.local_tables.look_up(table, to_int64_keys(keys), train)
-        plan = self._routes[table] = self.make_route(keys)
+        route = self._routes[table] = self.make_route(keys)  # `push` of the same keys uses it again.
         header = self._make_header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
-            return self._pull_fused(table, plan, header)
-        request = self.wire.exchange_keys(header, plan)
+            return self._pull_fused(table, route, header)
+        request = self.wire.exchange_keys(header, route)
         if self.wire.can_stream(self.codec):
-            self._stream(request)
-            return self.wire.gather_rows(plan, torch.empty(0, self.specs[table].dim))
-        return plan.spread_rows(self._answer_rows(request, plan.counts))
+            self._stream_requested_rows(request)
+            return self.wire.gather_rows(route, torch.empty(0, self.specs[table].dim))
+        return route.spread_rows(self._exchange_rows(request, route.counts))
 
-    def _pull_fused(self, table: str, plan: KeyRoute, header: ExchangeHeader) -> Tensor:
-        """Look up this rank's own keys while the other keys are in transit; own rows never leave the process."""
+    def _pull_fused(self, table: str, route: KeyRoute, header: ExchangeHeader) -> Tensor:
+        """Pull on a rank that is trainer and shard: it looks up the keys that it owns while the other keys are in transit.
+
+        The rows of its own keys never leave the process. The codec must be fp32.
+        """
         rank = self.layout.rank
-        start = sum(plan.counts[:rank])
-        own = plan.keys[start : start + plan.counts[rank]]
+        own_start = sum(route.counts[:rank])
+        own_keys = route.keys[own_start : own_start + route.counts[rank]]
         if self.wire.can_stream(self.codec):
-            mine = self.wire.allocate_rows(len(own), self.specs[table].dim)
+            own_rows = self.wire.allocate_rows(len(own_keys), self.specs[table].dim)
             request = self.wire.exchange_keys(
                 header,
-                plan,
-                own=own,
-                meanwhile=lambda: self.local_tables.look_up_into(table, own, mine, header.op == PULL),
+                route,
+                own_keys=own_keys,
+                meanwhile=lambda: self.local_tables.look_up_into(
+                    table, own_keys, own_rows, header.op == PULL
+                ),
             )
-            self._stream(request)
-            return self.wire.gather_rows(plan, mine)
-        rows = self.wire.allocate_rows(len(plan.keys), self.specs[table].dim)
-        # Own rows come before the others if that is the route's order, else after them.
-        first, others = start == 0, len(rows) - len(own)
-        mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
+            self._stream_requested_rows(request)
+            return self.wire.gather_rows(route, own_rows)
+        rows = self.wire.allocate_rows(len(route.keys), self.specs[table].dim)
+        # The other ranks' rows must be contiguous for the exchange, so this rank's own rows stand before them if the route
+        # begins with them, else after them.
+        own_first, other_count = own_start == 0, len(rows) - len(own_keys)
+        own_rows, other_rows = (
+            (rows[: len(own_keys)], rows[len(own_keys) :])
+            if own_first
+            else (rows[other_count:], rows[:other_count])
+        )
         request = self.wire.exchange_keys(
             header,
-            plan,
-            own=own,
-            meanwhile=lambda: self.local_tables.look_up_into(table, own, mine, header.op == PULL),
+            route,
+            own_keys=own_keys,
+            meanwhile=lambda: self.local_tables.look_up_into(table, own_keys, own_rows, header.op == PULL),
         )
-        counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self.local_tables.look_up(table, request.keys, header.op == PULL)
-        self.wire.exchange_rows(answer, self.codec, request.counts, counts, into=theirs)
-        return plan.move_to_end(start, len(own), first).spread_rows(rows)
+        counts = [0 if other == rank else count for other, count in enumerate(route.counts)]
+        requested_rows = self.local_tables.look_up(table, request.keys, header.op == PULL)
+        self.wire.exchange_rows(requested_rows, self.codec, request.counts, counts, into=other_rows)
+        return route.move_to_end(own_start, len(own_keys), own_first).spread_rows(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Apply gradients as one optimizer step; every trainer calls it.
@@ -177,50 +199,54 @@ class ShardedTables:
             lr: The learning rate; None for that of the spec.
         """
         number = self._get_table_number(table, "push")
-        expected = (len(keys), self.specs[table].dim)
-        if tuple(grads.shape) != expected:
-            raise DataError(f"push to table {table!r} wants gradients {expected}, got {tuple(grads.shape)}")
+        grads_shape = (len(keys), self.specs[table].dim)
+        if tuple(grads.shape) != grads_shape:
+            raise DataError(
+                f"push to table {table!r} wants gradients {grads_shape}, got {tuple(grads.shape)}"
+            )
         if self.layout.world == 1:
             self.local_tables.apply(table, to_int64_keys(keys), grads, step, lr)
             return
-        plan = self._routes.pop(table, None)
-        same = plan is not None and np.array_equal(plan.asked, to_int64_keys(keys))
-        plan = plan if plan is not None and same else self.make_route(keys)
-        request = self.wire.exchange_keys(self._make_header(PUSH, number, step, lr), plan, same)
-        self._receive_gradients(request, plan.sum_gradients(grads.detach().to(torch.float32)), plan.counts)
+        route = self._routes.pop(table, None)
+        same_keys = route is not None and np.array_equal(route.asked, to_int64_keys(keys))
+        route = route if route is not None and same_keys else self.make_route(keys)
+        request = self.wire.exchange_keys(self._make_header(PUSH, number, step, lr), route, same_keys)
+        self._exchange_gradients(request, route.sum_gradients(grads.detach().to(torch.float32)), route.counts)
 
     def make_route(self, keys: Tensor) -> KeyRoute:
-        """Compute the route of a batch's keys [N]; any thread may call it."""
+        """Find the distinct keys of a batch's keys [N] and the ranks that own them; any thread may call it."""
         layout = self.layout
         return make_route(to_int64_keys(keys), self.slices, layout.world, layout.shards.start, self._router)
 
-    def take(self, table: str, plan: KeyRoute) -> Tensor:
-        """Return the route's distinct rows with their optimizer state and steps, as bytes [U, B] (`bulk.take_packed`).
+    def take(self, table: str, route: KeyRoute) -> Tensor:
+        """Return copies of the route's distinct rows with their optimizer state and steps; absent rows are created.
 
-        A pipeline keeps them while a batch is in flight. Absent rows are created.
+        Returns:
+            The rows as bytes in the format of `bulk.take_packed`, uint8 [U, bytes per row], which a pipeline keeps while a
+            batch is in flight.
         """
         header = self._make_header(TAKE, self._get_table_number(table, "take"))
         if self.layout.world == 1:
-            return self.local_tables.take_packed(table, plan.keys)
-        return self._answer_packed(self.wire.exchange_keys(header, plan), plan.counts)
+            return self.local_tables.take_packed(table, route.keys)
+        return self._exchange_packed(self.wire.exchange_keys(header, route), route.counts)
 
     def push_summed(
-        self, table: str, plan: KeyRoute, grads: Tensor, step: int, lr: float | None = None
+        self, table: str, route: KeyRoute, grads: Tensor, step: int, lr: float | None = None
     ) -> None:
         """Apply gradients that are already summed over equal keys; otherwise as `push`.
 
         Args:
             table: The name of the table.
-            plan: The route of the batch.
+            route: The route of the batch.
             grads: Summed gradients [U, D].
             step: The step.
             lr: The learning rate; None for that of the spec.
         """
         header = self._make_header(PUSH, self._get_table_number(table, "push"), step, lr)
         if self.layout.world == 1:
-            self.local_tables.apply(table, plan.keys, grads, step, lr)
+            self.local_tables.apply(table, route.keys, grads, step, lr)
             return
-        self._receive_gradients(self.wire.exchange_keys(header, plan), grads, plan.counts)
+        self._exchange_gradients(self.wire.exchange_keys(header, route), grads, route.counts)
 
     def move(self, moves: Sequence[SliceMove]) -> None:
         """Move slices between shards; every trainer calls it between steps. See `reshard`."""
@@ -234,17 +260,21 @@ class ShardedTables:
         self._move(moves)
 
     def _move(self, moves: Sequence[SliceMove]) -> None:
-        """Exchange the rows of these moves table by table, then use the new slice map."""
-        first = self.layout.shards.start
+        """Exchange the rows of these moves table by table, then apply the moves to the slice map and drop old routes."""
+        first_shard = self.layout.shards.start
         for name in self._names if self.layout.world > 1 else ():
-            by_rank: list[list[SliceMove]] = [[] for _ in range(self.layout.world)]
+            # The moves away from this rank, by the rank that receives the rows.
+            moves_by_rank: list[list[SliceMove]] = [[] for _ in range(self.layout.world)]
             for move in moves:
                 if self.layout.holds and move.source == self.shard:
-                    by_rank[first + move.target].append(move)
-            blobs = [pack_moved_rows(self.tables[name], some) if some else NOTHING for some in by_rank]
+                    moves_by_rank[first_shard + move.target].append(move)
+            blobs = [
+                pack_moved_rows(self.tables[name], rank_moves) if rank_moves else NO_BYTES
+                for rank_moves in moves_by_rank
+            ]
             for rank, blob in enumerate(self.wire.exchange_blobs(blobs)):
-                if by_rank[rank]:
-                    remove_moved_rows(self.histories[name], by_rank[rank])
+                if moves_by_rank[rank]:
+                    remove_moved_rows(self.histories[name], moves_by_rank[rank])
                 if len(blob):
                     load_moved_rows(self.histories[name], blob)
         self.slices = self.slices.apply_moves(moves)
@@ -252,13 +282,17 @@ class ShardedTables:
         self.wire.forget_pulls()
 
     def serve(self) -> int:
-        """Take part in the trainers' exchanges as a shard until they stop, and return the number of exchanges."""
+        """Answer the trainers' exchanges on a rank that is only a shard, until they call `stop`.
+
+        Returns:
+            The number of exchanges.
+        """
         if self.layout.trains:
             raise ConfigError(
                 f"{self.layout} trains, so it takes part by pull and push; only a shard apart serves"
             )
         exchanges = 0
-        nobody = [0] * self.layout.world
+        no_counts = [0] * self.layout.world  # This rank requests no rows and sends no gradients.
         while True:
             request = self.wire.exchange_keys(None, None)
             op = request.header.op
@@ -266,16 +300,16 @@ class ShardedTables:
                 return exchanges
             if op == PUSH:
                 dim = self.specs[self._names[request.header.table]].dim
-                self._receive_gradients(request, torch.empty(0, dim), nobody)
+                self._exchange_gradients(request, torch.empty(0, dim), no_counts)
             elif op == TAKE:
-                self._answer_packed(request, nobody)
+                self._exchange_packed(request, no_counts)
             elif op == MOVE:
                 self._move(parse_moves(request.keys, len(self.layout.trainers)))
             elif self.wire.can_stream(self.codec):
-                self._stream(request)
+                self._stream_requested_rows(request)
                 self.wire.finish_stream()
             else:
-                self._answer_rows(request, nobody)
+                self._exchange_rows(request, no_counts)
             exchanges += 1
 
     def stop(self) -> None:
@@ -283,28 +317,30 @@ class ShardedTables:
         if self.layout.trains and self.layout.trainers != self.layout.shards:
             self.wire.exchange_keys(self._make_header(STOP), None)
 
-    def _answer_rows(self, request: KeyRequest, counts: list[int]) -> Tensor:
-        """Send the rows that other ranks requested and return the rows [U, D] that this rank requested."""
+    def _exchange_rows(self, request: KeyRequest, counts: list[int]) -> Tensor:
+        """Send the rows of `request` and return the rows [U, D] that this rank requested (`counts` by owner)."""
         table = self._names[request.header.table]
         if self.layout.holds:
-            answer = self.local_tables.look_up(table, request.keys, request.header.op == PULL)
+            requested_rows = self.local_tables.look_up(table, request.keys, request.header.op == PULL)
         else:
-            answer = torch.empty(0, self.specs[table].dim)
-        return self.wire.exchange_rows(answer, self.codec, request.counts, counts)
+            requested_rows = torch.empty(0, self.specs[table].dim)
+        return self.wire.exchange_rows(requested_rows, self.codec, request.counts, counts)
 
-    def _receive_gradients(self, request: KeyRequest, grads: Tensor, counts: list[int]) -> None:
+    def _exchange_gradients(self, request: KeyRequest, grads: Tensor, counts: list[int]) -> None:
+        """Send this rank's gradients (`counts` by owner) and apply those that arrive for the keys of `request`."""
         table = self._names[request.header.table]
         received = self.wire.exchange_rows(grads, self.codec, counts, request.counts)
         if self.layout.holds:
             self.local_tables.apply(table, request.keys, received, request.header.step, request.header.lr)
 
-    def _answer_packed(self, request: KeyRequest, counts: list[int]) -> Tensor:
+    def _exchange_packed(self, request: KeyRequest, counts: list[int]) -> Tensor:
+        """Send the packed rows of `request` and return those that this rank requested (`counts` by owner)."""
         table = self._names[request.header.table]
-        nothing = torch.empty(0, count_packed_bytes(self.specs[table]), dtype=torch.uint8)
-        answer = self.local_tables.take_packed(table, request.keys) if self.layout.holds else nothing
-        return self.wire.exchange_bytes(answer, request.counts, counts)
+        no_rows = torch.empty(0, count_packed_bytes(self.specs[table]), dtype=torch.uint8)
+        requested_rows = self.local_tables.take_packed(table, request.keys) if self.layout.holds else no_rows
+        return self.wire.exchange_bytes(requested_rows, request.counts, counts)
 
-    def _stream(self, request: KeyRequest) -> None:
+    def _stream_requested_rows(self, request: KeyRequest) -> None:
         """Send the requested rows, the first ones while later ones are looked up."""
         table = self._names[request.header.table]
 

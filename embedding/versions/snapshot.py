@@ -1,11 +1,11 @@
 """Snapshots of a table at the end of a step while later steps change it; only rows that change are copied.
 
-Before a step changes a row for the first time, the row is kept as it was. The step of a row tells which rows those
-are: up to the snapshot's step s it is unchanged, from s + 2 on it has been kept. Only at s + 1, the step of rows
-that were created and not yet trained, the kept and new keys are looked up. A snapshot therefore takes memory for
-the rows that change while it is open, and a reader or writer of slices sees one version. A table that evicts also
-changes rows by itself: the core keeps those as well, and the NumPy table is copied completely when the snapshot is
-opened.
+Before a step changes a row for the first time after the snapshot, a copy of the row is kept. The step of a row shows
+whether the table's row still belongs to a snapshot of step s: up to s it is unchanged, from s + 2 on a copy has been
+kept. A row of step s + 1 was changed by that step, or created for it, perhaps before the snapshot, so its key is
+looked up among the kept and the new keys. A snapshot therefore takes memory only for the rows that change while it
+is open, and a reader or writer of slices sees one version. A table that evicts also changes rows by itself: the core
+keeps copies of those as well, and the NumPy table is copied completely when the snapshot is opened.
 
 `StepLock` is the lock between training steps and background readers: a step waits for one holder, never for a
 queue. A thread that releases a lock and takes it again at once usually gets it before a sleeping thread wakes up,
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import threading
 import time
-
-# Shapes: N requested keys, R kept rows.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -42,7 +40,11 @@ from nonet.embedding.tables import (
 from nonet.embedding.versions.native_snapshot import KeptRows, NativeVersion, ReadBuffers
 from nonet.errors import ConfigError, StaleVersion
 
-_READ_SLICES = 1 << 12
+# Shapes: N requested keys, D width.
+
+_READ_SLICES = 1 << 12  # `read_changes` reads this many slices at a time without the core.
+# Slices are read in pieces of about 0.3 MB, between which a step can take the lock. Without the core a piece has at least
+# 64 slices, because every piece searches the whole table.
 _PIECE_SLICES, _PIECE_BYTES = 64, 300_000
 
 
@@ -52,7 +54,7 @@ class TableHistory:
     def __init__(self, table: BaseTable):
         self.table, self.lock = table, StepLock()
         self._open: list[TableSnapshot] = []
-        self._spare: KeptRows | None = None
+        self._spare: KeptRows | None = None  # The empty memory of a closed snapshot, for the next one.
 
     @property
     def snapshots(self) -> list[TableSnapshot]:
@@ -78,7 +80,7 @@ class TableHistory:
 
     @contextmanager
     def hold_for_update(self, keys: np.ndarray, step: int) -> Iterator[None]:
-        """Hold the lock around `apply` of these keys at `step`."""
+        """Keep the rows of these keys in the open snapshots and hold the lock, for an `apply` at `step` in the body."""
         with self.lock:
             if self._open:
                 self._keep_rows(keys, step)
@@ -86,22 +88,22 @@ class TableHistory:
 
     @contextmanager
     def hold_for_insert(self, keys: np.ndarray) -> Iterator[None]:
-        """Hold the lock around a lookup of these keys that may create rows."""
+        """Record the absent keys in the open snapshots and hold the lock, for a lookup in the body that may create rows."""
         with self.lock:
-            # Rows created after a later step have a later step, so they do not belong to the version.
-            young = [snapshot for snapshot in self._open if snapshot.step == self.table.step]
-            if young:
-                absent = keys[~self.table._contains(keys)]
-                for snapshot in young if len(absent) else ():
-                    snapshot.add_new_keys(absent)
+            # In older snapshots the step of a new row shows that it does not belong to the version.
+            current_snapshots = [snapshot for snapshot in self._open if snapshot.step == self.table.step]
+            if current_snapshots:
+                absent_keys = keys[~self.table._contains(keys)]
+                for snapshot in current_snapshots if len(absent_keys) else ():
+                    snapshot.add_new_keys(absent_keys)
             yield
 
     def _keep_rows(self, keys: np.ndarray, step: int) -> None:
         """Copy rows that are about to change into all open snapshots."""
-        behind = [snapshot.step for snapshot in self._open if step <= snapshot.step]
-        if behind:
+        reached_steps = [snapshot.step for snapshot in self._open if step <= snapshot.step]
+        if reached_steps:
             raise ConfigError(
-                f"table {self.table.name!r} changes at step {step} while a snapshot of step {behind[0]} is open; "
+                f"table {self.table.name!r} changes at step {step} while a snapshot of step {reached_steps[0]} is open; "
                 "open snapshots between steps"
             )
         for snapshot in self._open:
@@ -132,11 +134,15 @@ class TableSnapshot:
         self._history, self._table = history, history.table
         self.spec = history.table.spec
         table = history.table
+        # For each slice, whether `read_slices` has read it; its rows need not be kept any more.
         self._given = np.zeros(SLICES, dtype=bool)
-        self._born, self._moved = np.empty(0, dtype=np.int64), False
+        # The keys that got a row after the snapshot, and whether some of these rows came from another shard.
+        self._new_keys, self._moved = np.empty(0, dtype=np.int64), False
         self._deleted = table.deleted.copy()
-        self._gone: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._waits = join_rows(list(iterate_waiting(table)), table.spec)
+        # By `since`: the keys that were deleted after that step, and the steps at which they were.
+        self._deleted_since: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._waiting_rows = join_rows(list(iterate_waiting(table)), table.spec)
+        # The core's version of the table, or None for a NumPy table, which is copied completely if it evicts.
         self._pieces = NativeVersion.create(table, self.step, self._given, spare)
         self._copied = table.spec.evicts and self._pieces is None
         if self._pieces is None:
@@ -146,7 +152,7 @@ class TableSnapshot:
 
     @property
     def kept_rows(self) -> int:
-        """The number of rows that were kept."""
+        """The number of rows that have been copied into this snapshot."""
         return len(self._kept if self._pieces is None else self._pieces)
 
     def release_memory(self) -> KeptRows | None:
@@ -161,16 +167,16 @@ class TableSnapshot:
         if self._pieces is not None:
             self._pieces.keep_rows(keys)
         elif not self._copied:
-            before = take(self._table, np.unique(keys))
-            first = self._find_unchanged(before) & ~self._given[compute_slices(before.key)]
-            if first.any():
-                self._kept._upsert(before if first.all() else before.select(first))
+            rows = take(self._table, np.unique(keys))
+            is_needed = self._find_unchanged(rows) & ~self._given[compute_slices(rows.key)]
+            if is_needed.any():
+                self._kept._upsert(rows if is_needed.all() else rows.select(is_needed))
 
     def add_new_keys(self, keys: np.ndarray) -> None:
         """Record keys that had no row in this version and may get one."""
-        self._born = np.union1d(self._born, keys)
+        self._new_keys = np.union1d(self._new_keys, keys)
         if self._pieces is not None:
-            self._pieces.set_new_keys(self._born, self._moved)
+            self._pieces.set_new_keys(self._new_keys, self._moved)
 
     def add_moved_keys(self, keys: np.ndarray) -> None:
         """Record keys whose rows came from another shard and do not belong to this version here."""
@@ -178,90 +184,101 @@ class TableSnapshot:
         self.add_new_keys(keys)
 
     def read_slices(
-        self, slices: range, since: int | None = None, room: ReadBuffers | None = None
+        self, slices: range, since: int | None = None, buffers: ReadBuffers | None = None
     ) -> RowColumns:
-        """Yield the rows of slices by slice and key; each slice can be read once.
+        """Read the rows of slices; each slice can be read once.
 
         Rows are read in pieces of about 0.3 MB, so that a training step never waits for long.
 
         Args:
             slices: The slices to read.
             since: Only rows that changed after this step; None: all rows.
-            room: Buffers to read into; rows are then valid only until the next use of the buffers.
+            buffers: Buffers to read into; rows are then valid only until the next use of the buffers.
+
+        Returns:
+            The rows in the order of slice and key, with the keys that wait for admission.
         """
-        old, parts = self._select_waiting(slices), []
+        kept_parts, unchanged_parts = self._select_waiting(slices), []
         if self._pieces is not None:
-            room = ReadBuffers(self.spec) if room is None else room
-            for piece in self._cut(slices, 1):
+            buffers = ReadBuffers(self.spec) if buffers is None else buffers
+            for piece in self._split_slices(slices, min_slices=1):
                 with self._hold_for_read(patient=True):
-                    self._pieces.read(piece, since, room)
+                    self._pieces.read(piece, since, buffers)
                     self._given[piece.start : piece.stop] = True
-            parts.append(room.take_rows())
-        for piece in self._cut(slices, _PIECE_SLICES) if self._pieces is None else ():
+            unchanged_parts.append(buffers.take_rows())
+        for piece in self._split_slices(slices, _PIECE_SLICES) if self._pieces is None else ():
             with self._hold_for_read(patient=True):
                 if not self._copied:
-                    parts.extend(
+                    unchanged_parts.extend(
                         self._select_unchanged(part) for part in iterate_rows(self._table, piece, since)
                     )
-                old.extend(iterate_rows(self._kept, piece, since))
+                kept_parts.extend(iterate_rows(self._kept, piece, since))
                 self._given[piece.start : piece.stop] = True
-        every = join_rows([*parts, *old], self.spec)
-        return sort_by_slice(every) if old else every
+        rows = join_rows([*unchanged_parts, *kept_parts], self.spec)
+        return sort_by_slice(rows) if kept_parts else rows
 
-    def _cut(self, slices: range, least: int) -> Iterator[range]:
-        """Split slices into ranges of about 0.3 MB, of at least `least` slices."""
-        whole = max(1, len(self._table)) * self.spec.row_bytes
-        step = max(least, SLICES * _PIECE_BYTES // whole)
-        for start in range(slices.start, slices.stop, step):
-            yield range(start, min(start + step, slices.stop))
+    def _split_slices(self, slices: range, min_slices: int) -> Iterator[range]:
+        """Split slices into ranges of about 0.3 MB of rows, of at least `min_slices` slices."""
+        table_bytes = max(1, len(self._table)) * self.spec.row_bytes
+        piece_slices = max(min_slices, SLICES * _PIECE_BYTES // table_bytes)
+        for start in range(slices.start, slices.stop, piece_slices):
+            yield range(start, min(start + piece_slices, slices.stop))
 
     def is_complete_since(self, since: int) -> bool:
         """Return whether every key that was deleted after step `since` is known."""
         return self._deleted.is_complete_since(since)
 
     def list_deleted(self, slices: range, since: int) -> list[RowColumns]:
-        """List keys of these slices deleted after `since`, or raise StaleVersion (see `is_complete_since`)."""
-        if since not in self._gone:
-            self._gone[since] = self._deleted.list_since(since)
-        keys, steps = self._gone[since]
-        place = compute_slices(keys)
-        mine = (place >= slices.start) & (place < slices.stop)
-        return [make_absent_rows(self.spec, keys[mine], steps[mine])] if mine.any() else []
+        """Return the keys of these slices deleted after `since` as a list of at most one part of rows marked as deleted.
+
+        Raises:
+            StaleVersion: If not every such key is known (see `is_complete_since`).
+        """
+        if since not in self._deleted_since:
+            self._deleted_since[since] = self._deleted.list_since(since)
+        keys, steps = self._deleted_since[since]
+        key_slices = compute_slices(keys)
+        selected = (key_slices >= slices.start) & (key_slices < slices.stop)
+        return [make_absent_rows(self.spec, keys[selected], steps[selected])] if selected.any() else []
 
     def read_changes(self, since: int | None = None) -> RowColumns:
-        """Yield every row of this version that changed after step `since`, the deletes first.
+        """Read every row of this version that changed after step `since`, after the keys that were deleted since then.
 
-        Without the core, a row that changes during this call may be yielded twice, with the same contents.
+        Without the core, a row that changes during this call may be read twice, with the same contents.
         """
         every = [] if since is None else self.list_deleted(ALL_SLICES, since)
         if self._pieces is not None:
-            room = ReadBuffers(self.spec)
-            for piece in self._cut(ALL_SLICES, 1):
+            buffers = ReadBuffers(self.spec)
+            for piece in self._split_slices(ALL_SLICES, min_slices=1):
                 with self._hold_for_read(patient=True):
-                    self._pieces.read(piece, since, room)
-            return join_rows([*every, room.take_rows()], self.spec)
+                    self._pieces.read(piece, since, buffers)
+            return join_rows([*every, buffers.take_rows()], self.spec)
         for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
             with self._hold_for_read(patient=True):
-                parts = iterate_rows(self._table, range(start, start + _READ_SLICES), since)
-                every.extend(self._select_unchanged(part) for part in parts)
+                live_parts = iterate_rows(self._table, range(start, start + _READ_SLICES), since)
+                every.extend(self._select_unchanged(part) for part in live_parts)
         with self._hold_for_read():
             every.extend(iterate_rows(self._kept, ALL_SLICES, since))
         return join_rows(every, self.spec)
 
     def read_rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Read the rows [N, D] of keys [N], the default row if absent, and return which were present [N]."""
+        """Read the rows of keys [N].
+
+        Returns:
+            The rows, float32 [N, D], with the default row for absent keys, and whether each key has a row, bool [N].
+        """
         with self._hold_for_read():
-            now = take(self._table, keys)
-            there = self._find_unchanged(now) & (not self._copied)
-            out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
+            live = take(self._table, keys)
+            is_unchanged = self._find_unchanged(live) & (not self._copied)
+            out = np.where(is_unchanged[:, None], live.row, np.float32(self.spec.default)).astype(np.float32)
             if self._pieces is not None:
-                old = self._pieces.find_kept(keys, out)
+                is_kept = self._pieces.find_kept(keys, out)  # This writes the kept rows to `out`.
             else:
-                old = ~there
-                old[old] = self._kept._contains(keys[old])
-                if old.any():
-                    out[old] = self._kept.lookup(keys[old], train=False).numpy()
-        return torch.from_numpy(out), there | old
+                is_kept = ~is_unchanged
+                is_kept[is_kept] = self._kept._contains(keys[is_kept])
+                if is_kept.any():
+                    out[is_kept] = self._kept.lookup(keys[is_kept], train=False).numpy()
+        return torch.from_numpy(out), is_unchanged | is_kept
 
     def close(self) -> None:
         """Close the snapshot, so that the table changes without keeping rows."""
@@ -269,7 +286,7 @@ class TableSnapshot:
 
     @contextmanager
     def _hold_for_read(self, patient: bool = False) -> Iterator[None]:
-        """Hold the table's lock, with `hold_patiently` if `hold_patiently`; raise StaleVersion after `close`."""
+        """Hold the table's lock, if `patient` only while no step waits for it; raise StaleVersion after `close`."""
         with self._history.lock.hold_patiently() if patient else self._history.lock:
             if self not in self._history.snapshots:
                 raise StaleVersion(
@@ -279,30 +296,31 @@ class TableSnapshot:
 
     def _find_unchanged(self, live: RowColumns) -> np.ndarray:
         """Return which rows [N] of the table still belong to this version."""
-        same = ~live.deleted & (live.step <= self.step)
-        if self._moved:
-            unsure = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
+        is_unchanged = ~live.deleted & (live.step <= self.step)
+        if self._moved:  # A row from another shard can have any step.
+            unsure_rows = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
         else:
-            unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
-        if len(unsure):
-            keys = live.key[unsure]
-            copied = self._kept._contains(keys) if self._pieces is None else self._pieces.find_kept(keys)
-            same[unsure] = ~copied & ~np.isin(keys, self._born)
-        return same
+            unsure_rows = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
+        if len(unsure_rows):
+            keys = live.key[unsure_rows]
+            is_kept = self._kept._contains(keys) if self._pieces is None else self._pieces.find_kept(keys)
+            is_unchanged[unsure_rows] = ~is_kept & ~np.isin(keys, self._new_keys)
+        return is_unchanged
 
     def _select_unchanged(self, live: RowColumns) -> RowColumns:
-        same = self._find_unchanged(live)
-        return live if same.all() else live.select(same)
+        is_unchanged = self._find_unchanged(live)
+        return live if is_unchanged.all() else live.select(is_unchanged)
 
     def _select_waiting(self, slices: range) -> list[RowColumns]:
-        if not len(self._waits.key):
+        """Return the keys of these slices that waited for admission, as a list of at most one part."""
+        if not len(self._waiting_rows.key):
             return []
-        place = compute_slices(self._waits.key)
-        mine = (place >= slices.start) & (place < slices.stop)
-        return [self._waits.select(mine)] if mine.any() else []
+        key_slices = compute_slices(self._waiting_rows.key)
+        selected = (key_slices >= slices.start) & (key_slices < slices.stop)
+        return [self._waiting_rows.select(selected)] if selected.any() else []
 
 
-_LOOK_S = 1e-4  # A waiting step takes the lock within tens of microseconds of its release.
+_POLL_S = 1e-4  # A waiting step takes the lock within tens of microseconds of its release.
 
 
 class StepLock:
@@ -313,7 +331,7 @@ class StepLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._waiting, self._count = 0, threading.Lock()
+        self._waiting_count, self._count_lock = 0, threading.Lock()
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -326,10 +344,10 @@ class StepLock:
     def hold_patiently(self) -> Iterator[None]:
         """Hold the lock once no step waits for it."""
         while True:
-            while self._waiting:
-                time.sleep(_LOOK_S)
+            while self._waiting_count:
+                time.sleep(_POLL_S)
             self._lock.acquire()
-            if not self._waiting:
+            if not self._waiting_count:
                 break
             self._lock.release()
         try:
@@ -339,10 +357,10 @@ class StepLock:
 
     def _wait(self) -> None:
         """Acquire the lock and be counted as waiting meanwhile."""
-        with self._count:
-            self._waiting += 1
+        with self._count_lock:
+            self._waiting_count += 1
         try:
             self._lock.acquire()
         finally:
-            with self._count:
-                self._waiting -= 1
+            with self._count_lock:
+                self._waiting_count -= 1

@@ -173,7 +173,7 @@ def test_a_step_waits_for_one_holder_and_not_for_a_queue_of_them():
     def reads():
         while not over.is_set():
             with lock.hold_patiently():
-                held.append((lock._waiting, turn))
+                held.append((lock._waiting_count, turn))
                 time.sleep(0.002)
 
     reader = threading.Thread(target=reads)
