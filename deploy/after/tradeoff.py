@@ -1,9 +1,9 @@
 """`nonet tradeoff RUN KEY=0,0.1,0.3`: repeat an RL stage of a finished run for several values of a key.
 
 Each value gives a point: a run that starts from the checkpoint from which the stage started, and that ends at the last step of
-the stage. So the points differ only in the key. A point is chosen by validation: it has the highest value of the swept reward
-among the points that keep a share `least` of the metric before the stage. Test events and held-out users are reported, but
-not used for the choice.
+the stage. So the points differ only in the key. The point that is chosen has the highest value of the swept reward in
+validation among the points whose validation metric is at least a given share of its value before the stage. Test events and
+held-out users are reported, but not used for the choice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 340, 70, 50
+_WIDTH, _HEIGHT, _LEFT_MARGIN, _BOTTOM_MARGIN = 560, 340, 70, 50  # of the picture, in pixels
 _STYLE = """
 svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 } .tick { fill: #5d6673; font-size: 11px }
 .grid { stroke: #dfe3e8 } .line { fill: none; stroke: #2459c4; stroke-width: 2 } .dot { fill: #2459c4 }
@@ -50,7 +50,7 @@ def run_tradeoff(
     """Run the points of a sweep, except those that are finished in the folder, and choose one of them.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         sweep: The key and its values, as KEY=A,B,C.
         run_dir: The folder of the points, by default a new one.
         min_metric_share: Share of the metric before the stage that the chosen point must keep.
@@ -64,27 +64,27 @@ def run_tradeoff(
     """
     source = find_run(run)
     scenario, _ = load_scenario(source.scenario)
-    path, values = _parse_sweep(sweep)
-    stage, reward = _find_swept_reward(path, scenario)
-    before = list(scenario.stages)[: list(scenario.stages).index(stage)]
-    start = {"from": str(source.path), "stage": before[-1]} if before else None
-    if start is None:
+    key, values = _parse_sweep(sweep)
+    stage, reward = _find_swept_reward(key, scenario)
+    earlier_stages = list(scenario.stages)[: list(scenario.stages).index(stage)]
+    if not earlier_stages:
         raise ConfigError(
             f"tradeoff: {stage} is the first stage of {source.id}, so there is no checkpoint to start from"
         )
+    start = {"from": str(source.path), "stage": earlier_stages[-1]}
     folder = run_dir or create_run(f"{scenario.name}-tradeoff").path
     make_folder(folder)
     points = []
     for value in values:
-        point_run = RunFolder((folder / f"{path.rsplit('.', 2)[-2]}-{value:g}").absolute())
+        point_run = RunFolder((folder / f"{_get_reward_name(key)}-{value:g}").absolute())
         if point_run.read_json("report.json") is None:
-            point_scenario = _make_point_scenario(source, scenario, stage, start, {path: value}, changes)
+            point_scenario = _make_point_scenario(source, scenario, stage, start, {key: value}, changes)
             if list(point_run.checkpoints.glob("step-*")):
                 api.resume(point_run.path, scenario_file=point_scenario)
             else:
                 api.run(point_scenario, run_dir=point_run.path, command=f"nonet tradeoff {run} {sweep}")
         points.append(_measure_point(point_run, stage, value))
-    curve = _build_curve(points, path, reward, min_metric_share)
+    curve = _build_curve(points, key, reward, min_metric_share)
     write_whole(folder / "tradeoff.json", f"{json.dumps(curve, indent=1)}\n".encode())
     write_whole(folder / "tradeoff.svg", draw_curve(curve).encode())
     write_whole(folder / "report.html", _render_page(curve, source.id).encode())
@@ -92,16 +92,17 @@ def run_tradeoff(
 
 
 def format_curve(curve: Mapping[str, Any]) -> str:
-    """Format the curve as a table, with the chosen point."""
+    """Format the curve of `run_tradeoff` as a table, in which the chosen point is marked."""
     metric, reward = curve["metric"], curve["reward"]
-    head = f"{curve['key'].rsplit('.', 2)[-2]:>10}{reward:>14}{metric:>12}{'recall@10, test':>18}{reward + ', held out':>22}"
+    head = f"{_get_reward_name(curve['key']):>10}{reward:>14}{metric:>12}{'recall@10, test':>18}{reward + ', held out':>22}"
     lines = [f"{curve['key']}, by validation: {metric} before {curve['before']:.4f}", head]
     for point in curve["points"]:
         mark = " *" if point["value"] == curve["chosen"] else ""
-        test, held = point["test"].get("recall@10"), point["held_out"].get(reward)
+        test_recall = point["test"].get("recall@10")
+        held_out = point["held_out"].get(reward)  # before and after the stage
         lines.append(
             f"{point['value']:>10g}{point['rewards'][reward]:>14.4f}{point['metric']:>12.4f}"
-            f"{test if test is not None else math.nan:>18.4f}{held[1] if held else math.nan:>22.4f}{mark}"
+            f"{test_recall if test_recall is not None else math.nan:>18.4f}{held_out[1] if held_out else math.nan:>22.4f}{mark}"
         )
     lines.append(
         f"* chosen on validation: the highest {reward} with at least {curve['least']:.0%} of {metric} kept"
@@ -120,36 +121,41 @@ def _describe_monotonicity(curve: Mapping[str, Any]) -> str:
 
 
 def _describe_kept_floors(curve: Mapping[str, Any]) -> str:
-    """Describe which floors of a sweep held for users that RL never trained on, by the reports' criterion."""
-    held = [
+    """List the floors of a sweep that the reward kept for users that RL never trained on, as in reports."""
+    kept_floors = [
         f"{point['value']:g}"
         for point in curve["points"]
         if curve["reward"] in point["held_out"]
         and is_above_floor(point["held_out"][curve["reward"]][1], point["value"])
     ]
     return (
-        f"floors held within 2 % for held-out users: {len(held)} of {len(curve['points'])}"
-        f"{': ' if held else ''}{', '.join(held)}"
+        f"floors held within 2 % for held-out users: {len(kept_floors)} of {len(curve['points'])}"
+        f"{': ' if kept_floors else ''}{', '.join(kept_floors)}"
     )
+
+
+def _get_reward_name(key: str) -> str:
+    """Return the name of the reward in a swept key, stages.<stage>.rewards.<name>.weight or .at_least."""
+    return key.rsplit(".", 2)[-2]
 
 
 def _parse_sweep(text: str) -> tuple[str, list[float]]:
     """Parse KEY=A,B,C into the key and sorted values. Raises ConfigError for fewer than two numbers."""
-    path, equals, values = text.partition("=")
+    key, equals_sign, values = text.partition("=")
     try:
         numbers = sorted({float(value) for value in values.split(",")})
     except ValueError:
         numbers = []
-    if not equals or len(numbers) < 2:
+    if not equals_sign or len(numbers) < 2:
         raise ConfigError(
             f"tradeoff needs KEY=A,B,C with two numbers or more, such as stages.rl.rewards.novelty.weight=0,0.1,0.3; got {text!r}"
         )
-    return path, numbers
+    return key, numbers
 
 
-def _find_swept_reward(path: str, scenario: Any) -> tuple[str, str]:
-    """Return the (stage, reward) of a key. Raises ConfigError if the key cannot be swept or the reward does not exist."""
-    parts = path.split(".")
+def _find_swept_reward(key: str, scenario: Any) -> tuple[str, str]:
+    """Return the names (stage, reward) in a key. Raises ConfigError if it cannot be swept or the reward does not exist."""
+    parts = key.split(".")
     if (
         len(parts) != 5
         or parts[0] != "stages"
@@ -157,18 +163,18 @@ def _find_swept_reward(path: str, scenario: Any) -> tuple[str, str]:
         or parts[4] not in ("weight", "at_least")
     ):
         raise ConfigError(
-            f"tradeoff: {path} cannot be swept; only weights and floors can: stages.<stage>.rewards.<name>.weight or .at_least"
+            f"tradeoff: {key} cannot be swept; only weights and floors can: stages.<stage>.rewards.<name>.weight or .at_least"
         )
     stage, reward = parts[1], parts[3]
-    body = scenario.stages.get(stage)
-    if body is None or reward not in getattr(body, "rewards", {}):
-        known = [
-            f"stages.{name}.rewards.{each}"
-            for name, one in scenario.stages.items()
-            for each in getattr(one, "rewards", {})
+    stage_options = scenario.stages.get(stage)
+    if stage_options is None or reward not in getattr(stage_options, "rewards", {}):
+        known_rewards = [
+            f"stages.{name}.rewards.{known_reward}"
+            for name, options in scenario.stages.items()
+            for known_reward in getattr(options, "rewards", {})
         ]
         raise ConfigError(
-            f"tradeoff: the run has no {'.'.join(parts[:4])}; it has {', '.join(known) or 'no rewards'}"
+            f"tradeoff: the run has no {'.'.join(parts[:4])}; it has {', '.join(known_rewards) or 'no rewards'}"
         )
     if make_validation_rule(scenario, stage) is None:
         raise ConfigError(
@@ -185,7 +191,16 @@ def _make_point_scenario(
     values: Mapping[str, Any],
     changes: Sequence[str],
 ) -> api.ScenarioFile:
-    """Make the scenario of one point: only the stage, from its initial checkpoint to its end."""
+    """Make the scenario of one point: only the stage, from its initial checkpoint to its end.
+
+    Args:
+        source: The finished run.
+        scenario: The finished run's scenario.
+        stage: The stage to repeat.
+        start: The scenario key `init`: the run and the stage whose checkpoint the stage starts from.
+        values: The point's values by key.
+        changes: Changes of keys for all points, each "a.b=c".
+    """
     document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
     document["stages"] = {stage: document["stages"][stage]}
     document["init"] = dict(start)
@@ -204,17 +219,17 @@ def _make_point_scenario(
 
 
 def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
-    """Measure a point.
+    """Return the point of a finished run, as tradeoff.json lists it.
 
-    The result has rewards and metric of validation at the selected step, those of test events and held-out
-    users, and the metric before the stage.
+    It has rewards and metric of validation at the selected step, the metric of validation before the stage, and
+    the scores of test events and held-out users.
     """
     scenario, _ = load_scenario(run.scenario)
-    rule, kept = make_validation_rule(scenario, stage), ValidationRecord(run, stage)
+    rule, validations = make_validation_rule(scenario, stage), ValidationRecord(run, stage)
     assert rule is not None
-    assert kept.end is not None
-    step = kept.end["best"]
-    entry = next(each for each in kept.history if each["step"] == step)
+    assert validations.end is not None
+    step = validations.end["best"]
+    selected = next(validation for validation in validations.history if validation["step"] == step)
     rewards: dict[str, float] = {}
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -223,16 +238,16 @@ def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
             rewards[name] = record["value"]
     report = run.read_json("report.json") or {}
 
-    def get_metric(answer: Mapping[str, Any]) -> float:
-        """Return the metric of a validation."""
-        return answer["nats"] if rule.metric == "nats" else answer["metrics"][rule.metric]
+    def get_metric(validation: Mapping[str, Any]) -> float:
+        """Return the metric that the rule reads from a validation."""
+        return validation["nats"] if rule.metric == "nats" else validation["metrics"][rule.metric]
 
     return {
         "value": value,
         "step": step,
         "rewards": rewards,
-        "metric": get_metric(entry),
-        "before": get_metric(kept.start) if kept.start else math.nan,
+        "metric": get_metric(selected),
+        "before": get_metric(validations.start) if validations.start else math.nan,
         "name": rule.metric,
         "lower": rule.lower,
         "test": report["stages"][stage],
@@ -240,65 +255,77 @@ def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     }
 
 
-def _build_curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: float) -> dict[str, Any]:
-    """Build the curve from its points, and choose one."""
-    before, lower = points[0]["before"], points[0]["lower"]
-    kept = [
+def _build_curve(
+    points: Sequence[dict[str, Any]], key: str, reward: str, min_metric_share: float
+) -> dict[str, Any]:
+    """Build the curve from its points in ascending order of their values, and choose one."""
+    before, lower_is_better = points[0]["before"], points[0]["lower"]
+    eligible_points = [
         point
         for point in points
-        if (point["metric"] * least <= before if lower else point["metric"] >= least * before)
+        if (
+            point["metric"] * min_metric_share <= before
+            if lower_is_better
+            else point["metric"] >= min_metric_share * before
+        )
     ]
-    best = max(kept, key=lambda point: point["rewards"][reward], default=None)
-    given = [point["rewards"][reward] for point in points]
+    best_point = max(eligible_points, key=lambda point: point["rewards"][reward], default=None)
+    scores = [point["rewards"][reward] for point in points]
     return {
-        "key": path,
+        "key": key,
         "reward": reward,
         "metric": points[0]["name"],
         "before": before,
-        "least": least,
-        "chosen": best and best["value"],
-        "monotone": all(a < b for a, b in pairwise(given)),
+        "least": min_metric_share,
+        "chosen": best_point and best_point["value"],
+        "monotone": all(score < next_score for score, next_score in pairwise(scores)),
         "points": list(points),
     }
 
 
 def draw_curve(curve: Mapping[str, Any]) -> str:
-    """Draw reward against metric as one SVG file: one dot per point, the required metric dashed, the chosen dot green."""
+    """Draw the metric (y) against the reward (x) as the text of an SVG file.
+
+    It has one dot per point, a dashed line for the required metric, and the chosen point in green.
+    """
     points, reward = curve["points"], curve["reward"]
     xs, ys = [point["rewards"][reward] for point in points], [point["metric"] for point in points]
-    floor = curve["least"] * curve["before"]
-    low_x, high_x, low_y, high_y = min(xs), max(xs), min(*ys, floor), max(*ys, curve["before"])
-    wide, high = (high_x - low_x) or 1.0, (high_y - low_y) or 1.0
+    required_y = curve["least"] * curve["before"]
+    low_x, high_x, low_y, high_y = min(xs), max(xs), min(*ys, required_y), max(*ys, curve["before"])
+    range_x, range_y = (high_x - low_x) or 1.0, (high_y - low_y) or 1.0
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        right, top = _WIDTH - _LEFT - 50, _HEIGHT - _BOTTOM - 50
-        return round(_LEFT + 20 + (x - low_x) / wide * right, 1), round(30 + (high_y - y) / high * top, 1)
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        plot_width, plot_height = _WIDTH - _LEFT_MARGIN - 50, _HEIGHT - _BOTTOM_MARGIN - 50
+        pixel_x = _LEFT_MARGIN + 20 + (x - low_x) / range_x * plot_width
+        pixel_y = 30 + (high_y - y) / range_y * plot_height  # pixels count from the top
+        return round(pixel_x, 1), round(pixel_y, 1)
 
     parts = []
     for y, text in zip(choose_ticks(low_y, high_y), format_ticks(choose_ticks(low_y, high_y)), strict=True):
-        at = place(low_x, y)[1]
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{text}</text>')
-    for x, text in zip(choose_ticks(low_x, high_x), format_ticks(choose_ticks(low_x, high_x)), strict=True):
+        _, down = to_pixels(low_x, y)
+        parts.append(f'<line class="grid" x1="{_LEFT_MARGIN}" x2="{_WIDTH - 20}" y1="{down}" y2="{down}"/>')
         parts.append(
-            f'<text class="tick" x="{place(x, low_y)[0]}" y="{_HEIGHT - 28}" text-anchor="middle">{text}</text>'
+            f'<text class="tick" x="{_LEFT_MARGIN - 6}" y="{down + 4}" text-anchor="end">{text}</text>'
         )
-    at = place(low_x, floor)[1]
-    parts.append(f'<line class="floor" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{at}" y2="{at}"/>')
+    for x, text in zip(choose_ticks(low_x, high_x), format_ticks(choose_ticks(low_x, high_x)), strict=True):
+        across, _ = to_pixels(x, low_y)
+        parts.append(f'<text class="tick" x="{across}" y="{_HEIGHT - 28}" text-anchor="middle">{text}</text>')
+    _, down = to_pixels(low_x, required_y)
+    parts.append(f'<line class="floor" x1="{_LEFT_MARGIN}" x2="{_WIDTH - 20}" y1="{down}" y2="{down}"/>')
     parts.append(
-        f'<text class="tick" x="{_WIDTH - 20}" y="{at - 5}" text-anchor="end">{curve["least"]:.0%} of before</text>'
+        f'<text class="tick" x="{_WIDTH - 20}" y="{down - 5}" text-anchor="end">{curve["least"]:.0%} of before</text>'
     )
-    line = " ".join(f"{x},{y}" for x, y in map(place, xs, ys))
+    line = " ".join(f"{across},{down}" for across, down in map(to_pixels, xs, ys))
     parts.append(f'<polyline class="line" points="{line}"/>')
     for point, x, y in zip(points, xs, ys, strict=True):
-        across, down = place(x, y)
-        kind = "best" if point["value"] == curve["chosen"] else "dot"
-        parts.append(f'<circle class="{kind}" cx="{across}" cy="{down}" r="5"/>')
+        across, down = to_pixels(x, y)
+        css_class = "best" if point["value"] == curve["chosen"] else "dot"
+        parts.append(f'<circle class="{css_class}" cx="{across}" cy="{down}" r="5"/>')
         parts.append(f'<text x="{across + 8}" y="{down - 6}">{point["value"]:g}</text>')
     title = escape(
-        f"{curve['metric']} of validation against {reward}, by {curve['key'].rsplit('.', 2)[-2]}'s weight"
+        f"{curve['metric']} of validation against {reward}, by {_get_reward_name(curve['key'])}'s weight"
     )
-    parts.append(f'<text class="head" x="{_LEFT}" y="16">{title}</text>')
+    parts.append(f'<text class="head" x="{_LEFT_MARGIN}" y="16">{title}</text>')
     parts.append(
         f'<text class="tick" x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(reward)}, mean per beam</text>'
     )
@@ -308,9 +335,9 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
     )
 
 
-def _render_page(curve: Mapping[str, Any], run: str) -> str:
-    """Render the page of a curve."""
+def _render_page(curve: Mapping[str, Any], run_id: str) -> str:
+    """Render the HTML page with the picture and the table of a curve."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(curve["key"])}</title>'
-        f"<h1>Trade-off of {escape(run)}</h1>{draw_curve(curve)}<pre>{escape(format_curve(curve))}</pre></html>\n"
+        f"<h1>Trade-off of {escape(run_id)}</h1>{draw_curve(curve)}<pre>{escape(format_curve(curve))}</pre></html>\n"
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """A scenario and the folder that its files are relative to. `set` returns a changed copy."""
+    """A scenario and the folder that its files are relative to. It is immutable: `set` returns a changed copy."""
 
     scenario: Scenario
     folder: Path
@@ -51,8 +51,8 @@ class ScenarioFile:
         """
         document = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         put_value(document, path, value, f"set({path!r})")
-        reasons = document.get("settings")
-        if isinstance(reasons, dict):  # a key that is set here is no longer derived from the data
+        reasons = document.get("settings")  # by key: why its value was derived from the data
+        if isinstance(reasons, dict):  # a key that is set here is no longer derived
             document["settings"] = {
                 key: reason for key, reason in reasons.items() if not f"{path}.".startswith(f"{key}.")
             }
@@ -75,7 +75,7 @@ def scenario(
     """Load a scenario.
 
     Args:
-        source: The name of a shipped scenario, or a path.
+        source: The name of a shipped scenario, or the path of a scenario's file.
         changes: Overrides of scenario keys, each "a.b=c".
         stored: The scenario.yaml of a run that is to be resumed with this scenario; None for a new run.
 
@@ -99,14 +99,20 @@ def start(
     Returns:
         The run in progress.
     """
-    chosen = source if isinstance(source, ScenarioFile) else scenario(source)
-    return _start(chosen.scenario, chosen.folder, create_run(chosen.scenario.name, run_dir), command=command)
+    scenario_file = source if isinstance(source, ScenarioFile) else scenario(source)
+    return _start(
+        scenario_file.scenario,
+        scenario_file.folder,
+        create_run(scenario_file.scenario.name, run_dir),
+        command=command,
+    )
 
 
-def _start(*args: Any, **more: Any) -> DriverRun:
+def _start(*args: Any, **options: Any) -> DriverRun:
+    """Call `driver.start`, which is imported only here because it imports Ray."""
     from nonet.deploy.run import driver
 
-    return driver.start(*args, **more)
+    return driver.start(*args, **options)
 
 
 def start_detached(
@@ -122,11 +128,11 @@ def start_detached(
     Returns:
         The run's folder.
     """
-    chosen = source if isinstance(source, ScenarioFile) else scenario(source)
-    folder = create_run(chosen.scenario.name, run_dir)
+    scenario_file = source if isinstance(source, ScenarioFile) else scenario(source)
+    folder = create_run(scenario_file.scenario.name, run_dir)
     from nonet.deploy.run import driver
 
-    driver.start_detached(chosen.scenario, chosen.folder, folder, command=command)
+    driver.start_detached(scenario_file.scenario, scenario_file.folder, folder, command=command)
     return folder
 
 
@@ -151,13 +157,13 @@ def run(
     Raises:
         NonetError: The run failed, or its input is invalid.
     """
-    with panel or Panel() as shown:
+    with panel or Panel() as open_panel:
         started = start(source, run_dir=run_dir, command=command)
         if is_ray_job():
-            shown.print_note(f"this run's folder: {describe_place(started.folder)}")
+            open_panel.print_note(f"this run's folder: {describe_place(started.folder)}")
         for warning in started.warnings:
-            shown.print_note(f"warning: {warning}")
-        return started.wait(shown)
+            open_panel.print_note(f"warning: {warning}")
+        return started.wait(open_panel)
 
 
 def resume(
@@ -192,10 +198,10 @@ def resume(
     if folder.report.exists():
         raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
     stored, _ = load_scenario(folder.scenario, changes)
-    if scenario_file is not None:
+    if scenario_file is not None:  # deadlines may differ from those of the run's start
         stored = stored.model_copy(update={"deadlines": scenario_file.scenario.deadlines})
     loaded, restored_keys = restore_values(stored, scenario_file and scenario_file.scenario)
-    with panel or Panel() as shown:
+    with panel or Panel() as open_panel:
         if restored_keys:
-            shown.print_note(f"env.vars from this process's environment: {', '.join(restored_keys)}")
-        return _start(loaded, folder.sources, folder, resume=True).wait(shown)
+            open_panel.print_note(f"env.vars from this process's environment: {', '.join(restored_keys)}")
+        return _start(loaded, folder.sources, folder, resume=True).wait(open_panel)

@@ -29,9 +29,9 @@ from nonet.deploy.run.panel import EventView, Panel
 from nonet.errors import ConfigError, NonetError, WorkerFailed, WorkerLost
 from nonet.workers import check_ray_environment
 
-_POLL_S = 0.3
-_STOP_S = 120.0
-_RESTART_S = 120.0
+_POLL_S = 0.3  # between two polls of the controller
+_STOP_TIMEOUT_S = 120.0  # from a request to stop until everything is stopped without a checkpoint
+_RESTART_TIMEOUT_S = 120.0  # within which Ray must have restarted a controller that is gone
 
 
 class DriverRun:
@@ -54,20 +54,19 @@ class DriverRun:
         warnings: Sequence[str] = (),
     ):
         self.warnings = list(warnings)
-        self.folder, self.id, self._held = folder, folder.id, lock
-        self._controller: Any = controller
+        self.folder, self.id, self._folder_lock = folder, folder.id, lock
+        self._controller: Any = controller  # None after `close`
         self._memory = memory
         self.state = "running"
-        self._began = time.time()
-        self._all_ours = (
-            "RAY_ADDRESS" not in os.environ
-        )  # processes of a shared cluster are not children of this one
-        self._lease = Heartbeat(self._renew, timeout_s / 6)
+        self._start_time = time.time()
+        # Processes of a shared cluster are not children of this one, so their memory is not known.
+        self._measures_all_memory = "RAY_ADDRESS" not in os.environ
+        self._lease = Heartbeat(self._renew, timeout_s / 6)  # several tries before the lease expires
 
     def _renew(self) -> None:
-        """Renew the lease at the controller.
+        """Renew the lease at the controller, and stop the run if `nonet stop` requested it.
 
-        It does nothing after `ray.shutdown()`, because a remote call would implicitly join another cluster.
+        After `ray.shutdown()` this does nothing, because a remote call would implicitly join another cluster.
         """
         import ray
 
@@ -76,7 +75,7 @@ class DriverRun:
             self._take_stop_request()
 
     def _take_stop_request(self) -> None:
-        """Stop the run if `nonet stop` requested it; removing the request's file acknowledges it."""
+        """Stop the run if `nonet stop` requested it, and delete the request's file to acknowledge the request."""
         if self.folder.stop_request.exists():
             self.stop()
             self.folder.stop_request.unlink(missing_ok=True)
@@ -93,7 +92,7 @@ class DriverRun:
             panel: Where events are shown; None for nowhere.
 
         Returns:
-            This run; immediately if it has ended before.
+            This run. If it has ended before, this method returns immediately.
 
         Raises:
             WorkerFailed: The run failed.
@@ -101,59 +100,69 @@ class DriverRun:
         """
         if self._controller is None:
             return self
-        seen, pid, view = 0, 0, EventView(panel)
-        asked_at: float | None = None
-        with _count_interrupts() as interrupted:
+        next_event, controller_pid, view = 0, 0, EventView(panel)
+        stop_requested_s: float | None = None  # in monotonic seconds
+        with _count_interrupts() as interrupts:
             while True:
-                answer = self._poll_controller(seen)
-                if answer["pid"] != pid:  # the controller was restarted: its event numbers start at 0 again
-                    seen, pid = (0, answer["pid"]) if pid else (seen, answer["pid"])
-                    answer = self._poll_controller(seen)
-                if dropped := count_missing(answer["events"], seen):
-                    view.note(f"{dropped} events were not shown; metrics.jsonl has all steps")
-                seen = answer["events"][-1]["number"] + 1 if answer["events"] else seen
+                answer = self._poll_controller(next_event)
+                if answer["pid"] != controller_pid:
+                    if controller_pid:  # the controller was restarted: its event numbers start at 0 again
+                        next_event = 0
+                    controller_pid = answer["pid"]
+                    answer = self._poll_controller(next_event)
+                if missing := count_missing(answer["events"], next_event):
+                    view.note(f"{missing} events were not shown; metrics.jsonl has all steps")
+                next_event = answer["events"][-1]["number"] + 1 if answer["events"] else next_event
                 view.show(answer["events"])
                 if warning := self._lease.pop_warning():
                     view.note(warning)
                 if answer["outcome"]:
                     return self._finish(answer["outcome"])
                 self._take_stop_request()
-                if interrupted.count and asked_at is None:
-                    asked_at = time.monotonic()
+                if interrupts.count and stop_requested_s is None:
+                    stop_requested_s = time.monotonic()
                     view.note("stopping after this step; press Ctrl-C again to quit immediately")
                     self._controller.stop.remote()
-                if interrupted.count > 1 or (asked_at and time.monotonic() - asked_at > _STOP_S):
+                takes_too_long = stop_requested_s and time.monotonic() - stop_requested_s > _STOP_TIMEOUT_S
+                if interrupts.count > 1 or takes_too_long:
                     self.state = "stopped"
                     self.close()
                     return self
                 time.sleep(_POLL_S)
 
-    def _poll_controller(self, seen: int) -> dict[str, Any]:
-        """Poll the controller for events after number `seen`, waiting while Ray restarts the controller.
+    def _poll_controller(self, first_event: int) -> dict[str, Any]:
+        """Poll the controller, waiting while Ray restarts it.
 
-        Raises WorkerLost if the controller does not come back.
+        Args:
+            first_event: The number of the first event to return.
+
+        Returns:
+            The events, the outcome of the run if it has ended, and the process id of the controller.
+
+        Raises:
+            WorkerLost: The controller does not come back.
         """
         import ray
         from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
-        deadline = time.monotonic() + _RESTART_S
+        deadline_s = time.monotonic() + _RESTART_TIMEOUT_S
         while True:
             try:
-                return ray.get(self._controller.poll.remote(seen), timeout=_RESTART_S)
-            except ActorUnavailableError as error:
-                gone: Exception = error
-            except (RayActorError, GetTimeoutError) as error:
-                gone, deadline = error, 0.0
-            if time.monotonic() > deadline:
+                return ray.get(self._controller.poll.remote(first_event), timeout=_RESTART_TIMEOUT_S)
+            except ActorUnavailableError as error:  # Ray is restarting it
+                last_error: Exception = error
+            except (RayActorError, GetTimeoutError) as error:  # waiting longer does not help
+                last_error, deadline_s = error, 0.0
+            if time.monotonic() > deadline_s:
                 self.close()
                 raise WorkerLost(
-                    f"the controller is gone ({' '.join(str(gone).split())[:200]}); "
+                    f"the controller is gone ({' '.join(str(last_error).split())[:200]}); "
                     f"if it has a checkpoint, continue with: nonet resume {self.id}"
                 ) from None
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Request a checkpoint at the next step and then the end of the run; a no-op if it has ended."""
+        """Ask the controller to write a checkpoint at the next step and to end the run, unless it has ended."""
         if self._controller is not None:
             self._controller.stop.remote()
 
@@ -167,29 +176,29 @@ class DriverRun:
             ray.kill(self._controller, no_restart=True)
             reap_run(self.id)
             self._controller = None
-        self._held.close()
+        self._folder_lock.close()
 
     def _finish(self, outcome: dict[str, Any]) -> DriverRun:
-        """Record the outcome, release everything and write the report.
+        """Record the outcome, stop everything, and write the report of a run that is done.
 
         The folder of a run that failed because of wrong input before its first checkpoint is deleted.
+
+        Raises:
+            WorkerFailed: The run failed.
         """
         self.state = outcome["state"]
         self.close()
         if self.state == "failed":
-            if not list(self.folder.checkpoints.glob("step-*")) and outcome["exit_code"] == 2:
-                shutil.rmtree(
-                    self.folder.path, ignore_errors=True
-                )  # wrong input, found before the first checkpoint
+            has_wrong_input = outcome["exit_code"] == 2
+            if not list(self.folder.checkpoints.glob("step-*")) and has_wrong_input:
+                shutil.rmtree(self.folder.path, ignore_errors=True)
             raise WorkerFailed(
-                outcome["error"],
-                traceback=outcome.get("traceback", ""),
-                caller_fault=outcome["exit_code"] == 2,
+                outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
             )
         if self.state == "done":
-            wall_s = self.report["wall_s"] | {"total": round(time.time() - self._began, 3)}
+            wall_s = self.report["wall_s"] | {"total": round(time.time() - self._start_time, 3)}
             report = self.report | {
-                "peak_rss_bytes": self._memory.peak_bytes if self._all_ours else 0,
+                "peak_rss_bytes": self._memory.peak_bytes if self._measures_all_memory else 0,
                 "wall_s": wall_s,
             }
             self.folder.write_json("report.json", report)
@@ -222,7 +231,7 @@ def start(
         scenario = resolve_sources(scenario)
         warnings = preflight.check(scenario, folder)
     check_ray_environment()
-    there = run.path.exists()
+    folder_existed = run.path.exists()
     lock = lock_run(run)
     try:
         run.stop_request.unlink(missing_ok=True)
@@ -232,7 +241,7 @@ def start(
         return DriverRun(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
-        if not there and not run.scenario.exists():  # nothing was started, so `last` must not refer to it
+        if not folder_existed and not run.scenario.exists():  # not started, so `last` must not refer to it
             shutil.rmtree(run.path, ignore_errors=True)
         raise
 
@@ -269,7 +278,14 @@ def start_detached(
 def _start_controller(
     scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
 ) -> Any:
-    """Stop orphaned processes of earlier runs, then start this run's controller."""
+    """Stop orphaned processes of earlier runs on a shared cluster, then start this run's controller.
+
+    Returns:
+        The handle of the controller's actor.
+
+    Raises:
+        NonetError: The controller did not start.
+    """
     from ray.exceptions import RayError
 
     from nonet.controller import ControllerTask, SingleController
@@ -291,7 +307,7 @@ def _start_controller(
         raise NonetError(f"the controller did not start: {error}") from None
 
 
-def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
+def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
     """Stop a run on the cluster that RAY_ADDRESS names: request a checkpoint at the next step, then stop everything.
 
     Args:
@@ -310,12 +326,16 @@ def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
     try:
         controller = ray.get_actor(f"{run}/{CONTROLLER}", NAMESPACE)
     except ValueError:
-        left = reap_run(run)
-        return f"{run} has no controller; stopped its {left} remaining processes and placement groups"
-    deadline = time.monotonic() + timeout_s
+        stopped_count = reap_run(run)
+        return (
+            f"{run} has no controller; stopped its {stopped_count} remaining processes and placement groups"
+        )
+    deadline_s = time.monotonic() + timeout_s
     try:
         ray.get(controller.stop.remote(), timeout=10.0)
-        while time.monotonic() < deadline and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        while (
+            time.monotonic() < deadline_s and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]
+        ):  # pyright: ignore[reportCallIssue, reportArgumentType]
             time.sleep(_POLL_S)
     except (RayActorError, GetTimeoutError):
         pass  # it ended by itself or does not answer; the rest is stopped below in either case
@@ -327,18 +347,25 @@ def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
 
 @contextmanager
 def _count_interrupts() -> Iterator[SimpleNamespace]:
-    """Count SIGINT and SIGTERM instead of terminating; other threads than the main one cannot catch signals."""
-    seen = SimpleNamespace(count=0)
+    """Count SIGINT and SIGTERM instead of terminating the process, while the context is open.
+
+    Yields:
+        An object whose `count` is the number of signals; it stays 0 in a thread other than the main one, which
+        cannot catch signals.
+    """
+    interrupts = SimpleNamespace(count=0)
     if threading.current_thread() is not threading.main_thread():
-        yield seen
+        yield interrupts
         return
 
-    def count(*_: object) -> None:
-        seen.count += 1
+    def count_interrupt(*_: object) -> None:
+        interrupts.count += 1
 
-    before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+    old_handlers = {
+        number: signal.signal(number, count_interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield seen
+        yield interrupts
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

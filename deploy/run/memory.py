@@ -13,7 +13,7 @@ import psutil
 
 
 class PeakMemory:
-    """Samples the sum of PSS in a thread while the context is open; `peak_bytes` is the largest sum so far."""
+    """Samples the PSS of the process tree in a thread while the context is open; `peak_bytes` is the largest so far."""
 
     def __init__(self, interval_s: float = 1.0):
         self.peak_bytes = 0
@@ -29,13 +29,14 @@ class PeakMemory:
         self._thread.join(timeout=5)
 
     def _sample(self) -> None:
+        """Update `peak_bytes` every `interval_s` seconds until the context is left."""
         while not self._stopped.wait(self._interval_s):
             self.peak_bytes = max(self.peak_bytes, sum_pss_bytes(os.getpid()))
 
 
-def sum_pss_bytes(root: int) -> int:
+def sum_pss_bytes(root_pid: int) -> int:
     """Return the sum of PSS in bytes over a process and its descendants; 0 if the system does not report it."""
-    process = psutil.Process(root)
+    process = psutil.Process(root_pid)
     return sum(map(_read_pss_bytes, [process, *process.children(recursive=True)]))
 
 

@@ -49,8 +49,8 @@ class Panel:
     It is a context manager; leaving it calls `close`, which restores the terminal.
 
     Args:
-        stream: Where to write, by default standard error.
-        live: Whether to use the live display; None to use it on a terminal.
+        stream: The stream to write to, by default standard error.
+        live: Whether to use the live display; None to use it if the stream is a terminal.
         interval_s: Seconds between two lines of the plain display.
         clock: The source of time in seconds.
         display: The display to use instead of the plain or live one.
@@ -76,11 +76,11 @@ class Panel:
 
         Args:
             name: The stage's name.
-            steps_total: Its number of steps, None if unknown.
-            done: Steps that were done before the run was resumed.
+            steps_total: The stage's number of steps; None if unknown.
+            done: Number of steps that were done before the run was resumed.
         """
         self._end_stage()
-        self._current = StageProgress(name, steps_total, self._clock(), done, done)
+        self._current = StageProgress(name, steps_total, self._clock(), first=done, step=done)
         self._display.begin(self._current)
 
     def update_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -88,7 +88,7 @@ class Panel:
 
         Args:
             stage: The stage's name.
-            step: Steps done so far.
+            step: Number of steps done so far.
             metrics: The latest metrics.
         """
         if self._current is None or self._current.stage != stage:
@@ -132,6 +132,7 @@ class Panel:
         self.close()
 
     def _end_stage(self) -> None:
+        """Show that the current stage has ended, if there is one."""
         if self._current is not None:
             self._current.elapsed_s = self._clock() - self._current.started
             self._display.end(self._current)
@@ -162,8 +163,8 @@ class PlainDisplay:
 
     def end(self, progress: StageProgress) -> None:
         """Print how long the stage took, and its last metrics."""
-        done = progress.step - progress.first
-        steps = f"{format_steps(done)} in " if done else ""
+        step_count = progress.step - progress.first
+        steps = f"{format_steps(step_count)} in " if step_count else ""
         metrics = format_metrics(progress.metrics)
         self.print_line(
             f"{progress.stage} done: {steps}{progress.elapsed_s:.1f} s{'  ' if metrics else ''}{metrics}"
@@ -182,7 +183,7 @@ class PlainDisplay:
         self.print_line(title)
         for row in table if columns else []:
             padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
-            padded[0] = row[0].ljust(widths[0])
+            padded[0] = row[0].ljust(widths[0])  # names are aligned to the left, numbers to the right
             self.print_line("  " + "  ".join(padded).rstrip())
 
     def print_users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
@@ -205,6 +206,7 @@ def _make_display(stream: TextIO, live: bool, interval_s: float, clock: Callable
 
 
 def _is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can redraw lines."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
@@ -215,21 +217,22 @@ def _format_cell(value: Any) -> str:
 
 
 def _mark_titles(row: Mapping[str, Any]) -> list[str]:
+    """Return the recommended titles of a row of `Panel.print_users` with their marks."""
     targets, before = set(row.get("target") or ()), row.get("before")
     return [
-        f"{title}{' ✓' if title in targets else ''}{_describe_movement(title, place, before)}"
-        for place, title in enumerate(row["recommended"])
+        f"{title}{' ✓' if title in targets else ''}{_describe_movement(title, rank, before)}"
+        for rank, title in enumerate(row["recommended"])
     ]
 
 
-def _describe_movement(title: str, place: int, before: Sequence[str] | None) -> str:
-    """Describe how many places a title moved since the list `before`; "" if it did not move or there is no such list."""
+def _describe_movement(title: str, rank: int, before: Sequence[str] | None) -> str:
+    """Describe how many ranks a title moved since the list `before`; "" if it did not move or there is no such list."""
     if before is None:
         return ""
     if title not in before:
         return " (new)"
-    moved = list(before).index(title) - place
-    return f" ({moved:+d})" if moved else ""
+    moved_up = list(before).index(title) - rank
+    return f" ({moved_up:+d})" if moved_up else ""
 
 
 class EventView:
@@ -250,7 +253,7 @@ class EventView:
         if self._panel is None:
             return
         for event in events:
-            getattr(self, f"_{event['kind']}")(event)
+            getattr(self, f"_{event['kind']}")(event)  # one of the methods below
 
     def _note(self, event: dict[str, Any]) -> None:
         self.note(event["text"])
@@ -275,14 +278,14 @@ class EventView:
         )
         if event.get("baseline") or not event["shown"]:
             return
-        before = self._lists_by_stage.get(self._last_stage or "")
+        lists_before = self._lists_by_stage.get(self._last_stage or "")
         rows = [
             {
                 "user_id": event["users"][i]["user_id"],
                 "target": event["users"][i]["target"],
                 "recommended": titles,
             }
-            | ({"before": before[i]} if before else {})
+            | ({"before": lists_before[i]} if lists_before else {})
             for i, titles in enumerate(event["shown"][:3])
         ]
         self._panel.print_users(f"after {event['name']}", rows)

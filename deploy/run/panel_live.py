@@ -1,4 +1,4 @@
-"""The live display of a panel: finished stages scroll away above, the current stage stays below.
+"""The live display of a panel: lines of finished stages scroll away above, the current stage is redrawn below.
 
 Texts are passed to Rich as `Text` and not as markup, because titles of items may contain brackets.
 """
@@ -47,8 +47,8 @@ class LiveDisplay:
     def end(self, progress: StageProgress) -> None:
         """Print how long the stage took, and its last metrics."""
         self._progress = None
-        ran = progress.step - progress.first
-        steps = f"{format_steps(ran)}, " if ran else ""
+        step_count = progress.step - progress.first
+        steps = f"{format_steps(step_count)}, " if step_count else ""
         text = f"{steps}{progress.elapsed_s:.1f} s  {format_metrics(progress.metrics)}"
         self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", text))
 
@@ -58,22 +58,23 @@ class LiveDisplay:
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table above the stage."""
-        drawn = Table(title=Text(title, "bold"), title_justify="left")
-        for at, name in enumerate(columns):
-            drawn.add_column(Text(name), justify="right" if at else "left")
+        table = Table(title=Text(title, "bold"), title_justify="left")
+        for index, name in enumerate(columns):
+            table.add_column(Text(name), justify="right" if index else "left")
         for row in rows:
-            drawn.add_row(*(Text(cell) for cell in row))
-        self._console.print(drawn)
+            table.add_row(*(Text(cell) for cell in row))
+        self._console.print(table)
 
     def print_users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
         """Print the titles of each user as a column above the stage."""
-        drawn = Table(title=Text(title, "bold"), title_justify="left")
+        table = Table(title=Text(title, "bold"), title_justify="left")
         for user, _ in rows:
-            drawn.add_column(Text(user))
-        for place in range(max((len(titles) for _, titles in rows), default=0)):
-            cells = [titles[place] if place < len(titles) else "" for _, titles in rows]
-            drawn.add_row(*(Text(cell, "green" if "✓" in cell else "") for cell in cells))
-        self._console.print(drawn)
+            table.add_column(Text(user))
+        longest = max((len(titles) for _, titles in rows), default=0)
+        for rank in range(longest):
+            cells = [titles[rank] if rank < len(titles) else "" for _, titles in rows]
+            table.add_row(*(Text(cell, "green" if "✓" in cell else "") for cell in cells))  # ✓ marks a hit
+        self._console.print(table)
 
     def close(self) -> None:
         """Stop drawing and restore the terminal."""
@@ -82,15 +83,15 @@ class LiveDisplay:
             self._live = None
 
     def _render(self) -> Group | Text:
-        """Draw the stage in progress."""
+        """Return the stage in progress as Rich draws it: a line with a progress bar, and a line with metrics."""
         progress = self._progress
         if progress is None:
             return Text("")
         progress.elapsed_s = self._clock() - progress.started
         total = f"/{progress.total:,}" if progress.total else ""
-        left = f", about {progress.left_s:.0f} s left" if progress.left_s else ""
+        remaining = f", about {progress.left_s:.0f} s left" if progress.left_s else ""
         grid = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=progress.total, completed=progress.step, width=32, pulse=not progress.total)
-        text = f"{progress.step:,}{total}  {progress.elapsed_s:.0f} s{left}"
+        text = f"{progress.step:,}{total}  {progress.elapsed_s:.0f} s{remaining}"
         grid.add_row(Text(progress.stage, "bold"), bar, Text(text))
         return Group(grid, Text(format_metrics(progress.metrics), "cyan"))

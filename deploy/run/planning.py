@@ -12,7 +12,7 @@ from nonet.controller.plan import Plan, get_feature_dims
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
 
-_MAX_TABLE_BYTES = 1 << 28  # size of the largest table that a plan reads
+_MAX_TABLE_BYTES = 1 << 28  # larger tables are not read for a plan, so that it takes seconds
 
 
 def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -34,7 +34,13 @@ def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
 
 
 def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
-    """Search placements of a scenario file and return them in order of rank, as text or JSON."""
+    """Search placements of a scenario, and describe them as text or JSON, best first.
+
+    Args:
+        source: The scenario file (`api.ScenarioFile`).
+        view: The cluster.
+        as_json: Whether to return JSON.
+    """
     from nonet.controller.search import format_search, make_search_records, search_placements
 
     check_scenario(source)
@@ -43,7 +49,13 @@ def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
 
 
 def describe_plan(source: Any, plan: Plan, as_json: bool) -> str:
-    """Format the plan of a scenario file, with warnings about its data, as text or JSON."""
+    """Describe the plan of a scenario, with warnings about its data, as text or JSON.
+
+    Args:
+        source: The scenario file (`api.ScenarioFile`), which is checked.
+        plan: The plan of its scenario.
+        as_json: Whether to return JSON.
+    """
     warnings = check_scenario(source)
     if as_json:
         return json.dumps(plan.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
@@ -53,10 +65,10 @@ def describe_plan(source: Any, plan: Plan, as_json: bool) -> str:
 
 
 def check_scenario(source: Any) -> list[str]:
-    """Check a scenario file as a run does before it starts, including tables that can be read from this machine.
+    """Check a scenario as a run does before it starts, including tables that can be read from this machine.
 
     Args:
-        source: The scenario file.
+        source: The scenario file (`api.ScenarioFile`).
 
     Returns:
         Warnings about joined stores and about the data.
@@ -71,28 +83,28 @@ def check_scenario(source: Any) -> list[str]:
     scenario, folder = source.scenario, source.folder
     try:
         check_runnable(scenario)
-    except ConfigError:  # the notes of the plan report it
+    except ConfigError:  # the plan's own notes report it
         return find_data_warnings(source)
     warnings = preflight.check_definition(scenario, folder)
-    return warnings + (preflight.check_data(scenario, folder) if _has_tables_here(source) else [])
+    return warnings + (preflight.check_data(scenario, folder) if _can_read_tables(source) else [])
 
 
 def find_data_warnings(source: Any) -> list[str]:
-    """Return warnings about a scenario file's data.
+    """Return warnings about the data of a scenario file (`api.ScenarioFile`).
 
     The list is empty if the tables are not files of this machine, or are larger than a plan should read.
     """
     from nonet.controller.scenario.settings import list_data_warnings, read_data_profile
 
     data = source.scenario.data
-    if not _has_tables_here(source):
+    if not _can_read_tables(source):
         return []
     profile = read_data_profile(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
     split = {"use": data.split.use, **data.split.get_options()}
     return list(list_data_warnings(profile, split, get_feature_dims(source.scenario)))
 
 
-def _has_tables_here(source: Any) -> bool:
+def _can_read_tables(source: Any) -> bool:
     """Return whether the tables are local files that are small enough for a plan to read.
 
     Raises:
@@ -105,8 +117,8 @@ def _has_tables_here(source: Any) -> bool:
         if "://" in path:
             return False
         location = path if ":" in path else str(source.folder / path)
-        system, files = find_parquet(location, table)
-        if sum(info.size for info in system.get_file_info(files)) > _MAX_TABLE_BYTES:
+        filesystem, files = find_parquet(location, table)
+        if sum(info.size for info in filesystem.get_file_info(files)) > _MAX_TABLE_BYTES:
             return False
     return True
 

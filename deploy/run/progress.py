@@ -1,4 +1,4 @@
-"""Progress of a stage, and how a panel writes it."""
+"""The progress of a stage, and its texts for a panel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class StageProgress:
 
     Attributes:
         stage: The stage's name.
-        total: Number of steps, None if unknown.
-        started: The panel's clock at the start.
-        first: Steps that were done before the run was resumed.
-        step: Steps done so far, including `first`.
+        total: Number of steps of the stage; None if unknown.
+        started: Time of the panel's clock at the start, in seconds.
+        first: Number of steps that were done before the run was resumed.
+        step: Number of steps done so far, including `first`.
         metrics: The latest metrics.
         elapsed_s: Seconds since the start.
     """

@@ -1,4 +1,4 @@
-"""Texts of `nonet samples explain` and `nonet samples stats`: what stages read, and what files hold."""
+"""Texts of `nonet samples explain` and `nonet samples stats`: the samples that stages read, and figures of files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from nonet.samples.streams import measure_files
 
 
 def explain_samples(scenario: Scenario) -> str:
-    """Describe each stage's rows, their order and their readers."""
+    """Describe the source of samples, and the number and kind of samples in a step of each stage."""
     data = scenario.data
     source = data.source.spec
-    plan = load_heavy(source.explain)(data.source.get_options(), scenario.seed, data.engine)
+    source_lines = load_heavy(source.explain)(data.source.get_options(), scenario.seed, data.engine)
     lines = [
         f"{scenario.name}: source {data.source.use}, seed {scenario.seed}",
-        *(f"  {line}" for line in plan),
+        *(f"  {line}" for line in source_lines),
     ]
-    for name, body in scenario.stages.items():
-        users, key = body.kind.find_least_users(body)
-        what = "prompts" if body.kind.rolls_out else scenario.model.spec.rows
-        sizes = f"{users:,} {what} per global step ({key})" if users else "steps by tokens"
-        target = getattr(body, "target", None)
-        lines.append(f"{name}: {sizes}" + (f"; trains on events with {target}" if target else ""))
-        if body.kind.rolls_out:
+    for name, stage in scenario.stages.items():
+        user_count, key = stage.kind.find_least_users(stage)
+        sample_kind = "prompts" if stage.kind.rolls_out else scenario.model.spec.rows
+        step_size = (
+            f"{user_count:,} {sample_kind} per global step ({key})" if user_count else "steps by tokens"
+        )
+        target = getattr(stage, "target", None)
+        lines.append(f"{name}: {step_size}" + (f"; trains on events with {target}" if target else ""))
+        if stage.kind.rolls_out:
             lines.append(
                 "  events held out by split.rl, each once per epoch; a fifth of the users is never used for RL"
             )
@@ -56,7 +58,9 @@ def format_stats(path: str, form: str | None, where: str | None) -> tuple[str, d
         parts = [column["type"], f"{column['missing']:,} missing"]
         parts += [f"{column['least']} to {column['largest']}"] if "least" in column else []
         if "lengths" in column:
-            of = column["lengths"]
-            parts.append(f"lengths: median {of['p50']}, 99th percentile {of['p99']}, maximum {of['most']}")
+            lengths = column["lengths"]
+            parts.append(
+                f"lengths: median {lengths['p50']}, 99th percentile {lengths['p99']}, maximum {lengths['most']}"
+            )
         lines.append(f"  {name}: " + ", ".join(parts))
     return "\n".join(lines), facts

@@ -1,7 +1,7 @@
 """Changes to a run in progress: attach and detach rewards, set their weights and floors, and stop the run.
 
-A command is put into the run's queue (`nonet.controller.record.CommandQueue`). The run applies or refuses it
-between two RL steps.
+Commands about rewards are put into the run's queue (`nonet.controller.record.CommandQueue`). The run applies or refuses
+them between two RL steps. A request to stop is a file in the run's folder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
 
 _POLL_S = 0.1
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
-_ACCEPT_TIMEOUT_S = 30.0  # a driver checks for requests at least every 10 s
+_REWARD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
+_ACCEPT_TIMEOUT_S = 30.0  # for a request to stop; a driver checks for requests at least every 10 s
 _STOP_TIMEOUT_S = 120.0
 
 
@@ -38,7 +38,7 @@ def attach(
     """Ask a run to use one more reward.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         use: The reward as in a scenario; a file is relative to the current directory.
         name: The reward's name in the run, by default the name of its function or class.
         weight: The reward's weight.
@@ -58,7 +58,7 @@ def attach(
     target = find_reward(use, Path.cwd(), name=name)
     check_options(target, reward_options.get_options(), name=name)
     reward_name = name or _choose_name(use, target)
-    if not _WORD.fullmatch(reward_name):
+    if not _REWARD_NAME.fullmatch(reward_name):
         raise ConfigError(
             f"the reward's name is {reward_name!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
             "--name my_reward"
@@ -74,7 +74,7 @@ def detach(run: str | Path, name: str, *, stage: str | None = None) -> tuple[Run
     """Ask a run to continue without a reward.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         name: The reward's name in the run.
         stage: The RL stage, by default the one in progress.
 
@@ -89,8 +89,8 @@ def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
     """Ask a run to change the weight or the floor of a reward.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
-        path: The key's path in the scenario.
+        run: The run's folder, its id, a prefix of its id, or `last`.
+        path: The key's path in the scenario, such as stages.rl.rewards.novelty.weight.
         value: The new value.
 
     Returns:
@@ -120,8 +120,8 @@ def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float 
     """Stop a run on a local Ray: request a checkpoint at the next step, and wait until the run has ended.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
-        notice_s: Seconds within which the run's process must accept the request.
+        run: The run's folder, its id, a prefix of its id, or `last`.
+        notice_s: Seconds within which the run's driver must accept the request, by deleting its file.
         timeout_s: Seconds to wait for the end of the run after that.
 
     Returns:
@@ -145,11 +145,11 @@ def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float 
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until a condition holds; return whether it does within the time."""
-    deadline = time.monotonic() + timeout_s
-    while not (holds := condition()) and time.monotonic() < deadline:
+    """Wait until a condition is true; return False if it is not within the time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (is_true := condition()) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-    return holds
+    return is_true
 
 
 def _find_active_run(
@@ -174,9 +174,11 @@ def _is_running(folder: RunFolder) -> bool:
 
 
 def _copy_source(folder: RunFolder, use: str) -> tuple[str, str]:
-    """Copy the file of a reward into the run, and return `use` with that copy and the file's sha256.
+    """Copy the file of a reward, and the files beside it, into the run.
 
-    A `use` that names no file is returned unchanged, and the hash is then "".
+    Returns:
+        `use` with the copy instead of the file, and the file's sha256. If `use` names no file, nothing is copied,
+        and the result is `use` and "".
     """
     file = parse_file(use)
     if file is None:

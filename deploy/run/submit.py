@@ -1,8 +1,8 @@
 """Submit a scenario as a Ray job whose working directory is the scenario's folder and whose entry point is `nonet run`.
 
 All files that the scenario names are sent, even if `.gitignore` excludes them: tables, stores, models,
-rewards, and the files beside them. Of the other files, those are sent that Ray would take. Before it starts
-the run, the job compares the checksums of all named files.
+rewards, and the files beside the rewards' files. Of the other files, those are sent that Ray would upload.
+Before the job starts the run, it compares the checksums of all named files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,10 @@ from nonet.controller.scenario import check_runnable, find_scenario, load_scenar
 from nonet.controller.setup import find_files_beside, list_named_files
 from nonet.errors import ConfigError, NonetError
 
-_POLL_S = 2.0
-_LIST = "submitted-files.json"
-_NEVER = (
-    ".git",
-    "__pycache__",
-    ".gitignore",
-    ".rayignore",
-)  # with the last two, Ray would again exclude what they name
+_POLL_S = 2.0  # between two reads of the job's log
+_CHECKSUM_FILE = "submitted-files.json"  # sha256 by path of the files that the scenario names
+# Names that are never sent. If the last two were sent, Ray would again exclude the files that they name.
+_NEVER_SENT = (".git", "__pycache__", ".gitignore", ".rayignore")
 
 
 def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int:
@@ -53,31 +49,31 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
     from ray.job_submission import JobStatus, JobSubmissionClient
 
     path = find_scenario(source)
-    scenario = load_scenario(path, changes)[0]
+    scenario, _ = load_scenario(path, changes)
     check_runnable(scenario)
-    named = sorted(
+    scenario_files = sorted(
         _find_named_files(to_document(scenario), path.parent) | _find_files_beside(scenario, path.parent)
     )
     try:
         client = JobSubmissionClient(address)
         options = " ".join(f"--set {shlex.quote(change)}" for change in changes)
-        with tempfile.TemporaryDirectory(prefix="nonet-submit-") as staged:
-            stage_files(path.parent, path, named, Path(staged))
-            job = client.submit_job(
+        with tempfile.TemporaryDirectory(prefix="nonet-submit-") as staging_dir:
+            stage_files(path.parent, path, scenario_files, Path(staging_dir))
+            job_id = client.submit_job(
                 entrypoint=f"python -m nonet.deploy.run.submit && nonet run {shlex.quote(path.name)} {options}".strip(),
-                runtime_env={"working_dir": staged},
+                runtime_env={"working_dir": staging_dir},
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise NonetError(f"cannot submit to {address}: {' '.join(str(error).split())}") from None
-    print(f"job {job}", flush=True)
-    shown = 0
+    print(f"job {job_id}", flush=True)
+    printed_chars = 0
     while wait:
-        log, state = client.get_job_logs(job), client.get_job_status(job)
-        sys.stdout.write(log[shown:])
+        log, status = client.get_job_logs(job_id), client.get_job_status(job_id)
+        sys.stdout.write(log[printed_chars:])
         sys.stdout.flush()
-        shown = len(log)
-        if state.is_terminal():
-            return 0 if state == JobStatus.SUCCEEDED else 1
+        printed_chars = len(log)
+        if status.is_terminal():
+            return 0 if status == JobStatus.SUCCEEDED else 1
         time.sleep(_POLL_S)
     return 0
 
@@ -92,18 +88,18 @@ def stage_files(folder: Path, scenario: Path, scenario_files: list[Path], stagin
         staging_dir: An empty folder.
     """
     for file in {*_iterate_files(folder), *scenario_files, scenario}:
-        place = staging_dir / file.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        staged_file = staging_dir / file.relative_to(folder)
+        staged_file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(file.resolve(), place)
+            os.link(file.resolve(), staged_file)
         except OSError:  # another filesystem
-            shutil.copyfile(file, place)
-    sums = {str(file.relative_to(folder)): _hash_file(file) for file in (*scenario_files, scenario)}
-    (staging_dir / _LIST).write_text(json.dumps(sums), encoding="utf-8")
+            shutil.copyfile(file, staged_file)
+    checksums = {str(file.relative_to(folder)): _hash_file(file) for file in (*scenario_files, scenario)}
+    (staging_dir / _CHECKSUM_FILE).write_text(json.dumps(checksums), encoding="utf-8")
 
 
 def check_arrived(folder: Path) -> None:
-    """Compare the files that arrived with those that were submitted.
+    """Check in the job that the files that the scenario names have arrived unchanged.
 
     Args:
         folder: The job's working directory.
@@ -111,38 +107,44 @@ def check_arrived(folder: Path) -> None:
     Raises:
         ConfigError: A file is missing or differs.
     """
-    sums: dict[str, str] = json.loads((folder / _LIST).read_text(encoding="utf-8"))
-    wrong = [
+    checksums: dict[str, str] = json.loads((folder / _CHECKSUM_FILE).read_text(encoding="utf-8"))
+    wrong_names = [
         name
-        for name, sha256 in sums.items()
+        for name, sha256 in checksums.items()
         if not (folder / name).is_file() or _hash_file(folder / name) != sha256
     ]
-    if wrong:
+    if wrong_names:
         raise ConfigError(
-            f"{len(wrong)} of {len(sums)} files that the scenario names did not arrive completely, the first is {wrong[0]}; "
+            f"{len(wrong_names)} of {len(checksums)} files that the scenario names did not arrive completely, "
+            f"the first is {wrong_names[0]}; "
             "submit again"
         )
 
 
 def _iterate_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that Ray takes from a working directory: all that .gitignore and .rayignore do not exclude."""
+    """Yield the files that Ray uploads from a working directory: all that .gitignore and .rayignore do not exclude."""
     from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 
     def walk(path: Path, excludes: list[Any]) -> Iterator[Path]:
+        """Yield the files below a folder; `excludes` are predicates of the ignore files of the folders above."""
         excludes = [*excludes, *get_excludes_from_ignore_files(path, include_gitignore=True)]
-        for each in sorted(path.iterdir()):
-            if each.name in _NEVER or any(excluded(each) for excluded in excludes):
+        for child in sorted(path.iterdir()):
+            if child.name in _NEVER_SENT or any(is_excluded(child) for is_excluded in excludes):
                 continue
-            if each.is_dir():
-                yield from walk(each, excludes)
-            elif each.is_file():
-                yield each
+            if child.is_dir():
+                yield from walk(child, excludes)
+            elif child.is_file():
+                yield child
 
     yield from walk(folder.absolute(), [])
 
 
 def _find_named_files(value: Any, folder: Path) -> set[Path]:
-    """Return the files below a folder that the text of a scenario names, including files of folders and patterns.
+    """Return the files below a folder that a scenario's texts name, including the files of folders and patterns.
+
+    Args:
+        value: A part of the scenario's document: a map, a list, a text or another value.
+        folder: The scenario's folder.
 
     Raises:
         ConfigError: A relative path leads out of the folder, whose files alone are sent.
@@ -153,36 +155,37 @@ def _find_named_files(value: Any, folder: Path) -> set[Path]:
         return set().union(*(_find_named_files(part, folder) for part in value))
     if not isinstance(value, str) or not value or "://" in value or "\n" in value or os.path.isabs(value):
         return set()
-    text = value.partition(".py:")[0] + (".py" if ".py:" in value else "")
-    found = [Path(each) for each in glob.glob(str(Path(glob.escape(str(folder))) / text), recursive=True)]
+    pattern = value.partition(".py:")[0] + (".py" if ".py:" in value else "")  # `file.py:NAME` names a file
+    matches = glob.glob(str(Path(glob.escape(str(folder))) / pattern), recursive=True)
     root = folder.absolute()
     files: set[Path] = set()
-    for path in found:
-        inside = Path(os.path.normpath(path.absolute()))
-        if inside == root:
+    for match in matches:
+        path = Path(os.path.normpath(Path(match).absolute()))
+        if path == root:
             continue
-        if not inside.is_relative_to(root):
+        if not path.is_relative_to(root):
             raise ConfigError(
                 f"{value} is outside of {folder}, and only files in that folder are sent with the job; move it there, or give an "
                 "absolute path that all nodes of the cluster have"
             )
-        files |= {inside} if inside.is_file() else {each for each in inside.rglob("*") if each.is_file()}
+        files |= {path} if path.is_file() else {child for child in path.rglob("*") if child.is_file()}
     return files
 
 
 def _find_files_beside(scenario: Any, folder: Path) -> set[Path]:
-    """Return the files beside the user's own files that a scenario names."""
+    """Return the files of the scenario's folder that are beside the Python files that a scenario names."""
     root = folder.absolute()
-    beside = [
-        other
-        for use in list_named_files(scenario)
-        if (root / use).is_file()
-        for other in find_files_beside(root / use)
+    files_beside = [
+        file_beside
+        for named_file in list_named_files(scenario)
+        if (root / named_file).is_file()
+        for file_beside in find_files_beside(root / named_file)
     ]
-    return {path for path in beside if path.is_relative_to(root)}
+    return {path for path in files_beside if path.is_relative_to(root)}
 
 
 def _hash_file(path: Path) -> str:
+    """Return the sha256 of a file's content as hexadecimal digits."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.errors import ConfigError, NonetError
 
-_TRIES = 3
+_MAX_TRIES = 3  # number of times that a request is sent when connections break
 
 
 class ServerError(NonetError):
@@ -34,7 +34,10 @@ class ServerError(NonetError):
 
 @dataclass(frozen=True, slots=True)
 class RecommendedItem:
-    """A recommended item.
+    """A recommended or scored item.
+
+    The server adds votes to the model's scores: for items that often follow those of the history, and for
+    their nearest items.
 
     Attributes:
         item: The item's id.
@@ -56,9 +59,9 @@ class Recommendation:
     """The answer to a request.
 
     Attributes:
-        items: Items, best first.
-        version: The version that answered; None for a fallback.
-        fallback: The fallback that answered; None if the model did.
+        items: Items, best first; those of `score` in the order of the request.
+        version: The number of the version that answered; None for a fallback.
+        fallback: The name of the fallback that answered; None if the model did.
         reason: The reason why a fallback answered; None if the model did.
         cold_start: Whether no event of the user is known.
         unknown: Ids in the request that belong to no item.
@@ -93,16 +96,16 @@ class Client:
     def __init__(
         self, url: str, *, token: str | None = None, caller: str | None = None, timeout_s: float = 10.0
     ):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        split_url = urlsplit(url)
+        if split_url.scheme not in ("http", "https") or not split_url.hostname:
             raise ConfigError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
-        self._parts, self._timeout_s = parts, timeout_s
+        self._url, self._timeout_s = split_url, timeout_s
         if token is None:
             token = os.environ.get(WRITE_TOKEN) or os.environ.get(READ_TOKEN)
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
         self._headers |= {"X-Caller": caller} if caller else {}
-        self._local = threading.local()
+        self._local = threading.local()  # its attribute `connection` is the HTTP connection of a thread
 
     def recommend(
         self,
@@ -124,9 +127,9 @@ class Client:
             k: Number of items.
             exclude: Ids of items that must not be recommended.
             where: A condition over item columns, such as "price < 20".
-            scene: The name of the place where the items are shown, which is returned with the answer.
+            scene: The name of the page or place that shows the items; it is returned with the answer.
             deadline_ms: Milliseconds after which a fallback answers; None for the server's default.
-            explain: Whether to add titles, scores without votes and votes.
+            explain: Whether to add titles, scores without votes, and votes.
 
         Raises:
             ServerError: The server refused the request or did not answer.
@@ -157,7 +160,10 @@ class Client:
             items: Ids of the items.
             user: The user's id.
             history: Item ids, newest last, to use instead of the user's events.
-            explain: Whether to add titles, scores without votes and votes.
+            explain: Whether to add titles, scores without votes, and votes.
+
+        Returns:
+            The items in their order, without the unknown ones.
 
         Raises:
             ServerError: The server refused the request or did not answer.
@@ -177,28 +183,31 @@ class Client:
                 retry when a connection breaks.
 
         Returns:
-            The number of accepted events, the unknown items, and whether the id was known.
+            {"accepted": number of stored events, "unknown": ids of unknown items, "again": whether a post with
+            this id was stored before}.
 
         Raises:
             ServerError: The server refused the request or did not answer.
         """
-        sent = [dict(event) if isinstance(event, Mapping) else {"item": event} for event in events]
+        rows = [dict(event) if isinstance(event, Mapping) else {"item": event} for event in events]
         return self.call(
-            "POST", "/events", {"user": user, "events": sent, "id": id}, may_retry=id is not None
+            "POST", "/events", {"user": user, "events": rows, "id": id}, may_retry=id is not None
         )
 
     def get_versions(self) -> dict[str, Any]:
-        """Return the versions that currently receive traffic. Raises ServerError if the request fails."""
+        """Return which versions receive traffic, and problems with others. Raises ServerError if the request fails."""
         return self.call("GET", "/versions")
 
     def get_metrics(self) -> str:
         """Return the metrics page in Prometheus' text format."""
-        return self._send_request("GET", "/metrics", None)[2].decode()
+        _, _, page = self._send_request("GET", "/metrics", None)
+        return page.decode()
 
     def is_ready(self) -> bool:
         """Return whether the server is ready to answer."""
         try:
-            return self._send_request("GET", "/readyz", None)[0] == 200
+            status, _, _ = self._send_request("GET", "/readyz", None)
+            return status == 200
         except (OSError, http.client.HTTPException):
             return False
 
@@ -215,15 +224,15 @@ class Client:
             ServerError: The server refused the request or did not answer.
         """
         content = None if body is None else json.dumps(body)
-        for left in reversed(range(_TRIES if may_retry else 1)):
+        for tries_left in reversed(range(_MAX_TRIES if may_retry else 1)):
             try:
                 status, headers, answer = self._send_request(verb, path, content)
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if not left:
+                if not tries_left:
                     raise ServerError(
-                        f"{self._parts.geturl()} does not answer: {error}", 0, "unreachable"
+                        f"{self._url.geturl()} does not answer: {error}", status=0, kind="unreachable"
                     ) from None
                 time.sleep(0.1)
         try:
@@ -231,13 +240,13 @@ class Client:
         except ValueError:
             parsed = {"error": {"kind": "no_json", "message": answer[:200].decode(errors="replace")}}
         if status != 200:
-            error = parsed.get("error", {}) if isinstance(parsed, dict) else {}
-            retry = headers.get("retry-after")
+            problem = parsed.get("error", {}) if isinstance(parsed, dict) else {}
+            retry_after = headers.get("retry-after")
             raise ServerError(
-                error.get("message", str(parsed)),
-                status,
-                error.get("kind", "unknown"),
-                float(retry) if retry else None,
+                problem.get("message", str(parsed)),
+                status=status,
+                kind=problem.get("kind", "unknown"),
+                retry_s=float(retry_after) if retry_after else None,
             )
         return parsed
 
@@ -250,24 +259,30 @@ class Client:
     def _send_request(
         self, verb: str, path: str, content: str | None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request over this thread's connection and return status, headers and content."""
+        """Send a request over this thread's connection, which is closed on an error.
+
+        Returns:
+            The HTTP status, the headers by lower-case name, and the content of the response.
+        """
         connection = getattr(self._local, "connection", None)
         if connection is None:
-            kind = (
-                http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            connection_class = (
+                http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
             )
-            connection = self._local.connection = kind(
-                self._parts.hostname or "", self._parts.port, timeout=self._timeout_s
+            connection = self._local.connection = connection_class(
+                self._url.hostname or "", self._url.port, timeout=self._timeout_s
             )
         try:
-            connection.request(verb, self._parts.path.rstrip("/") + path, content, self._headers)
-            answer = connection.getresponse()
-            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+            connection.request(verb, self._url.path.rstrip("/") + path, content, self._headers)
+            response = connection.getresponse()
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, headers, response.read()
         except BaseException:
             self.close()
             raise
 
 
-def _parse_recommendation(body: dict[str, Any]) -> Recommendation:
-    items = [RecommendedItem(**item) for item in body.pop("items")]
-    return Recommendation(items, **body)
+def _parse_recommendation(answer: dict[str, Any]) -> Recommendation:
+    """Convert a parsed answer, from which "items" is removed."""
+    items = [RecommendedItem(**item) for item in answer.pop("items")]
+    return Recommendation(items, **answer)

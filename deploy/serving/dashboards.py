@@ -9,6 +9,7 @@ from typing import Any
 from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 
+# (title, PromQL expression, legend, Grafana's unit)
 _PANELS = (
     ("Requests per second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"),
     ("Response time, p99", "histogram_quantile(0.99, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
@@ -25,6 +26,7 @@ _PANELS = (
      " / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
      "hits", "percentunit"),
 )  # fmt: skip
+# (name, PromQL expression, time for which it must be true, text)
 _ALERTS = (
     ("NonetSlow", "histogram_quantile(0.99, sum by (le) (rate(nonet_request_seconds_bucket[5m]))) > 0.2", "5m",
      "The p99 response time is above 200 ms."),
@@ -58,18 +60,23 @@ def write_monitoring(folder: Path, target: str) -> list[Path]:
 
 
 def build_dashboard() -> dict[str, Any]:
-    """Build the Grafana dashboard."""
+    """Build the Grafana dashboard as its JSON object."""
     panels = [
         {
-            "id": place + 1,
+            "id": index + 1,
             "type": "timeseries",
             "title": title,
             "datasource": {"type": "prometheus", "uid": "${source}"},
-            "gridPos": {"h": 8, "w": 12, "x": 12 * (place % 2), "y": 8 * (place // 2)},
+            "gridPos": {
+                "h": 8,
+                "w": 12,
+                "x": 12 * (index % 2),
+                "y": 8 * (index // 2),
+            },  # two panels per row of 24 columns
             "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
             "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
         }
-        for place, (title, expression, legend, unit) in enumerate(_PANELS)
+        for index, (title, expression, legend, unit) in enumerate(_PANELS)
     ]
     source = {"name": "source", "type": "datasource", "query": "prometheus", "current": {}}
     return {
@@ -94,7 +101,7 @@ def build_alerts() -> dict[str, Any]:
 
 
 def _build_prometheus_config(target: str) -> dict[str, Any]:
-    """Build the configuration of Prometheus."""
+    """Build the configuration with which Prometheus scrapes the server at `target` (host:port)."""
     return {
         "global": {"scrape_interval": "5s"},
         "rule_files": ["alerts.yaml"],

@@ -29,9 +29,10 @@ from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_port, check_ray_environment
 
-APP = "nonet"
-_LOOK_S, _PROXY_S = 0.05, 60
-Say = Callable[[str], None]
+_APPLICATION_NAME = "nonet"  # name within Ray Serve
+_POLL_S = 0.05  # between two checks of Ray Serve's state
+_PROXY_TIMEOUT_S = 60  # until a proxy that Serve has restarted must listen; a busy machine starts it slowly
+Say = Callable[[str], None]  # shows a line of text to the user
 
 
 def serve_run(
@@ -40,7 +41,7 @@ def serve_run(
     """Serve a run until this process is interrupted.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         host: The host to listen on, by default the configured one.
         port: The port to listen on, by default the configured one.
         config: A file with keys of `ServeConfig`.
@@ -50,28 +51,26 @@ def serve_run(
         ConfigError: The run does not exist or has no checkpoint, the port is in use, or Ray Serve is not
             installed.
     """
-    began = time.monotonic()
+    start_s = time.monotonic()
     settings = read_config(config)
     host, port = host or settings.host, port or settings.port
-    folder = find_run(run)
-    if not any(folder.checkpoints.glob("step-*/manifest.json")):
-        raise ConfigError(f"{folder.id} has no checkpoint yet: there is no model to serve")
-    find_artifacts(folder)
-    check_features(load_scenario(folder.scenario)[0], folder.id, "serve")
-    if (
-        settings.follow != "checkpoints"
-        and not (folder.path / "serving" / "registry" / "serving.json").exists()
-    ):
-        check_selected(folder)
+    run_folder = find_run(run)
+    if not any(run_folder.checkpoints.glob("step-*/manifest.json")):
+        raise ConfigError(f"{run_folder.id} has no checkpoint yet: there is no model to serve")
+    find_artifacts(run_folder)  # raises if the run cannot recommend
+    check_features(load_scenario(run_folder.scenario)[0], run_folder.id, "serve")
+    has_published = (run_folder.path / "serving" / "registry" / "serving.json").exists()
+    if settings.follow != "checkpoints" and not has_published:
+        check_selected(run_folder)
     if settings.registry is not None:
         from nonet.deploy.serving.features import ServedRun  # imports torch
 
-        opened = ServedRun.open(folder.path, address=settings.registry)
-        _ = opened.registry.serving  # raises if the address does not answer
+        served_run = ServedRun.open(run_folder.path, address=settings.registry)
+        _ = served_run.registry.serving  # raises if the address does not answer
     check_port(host, port)
     check_ray_environment()
-    with serve_application(folder.path, settings, host, port):
-        say(f"serving {folder.id} at http://{host}:{port} after {time.monotonic() - began:.1f} s")
+    with serve_application(run_folder.path, settings, host, port):
+        say(f"serving {run_folder.id} at http://{host}:{port} after {time.monotonic() - start_s:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    stop with Ctrl-C")
         _wait_for_interrupt()
 
@@ -89,10 +88,10 @@ def serve_application(run: Path, settings: ServeConfig, host: str, port: int) ->
     Yields:
         The module of Ray Serve, when the application answers.
     """
-    serve, environment, proxy = _start_serve(settings, host, port)
+    serve, environment, proxy_start = _start_serve(settings, host, port)
     try:
         _run_application(serve, build_application(serve, str(run), settings, host, environment))
-        _wait_for_proxy(proxy, host, port)
+        _wait_for_proxy(proxy_start, host, port)
         yield serve
     finally:
         _stop_serve(serve)
@@ -108,8 +107,11 @@ def build_application(
         run: The run's folder.
         settings: The server's settings.
         host: The host that the server listens on.
-        environment: Environment variables of replicas in addition to Ray's own, by default
+        environment: Environment variables of replicas in addition to those of Ray's processes, by default
             `get_replica_environment`.
+
+    Returns:
+        The application for `serve.RunTarget`.
 
     Raises:
         ConfigError: The run cannot be served.
@@ -120,21 +122,22 @@ def build_application(
         from nonet.deploy.serving.apart import build_deployments
         from nonet.deploy.serving.features import ServedRun
 
-        opened = ServedRun.open(run, address=settings.registry)
-        opened.check_servable("serve")
-        if settings.follow or not opened.has_version:
-            opened.publish_newest(
-                mid_stage=settings.follow == "checkpoints"
-            )  # engines start from a published version
+        served_run = ServedRun.open(run, address=settings.registry)
+        served_run.check_servable("serve")
+        if settings.follow or not served_run.has_version:
+            # Engines start from a published version.
+            served_run.publish_newest(mid_stage=settings.follow == "checkpoints")
         return build_deployments(serve, run, settings, local, environment)
 
-    def build() -> Any:  # Serve calls a function; it takes any other object as the app itself
+    def build_app_in_replica() -> (
+        Any
+    ):  # Serve calls a function in the replica; other objects are apps themselves
         return build_single_process_app(run, settings, local)
 
-    deployment = serve.deployment(serve.ingress(build)())
+    deployment = serve.deployment(serve.ingress(build_app_in_replica)())
     return deployment.options(
         name="Nonet",
-        max_ongoing_requests=4096,
+        max_ongoing_requests=4096,  # above the default of `waiting`, so the service refuses requests before Serve does
         ray_actor_options={"num_cpus": settings.cpus, **_make_runtime_env(environment)},
         health_check_period_s=2,
     ).bind()
@@ -152,17 +155,17 @@ def build_app(arguments: dict[str, Any]) -> Any:
     from ray import serve
 
     settings = ServeConfig(**arguments.get("config", {}))
-    return build_application(serve, arguments["run"], settings, "0.0.0.0")
+    return build_application(serve, arguments["run"], settings, host="0.0.0.0")
 
 
 def write_run_manifest(path: Path, run: str, config: Path | None, image: str | None) -> Path:
-    """Write the Kubernetes manifest of a run.
+    """Write the Kubernetes manifest that serves a run.
 
     Args:
         path: The file to write.
         run: The run's path in the pods.
-        config: A file with keys of `ServeConfig`.
-        image: The pods' image.
+        config: A file with keys of `ServeConfig`; None for the defaults.
+        image: The pods' image; None for a placeholder.
 
     Returns:
         The path of the file.
@@ -177,18 +180,24 @@ def write_run_manifest(path: Path, run: str, config: Path | None, image: str | N
 
 
 def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> Any:
-    """Build an ASGI app with all services in this process."""
+    """Build an ASGI app with all services in this process.
+
+    Args:
+        run: The run's folder.
+        settings: The server's settings.
+        local: Whether the server only listens on this machine; if not, changes need a token.
+    """
     import torch
 
     from nonet.deploy.serving.features import FallbackRecommender, RequestFeatures, ServedRun
     from nonet.deploy.serving.service import EnginePool, RecommendationService, ServerMetrics, make_app
 
     torch.set_num_threads(settings.threads)
-    opened = ServedRun.open(run, address=settings.registry)
-    opened.check_servable("serve")
-    features = RequestFeatures.from_run(opened, settings.block, journal=settings.make_journal_options())
+    served_run = ServedRun.open(run, address=settings.registry)
+    served_run.check_servable("serve")
+    features = RequestFeatures.from_run(served_run, settings.block, journal=settings.make_journal_options())
     engines = EnginePool(
-        opened,
+        served_run,
         follow=settings.follow,
         device=settings.device,
         queue=settings.queue.model_dump(),
@@ -197,7 +206,7 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
     service = RecommendationService(
         features,
         engines,
-        FallbackRecommender(opened.catalogues.get_newest(), features.items),
+        FallbackRecommender(served_run.catalogues.get_newest(), features.items),
         settings.make_service_settings(),
         ServerMetrics(),
     )
@@ -205,25 +214,30 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
 
 
 def _run_application(serve: Any, app: Any) -> None:
-    """Run the application and wait until it answers. Raises PlacementError with the replica's error."""
-    target = serve.RunTarget(app, name=APP, route_prefix="/")
+    """Run the application and wait until it answers. Raises PlacementError with a replica's error if it fails."""
+    target = serve.RunTarget(app, name=_APPLICATION_NAME, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)  # its own wait polls only once per second
-    while (now := serve.status().applications[APP]).status != "RUNNING":
-        if now.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            told = [each.message for each in now.deployments.values()]  # errors of the replicas
-            words = [line for message in told for line in message.splitlines() if "Error:" in line]
-            raise PlacementError(words[-1].strip() if words else now.message)
-        time.sleep(_LOOK_S)
+    while (overview := serve.status().applications[_APPLICATION_NAME]).status != "RUNNING":
+        if overview.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            messages = [
+                deployment.message for deployment in overview.deployments.values()
+            ]  # replicas' tracebacks
+            error_lines = [line for message in messages for line in message.splitlines() if "Error:" in line]
+            raise PlacementError(error_lines[-1].strip() if error_lines else overview.message)
+        time.sleep(_POLL_S)
 
 
 def get_replica_environment() -> dict[str, str]:
-    """Return the environment variables of every replica."""
+    """Return the environment variables of every replica: the number of OpenMP threads, and this process's tokens."""
     tokens = {name: os.environ[name] for name in (WRITE_TOKEN, READ_TOKEN) if os.environ.get(name)}
     return {"OMP_NUM_THREADS": "1"} | tokens
 
 
 def _make_runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the runtime environment; without variables it is empty, so that a pooled Ray worker fits."""
+    """Return actor options with a runtime environment, or no options without variables.
+
+    Ray can use an idle worker process for a replica without a runtime environment, instead of starting one.
+    """
     return {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
 
 
@@ -231,27 +245,28 @@ def _start_serve(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict
     """Start Ray and Ray Serve.
 
     Returns:
-        The module of Ray Serve, environment variables that replicas need in addition to Ray's own, and the
-        start of the proxy, which may still be in progress.
+        The module of Ray Serve, environment variables that replicas need in addition to those of Ray's
+        processes, and the future of `serve.start`, which ends when the HTTP proxy has started.
     """
     if find_spec("ray.serve") is None or find_spec("fastapi") is None:
         raise ConfigError("serving needs Ray Serve: pip install 'nonet[serve]'")
     import ray
 
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # leave CUDA_VISIBLE_DEVICES to actors without GPUs
     environment = get_replica_environment()
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
         if address == "local":
             os.environ.update(environment)  # all processes of this Ray inherit it
             environment = {}
-        beside = threading.Thread(target=import_module, args=("ray.serve",))
-        beside.start()  # import while Ray's processes start
-        own = {
-            "num_cpus": max(
-                3, math.ceil(settings.count_cpus() + 2)
-            ),  # Ray starts as many workers; controller, proxy and replica need one each
+        serve_import = threading.Thread(target=import_module, args=("ray.serve",))
+        serve_import.start()  # import while Ray's processes start
+        local_options = {
+            # Ray starts as many worker processes; Serve's controller, its proxy and a replica need one each.
+            "num_cpus": max(3, math.ceil(settings.count_cpus() + 2)),
             "include_dashboard": False,
             "object_store_memory": 100 << 20,
         }
@@ -260,26 +275,25 @@ def _start_serve(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **(own if address == "local" else {}),
+                **(local_options if address == "local" else {}),
             )
         except Exception as error:  # Ray raises plain exceptions
             raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
-        beside.join()
+        serve_import.join()
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     http = {"host": host, "port": port}
-    begun = ThreadPoolExecutor(1).submit(
+    proxy_start = ThreadPoolExecutor(1).submit(
         serve.start, http_options=http, logging_config={"log_level": "WARNING"}
     )
-    while (
-        not begun.done() and not _has_controller()
-    ):  # the replica can start while `serve.start` waits for the proxy
-        time.sleep(_LOOK_S)
-    return serve, environment, begun
+    # Wait for the controller only: the replica can start while `serve.start` waits for the proxy.
+    while not proxy_start.done() and not _is_controller_started():
+        time.sleep(_POLL_S)
+    return serve, environment, proxy_start
 
 
-def _wait_for_proxy(proxy: Future[Any], host: str, port: int) -> None:
+def _wait_for_proxy(proxy_start: Future[Any], host: str, port: int) -> None:
     """Wait until the proxy listens.
 
     Serve kills a proxy that is slow to start and starts another one, which `serve.start` does not wait for.
@@ -290,23 +304,23 @@ def _wait_for_proxy(proxy: Future[Any], host: str, port: int) -> None:
     from ray.exceptions import RayActorError
 
     try:
-        proxy.result()
+        proxy_start.result()
         return
-    except RayActorError:
-        until = time.monotonic() + _PROXY_S
-    while time.monotonic() < until:
+    except RayActorError:  # Serve killed the first proxy
+        deadline_s = time.monotonic() + _PROXY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
         try:
-            with socket.create_connection((host, port), 1):
+            with socket.create_connection((host, port), timeout=1):
                 return
         except OSError:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     raise PlacementError(
-        f"Ray Serve's proxy does not listen at {host}:{port} after {_PROXY_S} s; is the machine busy?"
+        f"Ray Serve's proxy does not listen at {host}:{port} after {_PROXY_TIMEOUT_S} s; is the machine busy?"
     )
 
 
-def _has_controller() -> bool:
-    """Return whether Serve's controller accepts applications."""
+def _is_controller_started() -> bool:
+    """Return whether Serve's controller exists, so that applications can be deployed."""
     import ray
 
     try:

@@ -8,41 +8,42 @@ from collections.abc import Mapping
 
 from nonet.deploy.serving.client import Client
 
-_LINE = re.compile(r"^(\w+)(?:\{([^}]*)\})? ([0-9.eE+-]+|\+Inf)$")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_LINE = re.compile(r"^(\w+)(?:\{([^}]*)\})? ([0-9.eE+-]+|\+Inf)$")  # groups: metric, labels, value
+_LABEL = re.compile(r'(\w+)="([^"]*)"')  # groups: name, value
 
-Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]  # by (metric, sorted (label, value) pairs)
 
 
 def parse_metrics(text: str) -> Values:
-    """Parse Prometheus' text format into values by (name, labels)."""
+    """Parse a page in Prometheus' text format into values by (metric, labels)."""
     values = {}
     for line in text.splitlines():
-        if found := _LINE.match(line):
-            labels = tuple(sorted(_LABEL.findall(found[2] or "")))
-            values[found[1], labels] = float(found[3])
+        if match := _LINE.match(line):
+            labels = tuple(sorted(_LABEL.findall(match[2] or "")))
+            values[match[1], labels] = float(match[3])
     return values
 
 
 def compute_figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
-    """Compute rates and latency quantiles between two scrapes, and the current queue length.
+    """Compute the columns of the table from two pages of metrics.
 
     Args:
         now: Values of the newer page.
         before: Values of the older page.
-        seconds: Time between both.
+        seconds: Time between the two pages.
 
     Returns:
-        Figures by column title.
+        Figures by column title. The queue length and the version are current; the others are of the time
+        between the two pages.
     """
-    took = _subtract_buckets(now, before)
-    asked = _sum_values(now, "nonet_requests_total") - _sum_values(before, "nonet_requests_total")
+    latency_buckets = _subtract_buckets(now, before)
+    requests = _sum_values(now, "nonet_requests_total") - _sum_values(before, "nonet_requests_total")
     batches = _sum_values(now, "nonet_batches") - _sum_values(before, "nonet_batches")
     questions = _sum_values(now, "nonet_batched_questions") - _sum_values(before, "nonet_batched_questions")
     return {
-        "requests/s": asked / seconds,
-        "p50 ms": 1e3 * _interpolate_quantile(took, 0.5),
-        "p99 ms": 1e3 * _interpolate_quantile(took, 0.99),
+        "requests/s": requests / seconds,
+        "p50 ms": 1e3 * _interpolate_quantile(latency_buckets, 0.5),
+        "p99 ms": 1e3 * _interpolate_quantile(latency_buckets, 0.99),
         "waiting": _sum_values(now, "nonet_queue"),
         "batch size": questions / batches if batches > 0 else 0.0,
         "fallbacks": _sum_values(now, "nonet_fallbacks_total") - _sum_values(before, "nonet_fallbacks_total"),
@@ -52,7 +53,7 @@ def compute_figures(now: Values, before: Values, seconds: float) -> dict[str, fl
 
 
 def watch_server(url: str, every_s: float = 1.0, times: int | None = None) -> None:
-    """Show a server until Ctrl-C, or for a number of updates.
+    """Show a server's figures in the terminal until Ctrl-C, or for a number of updates.
 
     Args:
         url: The server's address.
@@ -67,43 +68,54 @@ def watch_server(url: str, every_s: float = 1.0, times: int | None = None) -> No
     from rich.table import Table
 
     client = Client(url)
-    before, then = parse_metrics(client.get_metrics()), time.monotonic()
+    before, before_s = parse_metrics(client.get_metrics()), time.monotonic()
     with Live(refresh_per_second=4) as live:
         while times is None or times > 0:
             time.sleep(every_s)
-            now, moment = parse_metrics(client.get_metrics()), time.monotonic()
+            now, now_s = parse_metrics(client.get_metrics()), time.monotonic()
+            figures = compute_figures(now, before, seconds=now_s - before_s)
             table = Table(title=url, box=box.SIMPLE, pad_edge=False)
-            for name in compute_figures(now, before, 1.0):
-                table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-            table.add_row(*(f"{value:.4g}" for value in compute_figures(now, before, moment - then).values()))
+            for title in figures:
+                table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
+            table.add_row(*(f"{value:.4g}" for value in figures.values()))
             live.update(table)
-            before, then = now, moment
+            before, before_s = now, now_s
             times = None if times is None else times - 1
 
 
-def _sum_values(values: Values, name: str) -> float:
+def _sum_values(values: Values, metric: str) -> float:
     """Return the sum of a metric over its labels."""
-    return sum(value for (each, _), value in values.items() if each == name)
+    return sum(value for (name, _), value in values.items() if name == metric)
 
 
 def _subtract_buckets(now: Values, before: Values) -> list[tuple[float, float]]:
-    """Return (upper bound, requests up to it) of the latency histogram between two pages, ascending."""
-    counts: dict[float, float] = {}
+    """Return the latency histogram of the requests between two pages.
+
+    Returns:
+        (upper bound in seconds, number of requests up to it) of each bucket, by ascending bound.
+    """
+    count_by_bound: dict[float, float] = {}
     for (name, labels), value in now.items():
         if name == "nonet_request_seconds_bucket":
             bound = float(dict(labels)["le"].replace("+Inf", "inf"))
-            counts[bound] = counts.get(bound, 0.0) + value - before.get((name, labels), 0.0)
-    return sorted(counts.items())
+            count = value - before.get((name, labels), 0.0)
+            count_by_bound[bound] = count_by_bound.get(bound, 0.0) + count
+    return sorted(count_by_bound.items())
 
 
-def _interpolate_quantile(buckets: list[tuple[float, float]], share: float) -> float:
-    """Compute a quantile by linear interpolation within its bucket; 0 if there were no requests."""
+def _interpolate_quantile(buckets: list[tuple[float, float]], quantile: float) -> float:
+    """Compute a quantile of the buckets of `_subtract_buckets`, in seconds; 0 if there were no requests.
+
+    The quantile is interpolated linearly within its bucket. In the last one, which has no upper bound, it is
+    the lower bound.
+    """
     total = buckets[-1][1] if buckets else 0.0
-    low = count = 0.0
-    for bound, up_to in buckets:
-        if total and up_to >= share * total:
-            if bound == float("inf"):
-                return low
-            return low + (bound - low) * (share * total - count) / max(1e-9, up_to - count)
-        low, count = bound, up_to
+    lower_bound = count_below = 0.0
+    for upper_bound, count in buckets:
+        if total and count >= quantile * total:
+            if upper_bound == float("inf"):
+                return lower_bound
+            in_bucket = (quantile * total - count_below) / max(1e-9, count - count_below)
+            return lower_bound + (upper_bound - lower_bound) * in_bucket
+        lower_bound, count_below = upper_bound, count
     return 0.0

@@ -26,7 +26,7 @@ def find_registry(run: str) -> VersionRegistry:
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
-    """Return a row for each version, oldest first."""
+    """Return a row (`_describe_version`) for each version of a run, oldest first."""
     registry = find_registry(run)
     serving = registry.serving
     return [_describe_version(registry, serving, number) for number in registry.list_versions()]
@@ -36,7 +36,7 @@ def publish_checkpoint(run: str, step: int) -> dict[str, Any]:
     """Publish a checkpoint of a run as a version that does not receive traffic yet.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         step: The checkpoint's step.
 
     Returns:
@@ -47,9 +47,9 @@ def publish_checkpoint(run: str, step: int) -> dict[str, Any]:
     """
     from nonet.deploy.serving.features import ServedRun
 
-    opened = ServedRun.open(run)
-    version = opened.publish_checkpoint(step)
-    return _describe_version(opened.registry, opened.registry.serving, version.number)
+    served_run = ServedRun.open(run)
+    version = served_run.publish_checkpoint(step)
+    return _describe_version(served_run.registry, served_run.registry.serving, version.number)
 
 
 def promote_version(name: str, share: float | None) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     """Go back to an earlier version.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
-        to: The version to go back to; None for the one before.
+        run: The run's folder, its id, a prefix of its id, or `last`.
+        to: The number of the version to go back to; None for the one before.
 
     Returns:
         The new serving state.
@@ -88,7 +88,7 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
 
 
 def _describe_version(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:
-    """Describe a version: its state, kind, origin and size."""
+    """Return a row that describes a version: its state, kind, origin, and size in bytes and rows."""
     try:
         version = registry.read_version(number)
     except CheckpointError as error:
@@ -99,7 +99,7 @@ def _describe_version(registry: VersionRegistry, serving: ServingState, number: 
     elif number in serving.shares:
         state = f"{serving.shares[number]:.1%} of users"
     source = version.source
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(source.get("published", 0)))
+    published_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(source.get("published", 0)))
     return {
         "version": number,
         "state": state or "-",
@@ -107,7 +107,7 @@ def _describe_version(registry: VersionRegistry, serving: ServingState, number: 
         "base": version.base or 0,
         "stage": source.get("stage", ""),
         "step": source.get("step", 0),
-        "published": when,
+        "published": published_at,
         "bytes": version.written,
         "rows": sum(version.touched.values()),
     }

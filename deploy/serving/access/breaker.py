@@ -1,6 +1,7 @@
 """The circuit breaker: after repeated failures a service gets no requests for a while, then one as a test.
 
-closed -> (failures in a row) -> open -> (pause) -> half open -> one request: closed again, or open again
+The states: closed (requests are made), open after several failures in a row (none are made), and half open after a
+pause (one request is made: if it succeeds, the breaker is closed again, else open).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ class CircuitBreaker:
     """Decides whether requests to a service are made, from the outcomes of earlier requests.
 
     Args:
-        failures: Number of successive failures after which it opens.
-        pause_s: Seconds for which it stays open.
+        failures: Number of successive failures after which the breaker opens.
+        pause_s: Seconds for which the breaker stays open.
     """
 
     def __init__(self, failures: int = 5, pause_s: float = 2.0):
         self._max_failures, self._pause_s = failures, pause_s
-        self._failures, self._opened, self._is_testing = 0, 0.0, False
+        self._failures, self._is_testing = 0, False
+        self._pause_start_s = 0.0  # in monotonic seconds
         self._lock = threading.Lock()
 
     @property
@@ -43,10 +45,10 @@ class CircuitBreaker:
         with self._lock:
             if self._failures < self._max_failures:
                 return True
-            if now - self._opened < self._pause_s:
+            if now - self._pause_start_s < self._pause_s:
                 return False
             # The pause begins again: if the outcome is never recorded, another request is allowed after it.
-            self._opened, self._is_testing = now, True
+            self._pause_start_s, self._is_testing = now, True
             return True
 
     def record_outcome(self, succeeded: bool, now: float | None = None) -> None:
@@ -64,4 +66,4 @@ class CircuitBreaker:
                 return
             self._failures += 1
             if self._failures >= self._max_failures:
-                self._opened = now
+                self._pause_start_s = now

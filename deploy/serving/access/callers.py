@@ -1,8 +1,8 @@
-"""Callers: which address a request comes from, and what its token allows.
+"""Callers: the address that a request comes from, and what its token allows.
 
-The address is that of the connection unless it belongs to a trusted proxy. Then it is the last address in
-`X-Forwarded-For` that does not belong to a trusted proxy. The name in `X-Caller` counts for limits only
-together with a token, because a caller can send any name.
+The address is that of the connection, unless that belongs to a trusted proxy. Then it is the last address in
+`X-Forwarded-For` that does not belong to a trusted proxy. Rate limits are counted by the name in `X-Caller` only
+if the request has a token, because a caller can send any name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ipaddress import ip_address, ip_network
 from nonet.errors import ConfigError
 
 WRITE_TOKEN, READ_TOKEN = "NONET_TOKEN", "NONET_READ_TOKEN"  # environment variables
-_LONGEST = 128
+_MAX_CHARS = 128  # of a caller's name or address, because limits keep both
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """What requests are allowed to do.
+    """Decides what a request may do, by its token.
 
     Attributes:
         token: The token that allows changes; "" for none.
@@ -39,7 +39,7 @@ class AccessPolicy:
         return cls(os.environ.get(WRITE_TOKEN, ""), os.environ.get(READ_TOKEN, ""), local)
 
     def may_change(self, request_token: str) -> bool:
-        """Return whether a request with this token may post events."""
+        """Return whether a request with this token may post events; without a configured token, local ones may."""
         return _is_same_token(request_token, self.token) or (self.local and not self.token)
 
     def may_read(self, request_token: str) -> bool:
@@ -82,10 +82,11 @@ class CallerResolver:
             forwarded: The header `X-Forwarded-For`: addresses, the most recent one last.
         """
         address = peer
-        for part in reversed([part.strip() for part in forwarded.split(",") if part.strip()]):
+        forwarded_addresses = [part.strip() for part in forwarded.split(",") if part.strip()]
+        for previous_address in reversed(forwarded_addresses):
             if not self._is_trusted(address):
                 break
-            address = part[:_LONGEST]
+            address = previous_address[:_MAX_CHARS]
         return address
 
     def choose_limit_key(self, peer: str, headers: Mapping[str, str], known: bool) -> str:
@@ -94,9 +95,10 @@ class CallerResolver:
         Args:
             peer: The address of the connection.
             headers: The request's headers, with lower-case names.
-            known: Whether the request has a token. Its caller's name is then the key, else its address.
+            known: Whether the request has one of the tokens. The key is then the caller's name if there is one,
+                else the caller's address.
         """
-        name = headers.get("x-caller", "")[:_LONGEST]
+        name = headers.get("x-caller", "")[:_MAX_CHARS]
         return (
             f"name {name}"
             if known and name
@@ -104,6 +106,7 @@ class CallerResolver:
         )
 
     def _is_trusted(self, address: str) -> bool:
+        """Return whether an address belongs to a trusted proxy."""
         try:
             parsed = ip_address(address)
         except ValueError:
@@ -111,5 +114,6 @@ class CallerResolver:
         return any(parsed in network for network in self._proxies)
 
 
-def _is_same_token(given: str, token: str) -> bool:
-    return bool(token) and hmac.compare_digest(given.encode(), token.encode())
+def _is_same_token(request_token: str, token: str) -> bool:
+    """Return whether a request has a configured token; the comparison takes the same time for all tokens."""
+    return bool(token) and hmac.compare_digest(request_token.encode(), token.encode())

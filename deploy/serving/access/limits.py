@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 
-_MOST_CALLERS = 10_000
+_MAX_CALLERS = 10_000
 
 
 class RateLimiter:
@@ -18,15 +18,14 @@ class RateLimiter:
 
     Args:
         rate: Requests per second of a caller; None for no limit.
-        burst: The largest number of requests at once, by default the number of one second.
+        burst: The largest number of requests at once, by default that of one second; at least 1.
     """
 
     def __init__(self, rate: float | None = None, burst: float | None = None):
         self._rate = rate
         self._burst = max(1.0, burst if burst is not None else rate or 1.0)
-        self._buckets: OrderedDict[str, tuple[float, float]] = (
-            OrderedDict()
-        )  # by caller: the number of tokens, and the time at which it was computed
+        # By caller, the most recent last: the number of tokens, and the time at which that was computed.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def take_token(self, caller: str, now: float | None = None) -> float:
@@ -43,10 +42,10 @@ class RateLimiter:
             return 0.0
         now = time.monotonic() if now is None else now
         with self._lock:
-            tokens, then = self._buckets.pop(caller, (self._burst, now))
-            tokens = min(self._burst, tokens + (now - then) * self._rate)
+            tokens, computed_at = self._buckets.pop(caller, (self._burst, now))
+            tokens = min(self._burst, tokens + (now - computed_at) * self._rate)
             allowed = tokens >= 1
             self._buckets[caller] = (tokens - 1 if allowed else tokens, now)
-            while len(self._buckets) > _MOST_CALLERS:
+            while len(self._buckets) > _MAX_CALLERS:
                 self._buckets.popitem(last=False)
             return 0.0 if allowed else (1 - tokens) / self._rate

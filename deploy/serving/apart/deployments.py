@@ -1,4 +1,4 @@
-"""The three deployments: access, features (one replica, which has the posted events) and engines."""
+"""The three deployments: access (HTTP), features (one replica, which holds the posted events) and engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from nonet.deploy.serving.features import PreparedQuestion, RequestFeatures, Ser
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig
 from nonet.models.inference import Answer, Question
 
-_ONGOING = 4096
+_MAX_ONGOING_REQUESTS = (
+    4096  # above the default of `waiting`, so the service refuses requests before Serve does
+)
 
 
 def build_deployments(
@@ -23,16 +25,20 @@ def build_deployments(
         run: The run's folder.
         settings: The server's settings with `services`.
         local: Whether the server only listens on this machine.
-        environment: Environment variables of replicas.
+        environment: Environment variables of replicas in addition to those of Ray's processes.
+
+    Returns:
+        The application for `serve.RunTarget`.
     """
     services = settings.services
     assert services is not None
 
-    def make_options(deployed: DeploymentConfig) -> dict[str, Any]:
-        scaling = deployed.autoscaling
-        resources = {"num_gpus": deployed.gpus} if deployed.gpus else {}
+    def make_options(service: DeploymentConfig) -> dict[str, Any]:
+        """Return the options of a service's deployment."""
+        scaling = service.autoscaling
+        gpus = {"num_gpus": service.gpus} if service.gpus else {}
         replicas: dict[str, Any] = (
-            {"num_replicas": deployed.replicas}
+            {"num_replicas": service.replicas}
             if scaling is None
             else {
                 "autoscaling_config": {
@@ -43,69 +49,70 @@ def build_deployments(
             }
         )
         return replicas | {
-            "max_ongoing_requests": _ONGOING,
+            "max_ongoing_requests": _MAX_ONGOING_REQUESTS,
             "health_check_period_s": 1,
             "graceful_shutdown_timeout_s": 5,
             "ray_actor_options": {
-                "num_cpus": deployed.cpus,
-                "resources": dict(deployed.resources),
+                "num_cpus": service.cpus,
+                "resources": dict(service.resources),
                 **({"runtime_env": {"env_vars": dict(environment)}} if environment else {}),
-                **resources,
+                **gpus,
             },
         }
 
     features = serve.deployment(FeaturesService).options(name="Features", **make_options(services.features))
     engine = serve.deployment(EngineService).options(name="Engine", **make_options(services.engine))
-    asked = features.bind(run, settings), engine.bind(run, settings)
+    bound_services = features.bind(run, settings), engine.bind(run, settings)
 
-    def build_access() -> Any:  # Serve calls a function in the replica
-        app = serve.get_replica_context().app_name
-        handles = [serve.get_deployment_handle(name, app_name=app) for name in ("Features", "Engine")]
+    def build_app_in_replica() -> Any:  # Serve calls a function in the replica
+        app_name = serve.get_replica_context().app_name
+        handles = [serve.get_deployment_handle(name, app_name=app_name) for name in ("Features", "Engine")]
         return build_access_app(run, settings, local, *handles)
 
-    access = serve.deployment(serve.ingress(build_access)())
-    return access.options(name="Access", **make_options(services.access)).bind(*asked)
+    access = serve.deployment(serve.ingress(build_app_in_replica)())
+    # The bound services make Serve deploy them with the application; the app finds them by their names.
+    return access.options(name="Access", **make_options(services.access)).bind(*bound_services)
 
 
 class FeaturesService:
-    """Converts requests to questions, stores posted events, and publishes newer checkpoints of the run."""
+    """The features deployment: converts requests to questions, stores events, and publishes newer checkpoints."""
 
     def __init__(self, run: str, settings: ServeConfig):
         from nonet.deploy.serving.service import RunFollower
 
-        opened = ServedRun.open(run, address=settings.registry)
+        served_run = ServedRun.open(run, address=settings.registry)
         store = settings.services.features.store if settings.services else None
         self._features = RequestFeatures.from_run(
-            opened, settings.block, store=store, journal=settings.make_journal_options()
+            served_run, settings.block, store=store, journal=settings.make_journal_options()
         )
         self._follower = None
         if settings.follow:
             self._follower = RunFollower(
-                opened, self._features.renew, mid_stage=settings.follow == "checkpoints"
+                served_run, self._features.renew, mid_stage=settings.follow == "checkpoints"
             )
             self._follower.start()
 
-    def make_list_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
-        """Call `Features.make_list_question`."""
-        return self._features.make_list_question(*asked, **options)
+    def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Call `RequestFeatures.make_list_question`."""
+        return self._features.make_list_question(*arguments, **options)
 
-    def make_score_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
-        """Call `Features.make_score_question`."""
-        return self._features.make_score_question(*asked, **options)
+    def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Call `RequestFeatures.make_score_question`."""
+        return self._features.make_score_question(*arguments, **options)
 
     def get_journal_facts(self) -> dict[str, Any]:
-        """Call `Features.get_journal_facts`."""
+        """Call `RequestFeatures.get_journal_facts`."""
         return self._features.get_journal_facts()
 
     async def post(
         self, user: str, events: list[dict[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
-        """Call `Features.post` in a thread, because it waits for the disk."""
+        """Call `RequestFeatures.post` in a thread, because it waits for the disk."""
         return await asyncio.to_thread(self._features.post, user, events, id)
 
 
 class EngineService:
-    """A replica of the engine: versions, queues and batching. Rows are memory-mapped and shared by replicas of a host."""
+    """The engine deployment: a pool of engines per replica. Rows are memory-mapped, so replicas of a host share them."""
 
     def __init__(self, run: str, settings: ServeConfig):
         import torch
@@ -122,11 +129,11 @@ class EngineService:
         )
 
     async def answer(self, question: Question, within_s: float) -> tuple[Answer, int]:
-        """Return the answer and the version that gave it."""
+        """Return the answer and the number of the version that gave it; see `EnginePool.ask`."""
         return await self._engines.ask(question, within_s)
 
     async def get_facts(self) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
-        """Return figures of the active versions, and problems by name."""
+        """Return the figures of `EnginePool.get_facts`, and the pool's problems by name."""
         return self._engines.get_facts(), dict(self._engines.problems)
 
 
@@ -144,13 +151,13 @@ def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any
     from nonet.deploy.serving.features import CatalogueItems, FallbackRecommender
     from nonet.deploy.serving.service import RecommendationService, ServerMetrics, make_app
 
-    opened = ServedRun.open(run, address=settings.registry)
-    newest = opened.catalogues.get_newest()
-    items = CatalogueItems(newest, CatalogueItems(opened.corpus))
+    served_run = ServedRun.open(run, address=settings.registry)
+    corpus = served_run.catalogues.get_newest()
+    items = CatalogueItems(corpus, CatalogueItems(served_run.corpus))
     service = RecommendationService(
         RemoteFeatures(features, items),
-        RemoteEnginePool(opened, engine),
-        FallbackRecommender(newest, items),
+        RemoteEnginePool(served_run, engine),
+        FallbackRecommender(corpus, items),
         settings.make_service_settings(),
         ServerMetrics(),
     )

@@ -1,4 +1,4 @@
-"""A KubeRay RayService of a run for `kubectl apply -f`. Source: https://docs.ray.io/en/latest/cluster/kubernetes."""
+"""A manifest that serves a run on Kubernetes by KubeRay's RayService. See https://docs.ray.io/en/latest/cluster/kubernetes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _IMAGE = "YOUR-REGISTRY/nonet:{version}"
 
 
 def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | None = None) -> Path:
-    """Write the manifest of a run that all pods see at the same path.
+    """Write the manifest with which `kubectl apply -f` serves a run.
 
     Args:
         path: The file to write.
-        run: The run's path in the pods.
+        run: The run's path, which is the same in all pods.
         config: Keys of `ServeConfig`. Without `services`, each service is a deployment of one replica.
         image: The pods' image, by default a placeholder.
 
@@ -32,23 +32,23 @@ def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | No
     """
     settings = ServeConfig(**config)
     services = settings.services or ServicesConfig()
-    if any(set(each.resources) - {"NPU"} for each in services.every):
+    if any(set(service.resources) - {"NPU"} for service in services.every):
         raise ConfigError(
             "a manifest supports cpus, gpus and the resource NPU; add other resources to its groups by hand"
         )
-    body = yaml.dump(_build_service(run, config | {"services": services.model_dump()}, services, image))
+    ray_service = _build_ray_service(run, config | {"services": services.model_dump()}, services, image)
     path.write_text(
         "# A Ray service on Kubernetes, by KubeRay. The image needs nonet[serve]; the volume has the run's folder.\n"
-        + body
+        + yaml.dump(ray_service)
     )
     return path
 
 
-def _build_service(
+def _build_ray_service(
     run: str, config: dict[str, Any], services: ServicesConfig, image: str | None
 ) -> dict[str, Any]:
-    """Build the RayService."""
-    used = image or _IMAGE.format(version=nonet.__version__)
+    """Build the RayService: Serve's application, a head pod, and worker pods in two groups, of which one has the engines."""
+    image = image or _IMAGE.format(version=nonet.__version__)
     application = {
         "name": "nonet",
         "import_path": "nonet.deploy.serving:build_app",
@@ -56,8 +56,10 @@ def _build_service(
         "args": {"run": run, "config": config},
     }
     serve = {"http_options": {"host": "0.0.0.0", "port": 8000}, "applications": [application]}
-    rest = [services.access, services.features]
-    groups = [_build_group("access", rest, used), _build_group("engine", [services.engine], used)]
+    groups = [
+        _build_group("access", [services.access, services.features], image),
+        _build_group("engine", [services.engine], image),
+    ]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
@@ -68,7 +70,7 @@ def _build_service(
                 "rayVersion": version("ray"),
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-                    "template": _build_pod("head", used, {"cpu": "1", "memory": "4Gi"}),
+                    "template": _build_pod("head", image, {"cpu": "1", "memory": "4Gi"}),
                 },
                 "workerGroupSpecs": groups,
             },
@@ -76,31 +78,31 @@ def _build_service(
     }
 
 
-def _build_group(name: str, deployed: list[DeploymentConfig], image: str) -> dict[str, Any]:
-    """Build a worker group with enough pods for the replicas of some deployments."""
-    least = sum(each.least for each in deployed)
-    most = sum(each.most for each in deployed)
-    wanted = {"cpu": f"{max(each.cpus for each in deployed):g}", "memory": "8Gi"}
-    if gpus := max(each.gpus for each in deployed):
-        wanted["nvidia.com/gpu"] = f"{-(-gpus // 1):g}"
-    if npus := max(each.resources.get("NPU", 0) for each in deployed):
-        wanted["huawei.com/Ascend910"] = f"{-(-npus // 1):g}"
+def _build_group(name: str, services: list[DeploymentConfig], image: str) -> dict[str, Any]:
+    """Build a worker group with one pod for each replica of some services, large enough for any of them."""
+    min_pods = sum(service.least for service in services)
+    max_pods = sum(service.most for service in services)
+    resources = {"cpu": f"{max(service.cpus for service in services):g}", "memory": "8Gi"}
+    if gpus := max(service.gpus for service in services):
+        resources["nvidia.com/gpu"] = f"{-(-gpus // 1):g}"  # rounded up, because pods get whole devices
+    if npus := max(service.resources.get("NPU", 0) for service in services):
+        resources["huawei.com/Ascend910"] = f"{-(-npus // 1):g}"
     return {
         "groupName": name,
-        "replicas": least,
-        "minReplicas": least,
-        "maxReplicas": most,
+        "replicas": min_pods,
+        "minReplicas": min_pods,
+        "maxReplicas": max_pods,
         "rayStartParams": {},
-        "template": _build_pod(name, image, wanted),
+        "template": _build_pod(name, image, resources),
     }
 
 
 def _build_pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
-    """Build the template of a pod."""
-    keys = {WRITE_TOKEN: "token", READ_TOKEN: "read-token"}
+    """Build the template of a pod, which mounts the runs and reads the tokens from the secret `nonet`."""
+    secret_keys = {WRITE_TOKEN: "token", READ_TOKEN: "read-token"}  # by environment variable
     tokens = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": "nonet", "key": key, "optional": True}}}
-        for name, key in keys.items()
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": "nonet", "key": key, "optional": True}}}
+        for variable, key in secret_keys.items()
     ]
     return {
         "spec": {

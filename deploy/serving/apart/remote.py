@@ -15,69 +15,72 @@ from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
 from nonet.workers.registry import ServingState
 
-_LOOK_S, _FACTS_S = 0.05, 1.0
-_READ_S, _POST_S, _JOURNAL_S = 1.0, 5.0, 3.0
+_REGISTRY_POLL_S, _FACTS_POLL_S, _JOURNAL_POLL_S = 0.05, 1.0, 3.0
+_QUESTION_TIMEOUT_S = 1.0
+_POST_TIMEOUT_S = 5.0  # longer, because a post waits for the disk
 
 
 class RemoteFeatures:
-    """Features behind a Serve handle; the items are also known in this process."""
+    """A proxy of the `RequestFeatures` behind a Serve handle; the items are known in this process too."""
 
     def __init__(self, handle: Any, items: CatalogueItems):
         self._handle, self.items = handle, items
-        self._journal: dict[str, Any] = {}
-        threading.Thread(target=self._ask_for_facts, name="journal facts", daemon=True).start()
+        self._journal_facts: dict[str, Any] = {}
+        threading.Thread(target=self._poll_journal_facts, name="journal facts", daemon=True).start()
 
     def renew(self, catalogue: Catalogue) -> None:
         """Use the items of a later version of the catalogue; the other process updates itself."""
         self.items = CatalogueItems(catalogue, self.items)
 
     def get_journal_facts(self) -> dict[str, Any]:
-        """Return `Features.get_journal_facts` of the other process, at most a few seconds old; empty before the first answer."""
-        return dict(self._journal)
+        """Return `RequestFeatures.get_journal_facts`, at most a few seconds old; empty before the first answer."""
+        return dict(self._journal_facts)
 
     def list_example_users(self, count: int) -> list[int | str]:
         """Return an empty list, because only the other process knows users."""
         return []
 
-    def _ask_for_facts(self) -> None:
-        """Poll the other process for its facts as long as this process runs."""
+    def _poll_journal_facts(self) -> None:
+        """Poll the other process for the journal's facts as long as this process runs."""
         while True:
             with suppress(Exception):  # the service does not answer; try again later
-                self._journal = self._handle.get_journal_facts.remote().result(timeout_s=5)
-            time.sleep(_JOURNAL_S)
+                self._journal_facts = self._handle.get_journal_facts.remote().result(timeout_s=5)
+            time.sleep(_JOURNAL_POLL_S)
 
     async def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
-        """Call `Features.make_list_question`. Raises its errors, and Away if the service does not answer."""
-        return await _await_response(self._handle.make_list_question.remote(*arguments, **options), _READ_S)
+        """Call `RequestFeatures.make_list_question`. Raises its errors, and Away if the service does not answer."""
+        response = self._handle.make_list_question.remote(*arguments, **options)
+        return await _await_response(response, _QUESTION_TIMEOUT_S)
 
     async def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
-        """Call `Features.make_score_question`. Raises its errors, and Away if the service does not answer."""
-        return await _await_response(self._handle.make_score_question.remote(*arguments, **options), _READ_S)
+        """Call `RequestFeatures.make_score_question`. Raises its errors, and Away if the service does not answer."""
+        response = self._handle.make_score_question.remote(*arguments, **options)
+        return await _await_response(response, _QUESTION_TIMEOUT_S)
 
     async def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
-        """Call `Features.post`. Raises its errors, and Away if the service does not answer.
+        """Call `RequestFeatures.post`. Raises its errors, and Away if the service does not answer.
 
-        After Away it is unknown whether the events were accepted; post them again with an id.
+        After Away it is unknown whether the events were stored. If they have an id, they can be posted again.
         """
-        return await _await_response(self._handle.post.remote(user, list(events), id), _POST_S)
+        return await _await_response(self._handle.post.remote(user, list(events), id), _POST_TIMEOUT_S)
 
 
 class RemoteEnginePool:
-    """Engines behind a Serve handle; the run's registry says which versions are active, as for the engines."""
+    """A proxy of the `EnginePool`s behind a Serve handle; active versions are read from the run's registry, as they do."""
 
     def __init__(self, run: ServedRun, handle: Any):
         self._run, self._handle = run, handle
         self.serving: ServingState = run.registry.serving
         self.problems: dict[str, str] = {}
-        self.swaps, self._under_way = 0, 0
+        self.swaps, self._open_questions = 0, 0
         self._facts: dict[int, dict[str, float]] = {}
         self._stopped = threading.Event()
         self._catalogue = run.catalogues.get_newest()
         self._renew: Callable[[Corpus], None] | None = None
-        threading.Thread(target=self._watch, name="versions", daemon=True).start()
-        threading.Thread(target=self._ask_for_facts, name="facts", daemon=True).start()
+        threading.Thread(target=self._poll_registry, name="versions", daemon=True).start()
+        threading.Thread(target=self._poll_facts, name="facts", daemon=True).start()
 
     def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
         """Call `renew` with every later version of the catalogue."""
@@ -85,24 +88,24 @@ class RemoteEnginePool:
 
     @property
     def lanes(self) -> list[int]:
-        """The versions that receive traffic."""
+        """The numbers of the versions that receive traffic."""
         return self.serving.versions
 
     async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
-        """Return the answer and its version. Raises the engine's error, or Away."""
-        self._under_way += 1
+        """Return the answer and its version. Raises the engine's error, or Away if no engine answers in time."""
+        self._open_questions += 1
         try:
             return await _await_response(self._handle.answer.remote(question, within_s), within_s)
         finally:
-            self._under_way -= 1
+            self._open_questions -= 1
 
     def get_facts(self) -> dict[int, dict[str, float]]:
-        """Return figures by version from one of the engine's replicas, at most a second old."""
+        """Return `EnginePool.get_facts` of one of the engine's replicas, about a second old."""
         return dict(self._facts)
 
     def count_waiting(self) -> int:
         """Return the number of questions of this process that are not answered yet."""
-        return self._under_way
+        return self._open_questions
 
     def explain_unready(self) -> str | None:
         """Return why no engine answers, as far as this process knows; None if one does."""
@@ -112,37 +115,41 @@ class RemoteEnginePool:
         """Stop polling."""
         self._stopped.set()
 
-    def _watch(self) -> None:
-        """Poll the registry for the catalogue and the active versions."""
-        while not self._stopped.wait(_LOOK_S):
+    def _poll_registry(self) -> None:
+        """Poll the run for its newest catalogue and its registry's state, until `close`."""
+        while not self._stopped.wait(_REGISTRY_POLL_S):
             try:
                 newest = self._run.catalogues.get_newest()
                 if newest is not self._catalogue and self._renew is not None:
                     self._renew(newest)
                     self._catalogue = newest
-                now = self._run.registry.announced
-                self.swaps += now.turn != self.serving.turn
-                self.serving = now
+                serving = self._run.registry.announced
+                self.swaps += serving.turn != self.serving.turn
+                self.serving = serving
                 self.problems.pop("registry", None)
             except Exception as error:  # the problem may be gone at the next poll
                 self.problems["registry"] = " ".join(str(error).split())[:200]
 
-    def _ask_for_facts(self) -> None:
-        """Poll the engine in a separate thread, so that a busy engine does not delay a withdrawal."""
-        while not self._stopped.wait(_FACTS_S):
+    def _poll_facts(self) -> None:
+        """Poll an engine for its facts and problems, until `close`.
+
+        This has its own thread, so that a busy engine does not delay a withdrawal.
+        """
+        while not self._stopped.wait(_FACTS_POLL_S):
             try:
-                self._facts, problems = self._handle.get_facts.remote().result(timeout_s=5)
-                own = self.problems.get("registry")
-                self.problems = problems | ({"registry": own} if own else {})
+                self._facts, engine_problems = self._handle.get_facts.remote().result(timeout_s=5)
+                registry_problem = self.problems.get("registry")  # of this process
+                self.problems = engine_problems | ({"registry": registry_problem} if registry_problem else {})
             except Exception as error:  # the problem may be gone at the next poll
                 self.problems["engine"] = " ".join(str(error).split())[:200]
 
 
 async def _await_response(response: Any, within_s: float) -> Any:
-    """Wait for another service's response.
+    """Wait for another service's response, and return its result.
 
-    Raises what the service raised, or Away if it does not exist or does not answer within `within_s`
-    seconds.
+    Raises:
+        Away: The service does not exist, or does not answer within `within_s` seconds.
+        Exception: The error that the service raised.
     """
     from ray.exceptions import RayActorError, RayTaskError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -151,7 +158,7 @@ async def _await_response(response: Any, within_s: float) -> Any:
         return await asyncio.wait_for(response, within_s)
     except TimeoutError:
         raise Away(f"a service did not answer within {within_s:g} s; try again") from None
-    except NonetError:  # Ray raises the service's error as a subclass of its class and of RayTaskError
+    except NonetError:  # Ray raises it as a class that is both the service's error and a RayTaskError
         raise
     except (RayActorError, DeploymentUnavailableError, BackPressureError) as error:
         raise Away(f"a service is not available ({type(error).__name__}); try again") from None

@@ -19,7 +19,7 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
     Events of items that the run does not know are left out.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         events_path: The table of interactions, with columns named as in the run's `data.columns`.
         store: The address of the store (that of `services.features.store`); None for the run's
             `data.sequences`.
@@ -32,33 +32,33 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
         ConfigError: The run has no store, or no event has a known item.
         DataError: The table cannot be read.
     """
-    opened = ServedRun.open(run)
-    stored, seq = opened.events if store is None else opened.open_events(store), opened.corpus.seq
+    served_run = ServedRun.open(run)
+    stored, seq = served_run.events if store is None else served_run.open_events(store), served_run.corpus.seq
     if stored is None:
         raise ConfigError(
-            f"{opened.folder.id} keeps the events of users in its folder, where none can be appended; name a store: "
+            f"{served_run.folder.id} keeps the events of users in its folder, where none can be appended; name a store: "
             "data.sequences: {use: lmdb:FOLDER}, or --store lmdb:FOLDER"
         )
-    table = read_interactions(events_path, opened.scenario.data.table_format)
-    items = as_numbers(table["item_id"])
-    catalogue_ids = as_numbers(pa.array(opened.corpus.item_id.tolist()))
+    table = read_interactions(events_path, served_run.scenario.data.table_format)
+    item_ids = as_numbers(table["item_id"])
+    catalogue_ids = as_numbers(pa.array(served_run.corpus.item_id.tolist()))
     order = np.argsort(catalogue_ids)
-    index = np.minimum(np.searchsorted(catalogue_ids[order], items), len(catalogue_ids) - 1)
-    is_known = catalogue_ids[order][index] == items
-    table, item_indices = table.filter(pa.array(is_known)), order[index][is_known]
+    positions = np.minimum(np.searchsorted(catalogue_ids[order], item_ids), len(catalogue_ids) - 1)
+    is_known = catalogue_ids[order][positions] == item_ids
+    table, item_indices = table.filter(pa.array(is_known)), order[positions][is_known]
     if not len(table):
         raise ConfigError(
-            f"{events_path}: none of its {len(is_known)} events has an item of {opened.folder.id}"
+            f"{events_path}: none of its {len(is_known)} events has an item of {served_run.folder.id}"
         )
-    new = {
+    new_columns = {
         "item": item_indices.astype(np.int32),
         "time": table["timestamp"].to_numpy(),
         "event": _read_kinds(table, seq.event_names),
     }
     for name, default in find_default_values(seq).items():
-        new[f"column:{name}"] = _read_column(table, name, default)
-    users = stored.append(table["user_id"].to_pylist(), new, opened.corpus.sids)
-    return {"events": len(table), "users": users, "unknown_items": int((~is_known).sum())}
+        new_columns[f"column:{name}"] = _read_column(table, name, default)
+    user_count = stored.append(table["user_id"].to_pylist(), new_columns, served_run.corpus.sids)
+    return {"events": len(table), "users": user_count, "unknown_items": int((~is_known).sum())}
 
 
 def _read_kinds(table: pa.Table, names: tuple[str, ...]) -> np.ndarray:

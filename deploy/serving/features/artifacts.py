@@ -14,7 +14,7 @@ def find_artifacts(folder: RunFolder) -> dict[str, str]:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
-    return {kind: each["path"] for kind, each in facts["artifacts"].items()}
+    return {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
 
 
 def check_features(scenario: Scenario, run: str, verb: str) -> None:
@@ -23,7 +23,7 @@ def check_features(scenario: Scenario, run: str, verb: str) -> None:
     Args:
         scenario: The run's scenario.
         run: The run's id, for the error.
-        verb: The command, for the error.
+        verb: The command's name, for the error.
 
     Raises:
         ConfigError: The model reads columns that are joined from a store.
@@ -51,7 +51,8 @@ def check_selected(folder: RunFolder) -> None:
     newest = checkpoints.find_newest()
     if newest is None:
         raise ConfigError(f"{folder.id} has no checkpoint yet: there is no model to serve")
-    step, stage = newest[1].step, newest[1].stage
+    _, manifest = newest
+    step, stage = manifest.step, manifest.stage
     raise ConfigError(
         f"{folder.id}: no stage has ended yet, and its newest checkpoint, of step {step}, is from the middle of "
         f"{stage}; to serve it nevertheless: nonet publish --step {step} {folder.id}, then nonet promote"

@@ -14,7 +14,7 @@ from nonet.models.generation import Corpus
 
 
 class CatalogueVersions:
-    """The catalogue versions of a run.
+    """The versions of a run's catalogue; each is loaded when it is first used.
 
     Args:
         folder: The run's folder.
@@ -24,22 +24,24 @@ class CatalogueVersions:
 
     def __init__(self, folder: RunFolder, folders: Mapping[str, str], first: Corpus):
         self._folder, self._first = folder, first
-        self._opened = {first.trie.version: first}
+        self._corpus_by_version = {first.trie.version: first}
+        # (version, artifact folders by kind), oldest first, as read from the file with the modification time below
         self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
         self._listed_mtime_ns: int | None = None
 
     def get_corpus(self, version: str) -> Corpus | None:
         """Return the corpus of a version of the catalogue; None if the run has no such version."""
-        if version not in self._opened:
+        if version not in self._corpus_by_version:
             folders = dict(self._list_versions()).get(version)
             if folders is None:
                 return None
-            self._opened[version] = Corpus.load(folders)
-        return self._opened[version]
+            self._corpus_by_version[version] = Corpus.load(folders)
+        return self._corpus_by_version[version]
 
     def get_newest(self) -> Corpus:
         """Return the corpus of the newest catalogue."""
-        corpus = self.get_corpus(self._list_versions()[-1][0])
+        newest_version, _ = self._list_versions()[-1]
+        corpus = self.get_corpus(newest_version)
         return self._first if corpus is None else corpus
 
     def _list_versions(self) -> list[tuple[str, dict[str, str]]]:
@@ -47,12 +49,12 @@ class CatalogueVersions:
         path = Path(self._folder.path) / CATALOGUES
         try:
             mtime_ns = path.stat().st_mtime_ns
-        except OSError:
+        except OSError:  # no version was added
             return self._listed[:1]
         if mtime_ns != self._listed_mtime_ns:
             later = [
-                (version["version"], _get_paths(version["artifacts"]))
-                for version in self._folder.read_catalogues()
+                (catalogue["version"], _get_paths(catalogue["artifacts"]))
+                for catalogue in self._folder.read_catalogues()
             ]
             self._listed = [*self._listed[:1], *later]
             self._listed_mtime_ns = mtime_ns
@@ -60,4 +62,5 @@ class CatalogueVersions:
 
 
 def _get_paths(artifacts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the folders of artifacts by kind."""
     return {kind: artifact["path"] for kind, artifact in artifacts.items()}

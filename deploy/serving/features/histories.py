@@ -28,8 +28,12 @@ from nonet.samples.sequences import ALLOW
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.samples.tokenised import UserEvents
 
-_KEPT_IDS = 1 << 17  # number of post ids that are remembered
-_SHOWN = 20  # number of newest events that an answer with `explain` shows
+_MAX_POST_IDS = (
+    1 << 17
+)  # number of newest ids of posts that are remembered, so that repeated posts are recognized
+_MIN_EVENTS = (
+    20  # number of newest posted events that memory always keeps, because answers with `explain` show them
+)
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +44,7 @@ class UserHistories:
         corpus: The run's items and events.
         journal: The file of posted events; None to accept none.
         defaults: The value of each event column for events that lack it; None to derive them from the corpus.
-        stored: A store from which the events of a user are read by key, instead of from the corpus.
+        stored: A store from which a user's events are read, instead of from the corpus.
         window: Number of events that a model reads; memory keeps that many posted events per user. None
             keeps all.
         n_items: Number of items of the newest catalogue, by default that of the corpus; posted events of
@@ -63,13 +67,13 @@ class UserHistories:
     ):
         self._stored = stored
         self._seq = corpus.seq
-        self._rows = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
+        self._row_by_user = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
         self.defaults = find_default_values(self._seq) if defaults is None else dict(defaults)
-        self.kinds = {name: place for place, name in enumerate(self._seq.event_names)}
-        self._kept = None if window is None else max(window, _SHOWN)
-        self._masks = self._seq.repeats != ALLOW
-        self._posted: dict[str, PostedEvents] = {}
-        self._ids: dict[str, None] = {}
+        self.kinds = {name: index for index, name in enumerate(self._seq.event_names)}
+        self._max_posted_events = None if window is None else max(window, _MIN_EVENTS)
+        self._masks_seen_items = self._seq.repeats != ALLOW
+        self._posted_by_user: dict[str, PostedEvents] = {}
+        self._post_ids: dict[str, None] = {}  # oldest first
         self._lock = threading.Lock()
         self._journal: EventJournal | None = None
         self.quarantined = 0
@@ -78,11 +82,15 @@ class UserHistories:
             self._replay(self._journal, len(corpus.item_id) if n_items is None else n_items, read_only)
 
     def __contains__(self, user: str) -> bool:
-        return user in self._rows or user in self._posted or self._read_from_store(user) is not None
+        return (
+            user in self._row_by_user
+            or user in self._posted_by_user
+            or self._read_from_store(user) is not None
+        )
 
     def get_key(self, user: str) -> int:
         """Return the sparse key of a user; an unknown user gets the key of a row that was never trained."""
-        row = self._rows.get(user)
+        row = self._row_by_user.get(user)
         if row is not None:
             return int(self._seq.get_user_keys(np.array([row]))[0])
         return int(compute_keys("user", as_numbers(np.array([user or "nobody"])))[0])
@@ -90,47 +98,51 @@ class UserHistories:
     def get_events(self, user: str) -> EventHistory:
         """Return a user's events in order of time; an unknown user has none.
 
-        `start` is the number of older posted events that memory does not keep because no model reads them.
+        Returns:
+            The events of the store or the run's data, and the posted ones. `start` is the number of older posted
+            events that memory does not keep because no model reads them.
         """
-        row = self._rows.get(user)
+        row = self._row_by_user.get(user)
         stored = self._read_from_store(user)
         if stored is not None:
-            own = _sort_events(
+            unposted = _sort_events(
                 EventHistory(stored["item"], stored["time"], stored["event"], stored["columns"])
             )
         elif row is None:
-            own = self.make_events([])
+            unposted = self.make_events([])
         else:
-            cut = slice(int(self._seq.offsets[row]), int(self._seq.offsets[row + 1]))
-            columns = self._seq.get_history_columns(cut.start, cut.stop)
-            own = EventHistory(self._seq.item[cut], self._seq.time[cut], self._seq.event[cut], columns)
-        posted = self._posted.get(user)
+            of_user = slice(int(self._seq.offsets[row]), int(self._seq.offsets[row + 1]))
+            columns = self._seq.get_history_columns(of_user.start, of_user.stop)
+            unposted = EventHistory(
+                self._seq.item[of_user], self._seq.time[of_user], self._seq.event[of_user], columns
+            )
+        posted = self._posted_by_user.get(user)
         if posted is None:
-            return own
-        merged = _sort_events(_concatenate_events(own, self.make_events(posted.events)))
-        return EventHistory(merged.item, merged.time, merged.event, merged.columns, posted.older)
+            return unposted
+        merged = _sort_events(_concatenate_events(unposted, self.make_events(posted.events)))
+        return EventHistory(merged.item, merged.time, merged.event, merged.columns, start=posted.older)
 
     def find_seen_items(self, user: str, events: EventHistory) -> np.ndarray:
-        """Return the distinct dense items of a user's events.
+        """Return the distinct dense items of a user's events and of its older posted events, sorted.
 
         Args:
             user: The user's id.
-            events: The events that `get_events` returned; items of older posted events are added.
+            events: The events that `get_events` returned for this user.
         """
-        posted = self._posted.get(user)
-        older = () if posted is None else posted.older_items
-        return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older, np.int64)]))
+        posted = self._posted_by_user.get(user)
+        older_items = () if posted is None else posted.older_items
+        return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older_items, np.int64)]))
 
     def list_example_users(self, count: int) -> list[int | str]:
         """Return the ids of a few users whose numbers of events are closest to the median."""
         if not len(self._seq):
             return []
         lengths = np.diff(self._seq.offsets)
-        near = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")[:count]
-        return self._seq.user_id[np.sort(near)].tolist()
+        rows = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")[:count]
+        return self._seq.user_id[np.sort(rows)].tolist()
 
     def get_facts(self) -> dict[str, Any]:
-        """Return facts about the journal with the number of quarantined entries; empty without a journal."""
+        """Return facts about the journal and the number of its quarantined entries; empty without a journal."""
         return {} if self._journal is None else self._journal.get_facts() | {"quarantined": self.quarantined}
 
     def _read_from_store(self, user: str) -> dict[str, Any] | None:
@@ -150,14 +162,13 @@ class UserHistories:
         count = len(posted)
         columns = {}
         for name, default in self.defaults.items():
-            values = [(each.get("values") or {}).get(name, default) for each in posted]
+            values = [(event.get("values") or {}).get(name, default) for event in posted]
             columns[name] = np.array(values, default.dtype).reshape(count)
+        kinds = [self.kinds.get(event.get("event") or "", 0) for event in posted]
         return EventHistory(
-            np.array([each["item"] for each in posted], np.int32).reshape(count),
-            np.array([each["time"] for each in posted], np.int64).reshape(count),
-            np.array([self.kinds.get(each.get("event") or "", 0) for each in posted], np.int32).reshape(
-                count
-            ),
+            np.array([event["item"] for event in posted], np.int32).reshape(count),
+            np.array([event["time"] for event in posted], np.int64).reshape(count),
+            np.array(kinds, np.int32).reshape(count),
             columns,
         )
 
@@ -167,10 +178,10 @@ class UserHistories:
         Args:
             user: The user's id.
             events: Events as `make_events` takes them.
-            id: The post's id.
+            id: The post's id; None to store the events in any case.
 
         Returns:
-            False if a post with this id was stored before.
+            Whether the events were stored: False if a post with this id was stored before.
 
         Raises:
             ConfigError: There is no journal.
@@ -179,11 +190,11 @@ class UserHistories:
         if self._journal is None:
             raise ConfigError("these histories are read-only because they were opened without a journal")
         with self._lock:
-            if id is not None and id in self._ids:
+            if id is not None and id in self._post_ids:
                 return False
             line = json.dumps({"user": user, "id": id, "events": list(events)}, allow_nan=False)
             self._journal.append(line.encode())
-            self._remember(user, events, id)
+            self._add_to_memory(user, events, id)
         return True
 
     def close(self) -> None:
@@ -191,28 +202,31 @@ class UserHistories:
         if self._journal is not None:
             self._journal.close()
 
-    def _remember(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
-        """Add events to those of a user in memory, atomically for concurrent readers."""
-        before = self._posted.get(user) or PostedEvents([])
-        after = before.extend([dict(event) for event in events], self._kept)
-        if not self._masks:
-            after.older_items = frozenset()
-        self._posted[user] = after
+    def _add_to_memory(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
+        """Add a post's id, and its events to those of a user in memory, atomically for concurrent readers."""
+        before = self._posted_by_user.get(user) or PostedEvents([])
+        after = before.extend([dict(event) for event in events], self._max_posted_events)
+        if not self._masks_seen_items:
+            after.older_items = frozenset()  # they are only needed to hide seen items
+        self._posted_by_user[user] = after
         if id is not None:
-            self._ids[id] = None
-            while len(self._ids) > _KEPT_IDS:
-                self._ids.pop(next(iter(self._ids)))
+            self._post_ids[id] = None
+            while len(self._post_ids) > _MAX_POST_IDS:
+                self._post_ids.pop(next(iter(self._post_ids)))
 
     def _replay(self, journal: EventJournal, n_items: int, read_only: bool) -> None:
-        """Read the journal; lines and events that do not fit this run are quarantined."""
+        """Read the journal into memory, and quarantine lines and events that do not fit this run.
+
+        Quarantined entries are written to a file beside the journal, unless `read_only` is set.
+        """
         quarantined: list[dict[str, Any]] = []
         for place, line in journal.iterate_lines():
             try:
-                body = json.loads(line)
-                user, events, id = body["user"], list(body["events"]), body["id"]
+                post = json.loads(line)
+                user, events, id = post["user"], list(post["events"]), post["id"]
                 if not isinstance(user, str) or not isinstance(id, str | None):
                     raise TypeError("user and id are text")
-                user.encode()
+                user.encode()  # raises for text that UTF-8 cannot hold
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 text = line.decode(errors="replace")
                 quarantined.append({"place": place, "reason": f"not a post: {error}", "line": text})
@@ -225,7 +239,7 @@ class UserHistories:
                 else:
                     quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
             if readable or id is not None:
-                self._remember(user, readable, id)
+                self._add_to_memory(user, readable, id)
         self.quarantined = len(quarantined)
         if quarantined:
             quarantine_path = journal.path.with_suffix(".quarantined.jsonl")
@@ -244,7 +258,7 @@ class UserHistories:
 def _explain_unreadable(
     event: Any, defaults: Mapping[str, Any], kinds: Mapping[str, int], n_items: int
 ) -> str | None:
-    """Return why an event of the journal cannot be read; None if it can."""
+    """Return why an event of the journal does not fit this run; None if it fits."""
     if not isinstance(event, dict) or not isinstance(event.get("values", {}), dict | None):
         return "not an event: an event is an object with item, time, event and values"
     item = event.get("item")
@@ -258,7 +272,7 @@ def _explain_unreadable(
 
 
 def _concatenate_events(events: EventHistory, later: EventHistory) -> EventHistory:
-    """Concatenate two sequences of events."""
+    """Concatenate two sequences of events, without `start`; the columns are those of the first one."""
     return EventHistory(
         np.concatenate([events.item, later.item]),
         np.concatenate([events.time, later.time]),

@@ -1,4 +1,4 @@
-"""Items: the ids that callers use, the columns that they filter by, and items that are never shown."""
+"""The items of a catalogue as requests name them: ids, titles, filters over columns, and items that are gone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nonet.samples.tables import match_rows
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
 # Shapes: I items.
-_FILTER_BYTES = 64 << 20  # maximum size of cached filters
-_LONGEST_FILTER = 1000
+_MAX_FILTER_BYTES = 64 << 20  # maximum size of cached filters
+_MAX_FILTER_CHARS = 1000
 
 
 class Refused(ConfigError):
@@ -39,11 +39,11 @@ class Away(NonetError):
 
 
 class CatalogueItems:
-    """The items of a run's catalogue.
+    """The items of one version of a run's catalogue.
 
     Args:
-        corpus: The catalogue.
-        before: The items of the version before.
+        corpus: The version of the catalogue.
+        before: The items of an earlier version, whose dense indices are the same; None for the first one.
 
     Attributes:
         gone: Dense indices of items that an earlier version of the catalogue had and this one lacks.
@@ -51,12 +51,12 @@ class CatalogueItems:
 
     def __init__(self, corpus: Catalogue, before: CatalogueItems | None = None):
         self._table, self._ids, self._version = corpus.items, corpus.item_id, corpus.trie.version
-        self._place = {str(item): place for place, item in enumerate(self._ids.tolist())}
-        self._legal = np.asarray(corpus.trie.leaf_of_item) >= 0
-        self._ever = self._legal.copy()
+        self._index_of = {str(item): index for index, item in enumerate(self._ids.tolist())}
+        self._is_listed_I = np.asarray(corpus.trie.leaf_of_item) >= 0
+        self._was_listed_I = self._is_listed_I.copy()  # in this or an earlier version
         if before is not None:
-            self._ever[: len(before)] |= before._ever
-        self.gone = np.flatnonzero(self._ever & ~self._legal)
+            self._was_listed_I[: len(before)] |= before._was_listed_I
+        self.gone = np.flatnonzero(self._was_listed_I & ~self._is_listed_I)
         self._filters: OrderedDict[str, ItemFilter] = OrderedDict()
         self._lock = threading.Lock()  # filters are created in other threads than the event loop's
 
@@ -65,31 +65,31 @@ class CatalogueItems:
 
     @property
     def legal(self) -> int:
-        """Number of items in the catalogue."""
-        return int(self._legal.sum())
+        """Number of items that this version lists, without those that are gone."""
+        return int(self._is_listed_I.sum())
 
     def find_indices(self, ids: Sequence[int | str]) -> tuple[np.ndarray, list[int | str]]:
         """Return the dense indices of known ids in their order, and the unknown ids."""
-        known = [(item, self._place.get(str(item))) for item in ids]
+        indices = [(item, self._index_of.get(str(item))) for item in ids]
         return (
-            np.array([place for _, place in known if place is not None], np.int64),
-            [item for item, place in known if place is None],
+            np.array([index for _, index in indices if index is not None], np.int64),
+            [item for item, index in indices if index is None],
         )
 
-    def get_ids(self, places: np.ndarray) -> list[int | str]:
+    def get_ids(self, item_indices: np.ndarray) -> list[int | str]:
         """Return the original ids of dense indices."""
-        return self._ids[places].tolist()
+        return self._ids[item_indices].tolist()
 
-    def get_titles(self, places: np.ndarray) -> list[str]:
+    def get_titles(self, item_indices: np.ndarray) -> list[str]:
         """Return the titles of dense indices; ids if items have no titles."""
-        name = "title" if "title" in self._table.column_names else "item_id"
-        return [str(text) for text in self._table[name].take(places).to_pylist()]
+        column = "title" if "title" in self._table.column_names else "item_id"
+        return [str(text) for text in self._table[column].take(item_indices).to_pylist()]
 
     def make_filter(self, where: str) -> ItemFilter:
-        """Return the filter of a condition over item columns; recent ones are cached. Raises Refused if it is not valid."""
-        if len(where) > _LONGEST_FILTER:
+        """Return the filter of a condition over item columns, from a cache of recent ones. Raises Refused for a wrong one."""
+        if len(where) > _MAX_FILTER_CHARS:
             raise Refused(
-                "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
+                "bad_filter", f"where: {len(where)} characters; a filter has at most {_MAX_FILTER_CHARS}"
             )
         with self._lock:
             if where in self._filters:
@@ -102,34 +102,34 @@ class CatalogueItems:
         item_filter = ItemFilter(where, self._version, allowed)
         with self._lock:
             self._filters[where] = item_filter
-            while len(self._filters) > 1 and self.filter_bytes > _FILTER_BYTES:
-                self._filters.popitem(last=False)
+            while len(self._filters) > 1 and self.filter_bytes > _MAX_FILTER_BYTES:
+                self._filters.popitem(last=False)  # the one that was used least recently
         return item_filter
 
     @property
     def filter_bytes(self) -> int:
         """Size of the cached filters in bytes."""
-        return sum(each.allowed.nbytes for each in self._filters.values())
+        return sum(item_filter.allowed.nbytes for item_filter in self._filters.values())
 
     def find_excluded(self, where: str) -> np.ndarray:
-        """Return the dense indices of items that a condition over item columns excludes. Raises Refused if it is not valid."""
+        """Return the dense indices of items for which a condition over item columns is false. Raises Refused for a wrong one."""
         return np.flatnonzero(~self.make_filter(where).allowed)
 
     def search(self, words: str, count: int) -> np.ndarray:
-        """Return dense indices of catalogue items whose title contains these words, most popular first.
+        """Return dense indices of listed items whose title contains a text, most popular first.
 
         Args:
             words: The text to search for, ignoring case.
             count: Maximum number of items.
         """
-        name = "title" if "title" in self._table.column_names else "item_id"
-        titles = pc.cast(self._table[name].combine_chunks(), pa.string())
-        found = pc.fill_null(pc.match_substring(titles, words, ignore_case=True), False)
-        places = np.flatnonzero(found.to_numpy(zero_copy_only=False) & self._legal)
-        events = self._table["events"].to_numpy()[places]
-        return places[np.argsort(-events, kind="stable")[:count]]
+        column = "title" if "title" in self._table.column_names else "item_id"
+        titles = pc.cast(self._table[column].combine_chunks(), pa.string())
+        matches = pc.fill_null(pc.match_substring(titles, words, ignore_case=True), False)
+        item_indices = np.flatnonzero(matches.to_numpy(zero_copy_only=False) & self._is_listed_I)
+        event_counts = self._table["events"].to_numpy()[item_indices]
+        return item_indices[np.argsort(-event_counts, kind="stable")[:count]]
 
     def rank_by_popularity(self) -> np.ndarray:
-        """Return the dense indices of catalogue items, most events first."""
+        """Return the dense indices of listed items, most events first."""
         order = np.argsort(-self._table["events"].to_numpy(), kind="stable")
-        return order[self._legal[order]]
+        return order[self._is_listed_I[order]]

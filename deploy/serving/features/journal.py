@@ -23,9 +23,9 @@ from typing import Any
 from nonet.atomic import make_folder, sync
 from nonet.errors import ConfigError, NonetError
 
-SEGMENT_BYTES = 64 << 20
+_SEGMENT_BYTES = 64 << 20
 _DAY_S = 86_400.0
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger(__name__)
 
 
@@ -39,11 +39,10 @@ class JournalOptions:
 
     Attributes:
         segment_bytes: Size at which the file is sealed and a new one begins.
-        retention_days: Age at which sealed segments are deleted, counted from their last write; None keeps
-            all.
+        retention_days: Days after their last write at which sealed segments are deleted; None keeps all.
     """
 
-    segment_bytes: int = SEGMENT_BYTES
+    segment_bytes: int = _SEGMENT_BYTES
     retention_days: float | None = None
 
 
@@ -60,9 +59,9 @@ class EventJournal:
     def __init__(self, path: Path, options: JournalOptions | None = None, *, read_only: bool = False):
         self.path, self.options, self._read_only = path, options or JournalOptions(), read_only
         self._sealed_folder = path.with_suffix("")
-        self._file = -1
-        self.cut_bytes = 0  # size of an incomplete line that was removed at this start
-        self.dropped_segments = 0
+        self._file = -1  # descriptor of the file at `path`; -1 while it is not open
+        self.cut_bytes = 0  # size of the incomplete line that was removed when the journal was opened
+        self.dropped_segments = 0  # number of segments that this process deleted because of their age
         if not read_only:
             make_folder(path.parent)
             self._open()
@@ -71,7 +70,7 @@ class EventJournal:
                 self._drop_old_segments()
 
     def iterate_lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the place (`file:line`) and the content of each complete line, oldest first."""
+        """Yield each complete line, oldest first, as its place (`file:line number`) and its content."""
         for path in (*self.list_sealed_segments(), self.path):
             try:
                 content = path.read_bytes()
@@ -100,7 +99,7 @@ class EventJournal:
                 os.fdatasync(self._file)
             except OSError as error:
                 os.ftruncate(self._file, before)
-                if error.errno in _FULL:
+                if error.errno in _DISK_FULL_ERRNOS:
                     raise StorageFull(
                         f"the disk of {self.path} is full ({error.strerror}): these events were not stored; "
                         "free some space and post them again"
@@ -113,7 +112,7 @@ class EventJournal:
         return sorted((path for path in paths if path.stem.isdecimal()), key=lambda path: int(path.stem))
 
     def get_facts(self) -> dict[str, Any]:
-        """Return what the journal holds, for how long it is kept, and what was cut or dropped."""
+        """Return the number and size of segments, their retention, and how much was cut or dropped."""
         paths = [path for path in (*self.list_sealed_segments(), self.path) if path.exists()]
         return {
             "segments": len(paths),
@@ -130,10 +129,11 @@ class EventJournal:
             self._file = -1
 
     def _open(self) -> None:
+        """Open the file at `path` for appending in place of the open one; create it if it is missing."""
         self.close()
-        new = not self.path.exists()
+        is_new = not self.path.exists()
         self._file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
-        if new:
+        if is_new:
             sync(self.path.parent)  # the directory entry must survive a power failure too
 
     @contextmanager
@@ -143,7 +143,7 @@ class EventJournal:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
                 if os.stat(self.path).st_ino == os.fstat(self._file).st_ino:
-                    break
+                    break  # the open file is still the one at the path
             except FileNotFoundError:
                 pass
             self._open()
@@ -156,8 +156,8 @@ class EventJournal:
     def _seal(self) -> None:
         """Move the file to the sealed segments, and begin a new one under its lock."""
         make_folder(self._sealed_folder)
-        there = self.list_sealed_segments()
-        number = int(there[-1].stem) + 1 if there else 1
+        segments = self.list_sealed_segments()
+        number = int(segments[-1].stem) + 1 if segments else 1
         os.replace(self.path, self._sealed_folder / f"{number:06d}.jsonl")
         sync(self._sealed_folder)
         self._open()
@@ -168,10 +168,10 @@ class EventJournal:
         """Remove an incomplete last line; it was never acknowledged."""
         size = os.fstat(self._file).st_size
         content = os.pread(self._file, size, 0) if size else b""
-        complete = content.rfind(b"\n") + 1
-        if complete < size:
-            self.cut_bytes = size - complete
-            os.ftruncate(self._file, complete)
+        complete_size = content.rfind(b"\n") + 1
+        if complete_size < size:
+            self.cut_bytes = size - complete_size
+            os.ftruncate(self._file, complete_size)
             os.fsync(self._file)
             _log.warning(
                 "%s: removed an incomplete line of %d bytes, which was never acknowledged",
@@ -183,16 +183,16 @@ class EventJournal:
         """Delete sealed segments that are older than the retention."""
         if self.options.retention_days is None:
             return
-        oldest = time.time() - self.options.retention_days * _DAY_S
+        oldest_mtime = time.time() - self.options.retention_days * _DAY_S
         for path in self.list_sealed_segments():
-            if path.stat().st_mtime >= oldest:
+            if path.stat().st_mtime >= oldest_mtime:
                 break
             path.unlink()
             self.dropped_segments += 1
 
 
 def _write_all(file: int, content: bytes) -> None:
-    """Write all bytes: `os.write` may write fewer than it was given, for example on a full disk."""
+    """Write all bytes to a file descriptor; `os.write` may write fewer than it is given, for example on a full disk."""
     left = memoryview(content)
     while left:
         left = left[os.write(file, left) :]

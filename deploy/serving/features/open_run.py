@@ -33,10 +33,11 @@ class ServedRun:
 
     Attributes:
         folder: The run's folder.
-        scenario: Its scenario.
-        folders: Folders of its artifacts by kind.
-        beside: The folder of its versions and posted events.
-        address: The address of its versions; None for the last one, or a folder of the run.
+        scenario: The run's scenario.
+        folders: Folders of the run's artifacts by kind.
+        beside: The folder of the run's versions and posted events.
+        address: The address of the run's versions, such as s3://bucket/folder; None for the address that was
+            used last, or `beside` if there is none.
     """
 
     folder: RunFolder
@@ -50,9 +51,9 @@ class ServedRun:
         """Open a run.
 
         Args:
-            run: A folder, an id, a prefix, or `last`.
-            beside: The folder of its versions and posted events, by default RUN/serving.
-            address: The address of its versions.
+            run: The run's folder, its id, a prefix of its id, or `last`.
+            beside: The folder of the run's versions and posted events, by default RUN/serving.
+            address: The address of the run's versions; None as for the attribute.
 
         Raises:
             ConfigError: The run does not exist, or has nothing to recommend from.
@@ -63,10 +64,10 @@ class ServedRun:
         return cls(folder, scenario, folders, beside or folder.path / "serving", address)
 
     def check_servable(self, verb: str) -> None:
-        """Check that all features of the model are available when it answers.
+        """Check that all features of the model are available outside of training.
 
         Args:
-            verb: The command, for the error.
+            verb: The command's name, for the error.
 
         Raises:
             ConfigError: The model reads columns that are joined from a store.
@@ -75,7 +76,7 @@ class ServedRun:
 
     @cached_property
     def setup(self) -> RunSetup:
-        """How the model is built and votes are counted."""
+        """The settings with which the model is built and votes are counted."""
         from nonet.controller.setup import make_run_setup  # imports Ray, which exports do not need
 
         return make_run_setup(self.scenario)
@@ -97,7 +98,7 @@ class ServedRun:
         return None if stored is None else stored.open_events(self.folders, self.corpus.seq)
 
     def open_events(self, store: str) -> UserEvents:
-        """Return the users' events in a store at an address; they are written there if missing."""
+        """Write the users' events to the store at an address unless they are there, and return them."""
         stored = StoredSequences.model_construct(use=store)  # opening it checks the address
         stored.write(self.corpus.seq, self.folders)
         return stored.open_events(self.folders, self.corpus.seq)
@@ -113,15 +114,18 @@ class ServedRun:
         Args:
             mid_stage: Whether checkpoints from the middle of a stage count too.
 
+        Returns:
+            The checkpoint's folder and its manifest.
+
         Raises:
             ConfigError: There is none.
         """
         checkpoints = Checkpoints(self.folder.checkpoints)
-        found = checkpoints.find_newest() if mid_stage else checkpoints.find_newest_stage_end()
-        if found is None:
+        newest = checkpoints.find_newest() if mid_stage else checkpoints.find_newest_stage_end()
+        if newest is None:
             check_selected(self.folder)
             raise ConfigError(f"{self.folder.id} has no checkpoint yet: there is no model to serve")
-        return found
+        return newest
 
     @property
     def has_version(self) -> bool:
@@ -134,12 +138,17 @@ class ServedRun:
         return Checkpoints(self.folder.checkpoints).find_newest_stage_end() is not None
 
     def build_contents(self, commit: Path, manifest: Manifest) -> VersionContents:
-        """Describe the contents of the version that a checkpoint would publish."""
+        """Return the contents with which a checkpoint is published: its files, the newest catalogue, and its origin.
+
+        Args:
+            commit: The checkpoint's folder.
+            manifest: The checkpoint's manifest.
+        """
         source: dict[str, Any] = {
             "run": self.folder.id,
             "stage": manifest.stage,
             "step": manifest.step,
-            "commit": _name_commit(manifest),
+            "commit": _make_checkpoint_name(manifest),
         }
         if (base := read_base(commit / "dense")) is not None:
             source["base"] = base
@@ -147,14 +156,14 @@ class ServedRun:
         return VersionContents.from_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
     def load_recommender(self, version: Version, device: str = "cpu") -> Recommender:
-        """Load a version's model, with memory-mapped rows.
+        """Load the recommender of a version, with memory-mapped sparse rows.
 
         Args:
             version: The version.
-            device: Where the model computes.
+            device: The device that computes the model.
 
         Raises:
-            CheckpointError: The version does not fit the run.
+            CheckpointError: The run does not have the version's catalogue or its base model.
         """
         corpus = self.catalogues.get_corpus(version.catalogue)
         if corpus is None:
@@ -163,50 +172,51 @@ class ServedRun:
             )
         dense, counts = self.registry.locate_files(version)
         rows = self.registry.open_rows(version.number, self.setup.make_table_specs())
-        made = load_recommender(dense, counts, rows, self.setup, corpus, device)
-        check_base(made.model, version.source.get("base"), f"version {version.number} of {self.folder.id}")
-        return made
+        recommender = load_recommender(dense, counts, rows, self.setup, corpus, device)
+        label = f"version {version.number} of {self.folder.id}"
+        check_base(recommender.model, version.source.get("base"), label)
+        return recommender
 
     def publish_newest(self, *, mid_stage: bool = False) -> Version:
         """Publish and serve the newest checkpoint that a stage selected, unless it was published before.
 
-        The first version of a run is complete; later ones are stored as changes to the version that was
-        followed before.
+        The first version of a run is complete. Later ones are stored as changes to their base: the version of
+        the checkpoint that was followed last, else the newest version of an earlier step.
 
         Args:
             mid_stage: Whether checkpoints from the middle of a stage count too.
 
         Returns:
-            The version.
+            The version of the checkpoint.
 
         Raises:
-            StaleVersion: The version before was rolled back.
+            StaleVersion: The base was rolled back.
             ConfigError: There is no such checkpoint.
         """
         commit, manifest = self.find_newest_commit(mid_stage=mid_stage)
         versions = [self.registry.read_version(number) for number in self.registry.list_versions()]
-        name = _name_commit(manifest)
-        before = [
+        name = _make_checkpoint_name(manifest)
+        followed_name = self.registry.serving.followed
+        published = [version for version in versions if version.source.get("commit") == name]
+        if published and followed_name == name:
+            return published[-1]
+        earlier = [
             v for v in versions if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
         ]
-        followed = self.registry.serving.followed
-        published = [version for version in versions if version.source.get("commit") == name]
-        if published and followed == name:
-            return published[-1]
-        base = next((v for v in reversed(before) if followed and v.source.get("commit") == followed), None)
-        base = base or (before[-1] if before else None)
+        followed = [v for v in earlier if followed_name and v.source.get("commit") == followed_name]
+        base = (followed or earlier or [None])[-1]
         return self.registry.publish(
             self.build_contents(commit, manifest), base=base.number if base else None
         )
 
     def publish_checkpoint(self, step: int) -> Version:
-        """Publish a checkpoint based on the served version, without directing traffic to it.
+        """Publish a checkpoint as changes to the served version, without directing traffic to it.
 
         Args:
             step: The checkpoint's step.
 
         Returns:
-            The version.
+            The new version.
 
         Raises:
             ConfigError: The checkpoint does not exist, or `model.path` has another base model than its
@@ -219,22 +229,22 @@ class ServedRun:
         return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
 
     def _check_base_folder(self, commit: Path, step: int) -> None:
-        """Raise ConfigError if the folder of the base model does not match a checkpoint's weights."""
-        named = read_base(commit / "dense")
-        if named is None:
+        """Raise ConfigError if the base model in `model.path` is not the one that a checkpoint's weights need."""
+        needed_base = read_base(commit / "dense")
+        if needed_base is None:
             return
         model = self.scenario.model
         try:
             check_base_sha256(
                 model.spec.hash_base(model.get_options()),
-                named,
+                needed_base,
                 f"{self.folder.id}, step {step}, is not published",
             )
         except CheckpointError as error:
             raise ConfigError(str(error)) from None
 
     def publish_catalogue(self) -> None:
-        """Publish the served version with the newest catalogue, unless that was done or no version is served."""
+        """Publish the served version with the newest catalogue, if a version is served and the catalogue has changed."""
         newest, serving = self.catalogues.get_newest(), self.registry.serving
         if serving.default is None or newest is self.corpus:
             return
@@ -242,9 +252,11 @@ class ServedRun:
         self.registry.renew(serving.default, newest.trie.version, counts)
 
 
-def _name_commit(manifest: Manifest) -> str:
-    """Return the name of a checkpoint, by which it is published once."""
-    whole = manifest.files.get("dense/model.safetensors")
-    shards = sorted(digest for name, digest in manifest.files.items() if name.startswith("dense/model-"))
-    digest = whole or hashlib.sha256("".join(shards).encode()).hexdigest()
+def _make_checkpoint_name(manifest: Manifest) -> str:
+    """Return a name of a checkpoint by its weights and step, by which it is recognized when it was published."""
+    file_digest = manifest.files.get("dense/model.safetensors")
+    shard_digests = sorted(
+        digest for name, digest in manifest.files.items() if name.startswith("dense/model-")
+    )
+    digest = file_digest or hashlib.sha256("".join(shard_digests).encode()).hexdigest()
     return f"{digest[:16]}@{manifest.step}"

@@ -1,4 +1,4 @@
-"""Posted events: their checks, and what memory keeps for each user.
+"""Posted events: their checks, and the events of each user that memory keeps.
 
 The same checks are made when an event is posted and when the journal is read again, so events in memory
 always fit the types that models and stores read.
@@ -13,7 +13,7 @@ import numpy as np
 
 from nonet.deploy.serving.features.items import Refused
 
-_LAST_TIME = 1 << 40  # unix seconds
+_MAX_TIME = 1 << 40  # unix seconds; times in milliseconds or smaller units exceed it
 
 
 def check_event(event: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Mapping[str, int]) -> None:
@@ -22,10 +22,10 @@ def check_event(event: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Ma
     Args:
         event: {"time": unix seconds, "event": kind or None, "values": values by column}.
         defaults: The default of each column, in the column's type.
-        kinds: Names of kinds of events.
+        kinds: The index of each kind of event by name.
 
     Raises:
-        Refused: A part does not fit.
+        Refused: The time, the kind or a value does not fit.
     """
     kind = event.get("event")
     if kind is not None and kind not in kinds:
@@ -36,31 +36,30 @@ def check_event(event: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Ma
                 "bad_column", f"events have no column {name!r}; columns: {', '.join(defaults) or 'none'}"
             )
         _check_value(name, value, defaults[name].dtype)
-    moment = event["time"]
-    if isinstance(moment, bool) or not isinstance(moment, int) or not 0 <= moment < _LAST_TIME:
-        raise Refused("bad_time", f"time {str(moment)[:40]} is not a time in unix seconds")
+    event_time = event["time"]
+    is_integer = isinstance(event_time, int) and not isinstance(event_time, bool)
+    if not is_integer or not 0 <= event_time < _MAX_TIME:
+        raise Refused("bad_time", f"time {str(event_time)[:40]} is not a time in unix seconds")
 
 
 def _check_value(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     """Raise Refused unless a value fits the type of its column."""
-    whole = dtype.kind != "f"
+    is_integer = dtype.kind != "f"
     shown = repr(value)[:40]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused("bad_value", f"{name}: {shown} is not {'a whole number' if whole else 'a number'}")
+        raise Refused("bad_value", f"{name}: {shown} is not {'a whole number' if is_integer else 'a number'}")
     if isinstance(value, float) and not np.isfinite(value):
         raise Refused("bad_value", f"{name}: {shown} is not a finite number")
-    limits = np.iinfo(dtype) if whole else np.finfo(dtype)
-    least, largest = (
-        int(limits.min),
-        int(limits.max),
-    )  # Python integers compare exactly with numbers of any size
+    limits = np.iinfo(dtype) if is_integer else np.finfo(dtype)
+    # Python integers compare exactly with numbers of any size.
+    least, largest = int(limits.min), int(limits.max)
     if not least <= value <= largest:
         bits = 8 * dtype.itemsize
         raise Refused(
             "bad_value",
             f"{name}: {shown} does not fit in {bits} bits; it must be {least:g} to {largest:g}",
         )
-    if whole and value != int(value):
+    if is_integer and value != int(value):
         raise Refused("bad_value", f"{name}: {shown} is not a whole number")
 
 
@@ -68,8 +67,8 @@ class PostedEvents:
     """The posted events of one user.
 
     Attributes:
-        events: The newest events by time; events of equal time are in the order of arrival.
-        older: Number of older events.
+        events: The newest events; `extend` sorts them by time when it drops older ones.
+        older: Number of older events, which are dropped.
         older_items: Dense indices of the items of older events.
     """
 
@@ -81,11 +80,13 @@ class PostedEvents:
         self.events, self.older, self.older_items = events, older, older_items
 
     def extend(self, events: list[dict[str, Any]], max_events: int | None) -> PostedEvents:
-        """Return a copy with newer arrivals and at most `max_events` events; concurrent readers keep the old object."""
+        """Return a copy with more events, of which the newest `max_events` are kept; concurrent readers keep the old object."""
         together = [*self.events, *events]
         if max_events is None or len(together) <= max_events:
             return PostedEvents(together, self.older, self.older_items)
-        together.sort(key=lambda event: event["time"])  # stable
-        left = len(together) - max_events
-        items = self.older_items | {event["item"] for event in together[:left]}
-        return PostedEvents(together[left:], self.older + left, items)
+        together.sort(
+            key=lambda event: event["time"]
+        )  # stable: events of equal time stay in the order of arrival
+        dropped = len(together) - max_events
+        items = self.older_items | {event["item"] for event in together[:dropped]}
+        return PostedEvents(together[dropped:], self.older + dropped, items)

@@ -1,4 +1,4 @@
-"""`nonet recommend RUN --users U.parquet --out R.parquet`: one row per user, by the serving engine in parallel processes.
+"""`nonet recommend RUN --users U.parquet --out R.parquet`: recommendations for many users, made in parallel processes.
 
 Users are read and written in chunks and in order, with few chunks in progress, so memory depends on the
 chunk size and not on the table. The output file is renamed to its name when it is complete.
@@ -24,15 +24,16 @@ from nonet.deploy.serving.features import RequestFeatures, ServedRun
 from nonet.errors import DataError, WorkerLost
 from nonet.models.inference import InferenceEngine
 
-_CHUNK, _MERGED = 4096, 64
+_USERS_PER_CHUNK = 4096  # read, sent to a process and written at once
+_USERS_PER_BATCH = 64  # that the model computes at once
 
 
 class BatchRecommender:
-    """The engine of a run's version in one process.
+    """The inference engine of one version of a run, in one process.
 
     Args:
         run: The run's folder.
-        version: The version.
+        version: The version's number.
         top: Number of items per user.
     """
 
@@ -40,42 +41,46 @@ class BatchRecommender:
         import torch
 
         torch.set_num_threads(1)
-        opened = ServedRun.open(run)
-        self._engine = InferenceEngine(
-            opened.load_recommender(opened.registry.read_version(version)), version
-        )
-        self._features = RequestFeatures.from_run(opened, posts=False)
-        self._withdrawn, self._top = opened.registry.serving.withdrawn, top
+        served_run = ServedRun.open(run)
+        recommender = served_run.load_recommender(served_run.registry.read_version(version))
+        self._engine = InferenceEngine(recommender, version)
+        self._features = RequestFeatures.from_run(served_run, posts=False)
+        self._withdrawn, self._top = served_run.registry.serving.withdrawn, top
 
-    def recommend(self, users: list[Any]) -> pa.Table:
-        """Return a table of user_id, item_id and score (lists, best first), cold_start and version."""
-        asked = [
-            self._features.make_list_question(str(user), None, self._top, withdrawn=self._withdrawn)
-            for user in users
+    def recommend(self, user_ids: list[Any]) -> pa.Table:
+        """Recommend items for users.
+
+        Returns:
+            A row for each user, in order: user_id, item_id and score (lists, best first), cold_start and version.
+        """
+        prepared = [
+            self._features.make_list_question(str(user_id), None, self._top, withdrawn=self._withdrawn)
+            for user_id in user_ids
         ]
-        items, scores = [], []
-        for start in range(0, len(asked), _MERGED):
-            for answer in self._engine.answer([each.question for each in asked[start : start + _MERGED]]):
-                items.append(self._features.items.get_ids(answer.item))
+        questions = [each.question for each in prepared]
+        item_ids, scores = [], []
+        for start in range(0, len(questions), _USERS_PER_BATCH):
+            for answer in self._engine.answer(questions[start : start + _USERS_PER_BATCH]):
+                item_ids.append(self._features.items.get_ids(answer.item))
                 scores.append(answer.score.tolist())
         return pa.table(
             {
-                "user_id": users,
-                "item_id": items,
+                "user_id": user_ids,
+                "item_id": item_ids,
                 "score": pa.array(scores, pa.list_(pa.float32())),
-                "cold_start": [each.cold_start for each in asked],
-                "version": pa.array([self._engine.version] * len(users), pa.int32()),
+                "cold_start": [each.cold_start for each in prepared],
+                "version": pa.array([self._engine.version] * len(user_ids), pa.int32()),
             }
         )
 
 
 def recommend_all(
-    run: str, users: Path, out: Path, top: int, workers: int | None = None, chunk: int = _CHUNK
+    run: str, users: Path, out: Path, top: int, workers: int | None = None, chunk: int = _USERS_PER_CHUNK
 ) -> dict[str, Any]:
-    """Recommend items for each user of a Parquet file.
+    """Recommend items for each user of a Parquet file, by the served version or else the newest checkpoint.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         users: The file, with a column user_id.
         out: The Parquet file to write.
         top: Number of items per user.
@@ -83,81 +88,87 @@ def recommend_all(
         chunk: Number of users per chunk.
 
     Returns:
-        {"users", "version", "workers", "file"}.
+        {"users": number of users, "version": number, "workers": number of processes, "file": the written file}.
 
     Raises:
         DataError: The file has no column user_id or no rows.
         ConfigError: The run has no checkpoint.
         WorkerLost: A process died.
     """
-    opened = ServedRun.open(run)
-    opened.check_servable("recommend --users")
-    version = opened.registry.serving.default or opened.publish_newest().number
-    chunks = _read_chunks(users, chunk)
-    arguments = (str(opened.folder.path), version, top)
-    count = max(1, workers if workers is not None else os.cpu_count() or 1)
-    written = 0
+    served_run = ServedRun.open(run)
+    served_run.check_servable("recommend --users")
+    version = served_run.registry.serving.default or served_run.publish_newest().number
+    chunks = _read_user_ids(users, chunk)
+    arguments = (str(served_run.folder.path), version, top)  # of `BatchRecommender`
+    worker_count = max(1, workers if workers is not None else os.cpu_count() or 1)
+    user_count = 0
     with replace_file(out) as draft:
         writer = None
         for table in (
             _recommend_in_process(chunks, arguments)
-            if count == 1
-            else _recommend_in_pool(chunks, arguments, count)
+            if worker_count == 1
+            else _recommend_in_pool(chunks, arguments, worker_count)
         ):
             writer = writer or pq.ParquetWriter(draft, table.schema)
             writer.write_table(table)
-            written += len(table)
+            user_count += len(table)
         if writer is None:
             raise DataError(f"{users} has no rows, so there are no users to recommend to")
         writer.close()
-    return {"users": written, "version": version, "workers": count, "file": str(out)}
+    return {"users": user_count, "version": version, "workers": worker_count, "file": str(out)}
 
 
 def _recommend_in_process(chunks: Iterator[list[Any]], arguments: tuple[str, int, int]) -> Iterator[pa.Table]:
-    """Recommend in this process."""
-    answers = BatchRecommender(*arguments)
-    return (answers.recommend(chunk) for chunk in chunks)
+    """Recommend in this process, and yield a table for each chunk of user ids."""
+    recommender = BatchRecommender(*arguments)
+    return (recommender.recommend(chunk) for chunk in chunks)
 
 
 def _recommend_in_pool(
     chunks: Iterator[list[Any]], arguments: tuple[str, int, int], workers: int
 ) -> Iterator[pa.Table]:
-    """Recommend in several processes and yield tables in order, with two chunks per worker in progress."""
+    """Recommend in several processes, and yield a table for each chunk of user ids, in order.
+
+    At most two chunks per worker are in progress, so that memory does not grow with the number of users.
+    """
     context = get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, context, _start_worker, arguments) as pool:
-        under_way: deque[Future[pa.Table]] = deque()
+        futures: deque[Future[pa.Table]] = deque()  # of the chunks in progress, oldest first
+        # After the chunks come as many None as there may be chunks in progress, each to wait for one of them.
         for chunk in itertools.chain(chunks, itertools.repeat(None, 2 * workers)):
             if chunk is not None:
-                under_way.append(pool.submit(_recommend_in_worker, chunk))
-            if under_way and (chunk is None or len(under_way) >= 2 * workers):
+                futures.append(pool.submit(_recommend_in_worker, chunk))
+            if futures and (chunk is None or len(futures) >= 2 * workers):
                 try:
-                    yield under_way.popleft().result()
+                    yield futures.popleft().result()
                 except BrokenProcessPool:
                     raise WorkerLost(
                         "a worker process died; check whether the memory suffices for so many workers"
                     ) from None
 
 
-_answers: BatchRecommender | None = None
+_worker_recommender: BatchRecommender | None = None  # of a worker process
 
 
 def _start_worker(*arguments: Any) -> None:
-    global _answers
-    _answers = BatchRecommender(*arguments)
+    """Create the recommender of this worker process."""
+    global _worker_recommender
+    _worker_recommender = BatchRecommender(*arguments)
 
 
-def _recommend_in_worker(users: list[Any]) -> pa.Table:
-    assert _answers is not None
-    return _answers.recommend(users)
+def _recommend_in_worker(user_ids: list[Any]) -> pa.Table:
+    """Recommend items by the recommender of this worker process."""
+    assert _worker_recommender is not None
+    return _worker_recommender.recommend(user_ids)
 
 
-def _read_chunks(users: Path, size: int) -> Iterator[list[Any]]:
-    """Read the users in chunks. Raises DataError if the file is not Parquet or has no column user_id."""
+def _read_user_ids(path: Path, chunk_size: int) -> Iterator[list[Any]]:
+    """Yield a file's user ids in chunks. Raises DataError if it is not Parquet or has no column user_id."""
     try:
-        file = pq.ParquetFile(users)
+        file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{users} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{path} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
     if "user_id" not in file.schema_arrow.names:
-        there = ", ".join(file.schema_arrow.names)
-        raise DataError(f"{users} has no column user_id; it has {there}")
-    return (batch["user_id"].to_pylist() for batch in file.iter_batches(size, columns=["user_id"]))
+        column_names = ", ".join(file.schema_arrow.names)
+        raise DataError(f"{path} has no column user_id; it has {column_names}")
+    return (batch["user_id"].to_pylist() for batch in file.iter_batches(chunk_size, columns=["user_id"]))

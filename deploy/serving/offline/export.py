@@ -1,4 +1,4 @@
-"""`nonet export RUN DIR`: a folder with all that an answer needs: model, semantic ids, trie, rows, counts and an example.
+"""`nonet export RUN DIR`: a folder from which recommendations can be made: weights, semantic ids, trie, rows and counts.
 
 Programs that load the folder need neither Ray nor the run.
 """
@@ -28,9 +28,9 @@ from nonet.workers.registry import COUNTS, load_recommender
 from nonet.workers.roles import RunSetup
 
 FORMAT = 1
-OWN_FORM = "transformers"
+TRANSFORMERS_FOLDER = "transformers"
 """The subfolder of an export with a Hugging Face model in transformers' format."""
-_KEPT = ("seed", "history", "model", "tables", "features", "memory")
+_EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 _EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
 import sys
@@ -50,13 +50,13 @@ def export_run(run: str, target: Path, version: int | None = None, form: str = "
     """Write a version of a run into a new folder.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
-        target: The folder.
-        version: The version, by default the served one.
+        run: The run's folder, its id, a prefix of its id, or `last`.
+        target: The folder to write; it must be missing or empty.
+        version: The version's number, by default that of the served one.
         form: The exporter: a name, `file.py:NAME` or `package.module:NAME`.
 
     Returns:
-        {"run", "version", "folder", "bytes"}.
+        {"run": the run's id, "version": number, "folder": path, "bytes": size of all files}.
 
     Raises:
         ConfigError: The folder is not empty, the version cannot be exported, or there is no such exporter.
@@ -77,13 +77,13 @@ def export_run(run: str, target: Path, version: int | None = None, form: str = "
 
 
 def write_folder(exported: VersionToExport, target: Path) -> None:
-    """Write the folder that `Exported` loads, and its example.
+    """Write the folder that `Exported` loads, and an example program.
 
     Args:
-        exported: The version.
+        exported: The version to write.
         target: An empty folder.
     """
-    opened, corpus = exported.run, exported.corpus
+    served_run, corpus = exported.run, exported.corpus
     shutil.copyfile(exported.dense, target / "model.safetensors")
     for name, path in exported.counts.items():
         make_folder(target / "transitions")
@@ -99,30 +99,31 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
     shutil.copyfile(
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
-    if (write := MODELS.get(opened.setup.model["use"]).exports) != "":
-        make_folder(target / OWN_FORM)
-        load_heavy(write)(exported.build_model(), opened.setup.model, opened.setup.seed, target / OWN_FORM)
-    setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
+    setup = served_run.setup
+    if (write_model := MODELS.get(setup.model["use"]).exports) != "":  # the model has a format of its own too
+        make_folder(target / TRANSFORMERS_FOLDER)
+        model = exported.build_model()
+        load_heavy(write_model)(model, setup.model, setup.seed, target / TRANSFORMERS_FOLDER)
+    settings = {name: value for name, value in asdict(setup).items() if name in _EXPORTED_SETTINGS}
     defaults = {name: value.item() for name, value in find_default_values(seq).items()}
-    body = {
+    description = {
         "format": FORMAT,
-        "run": opened.folder.id,
+        "run": served_run.folder.id,
         "version": exported.version,
-        "setup": setup,
+        "setup": settings,
         "usual": defaults,
+        "width": served_run.scenario.evaluate.width,
     }
-    body["width"] = opened.scenario.evaluate.width
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
-    write_whole(
-        target / "export.json", json.dumps(body, indent=1).encode()
-    )  # written last, because a folder without it is not an export
+    # Written last, because a folder without it is not an export.
+    write_whole(target / "export.json", json.dumps(description, indent=1).encode())
 
 
 class Exported:
-    """A folder that `nonet export` wrote.
+    """A model with its items, loaded from a folder that `nonet export` wrote.
 
     Args:
-        folder: The folder.
+        folder: The path of the folder.
 
     Raises:
         DataError: The folder has no export.
@@ -131,10 +132,10 @@ class Exported:
     def __init__(self, folder: str | Path):
         folder = Path(folder)
         try:
-            body = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+            description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"{folder} has no export: {error}") from None
-        setup = RunSetup(**body["setup"])
+        setup = RunSetup(**description["setup"])
         kinds = ("sequences", "sids", "catalogue", "transitions")
         self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
         counts = (
@@ -142,13 +143,14 @@ class Exported:
             if setup.memory
             else {}
         )
-        rows = MappedReader(body["version"], _map_layers(folder / "rows"), setup.make_table_specs())
+        rows = MappedReader(description["version"], _map_layers(folder / "rows"), setup.make_table_specs())
         recommender = load_recommender(folder / "model.safetensors", counts, rows, setup, self._corpus)
         seq = self._corpus.seq
-        defaults = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}
-        self.engine = InferenceEngine(recommender, body["version"])
+        defaults = {name: seq.columns[name].dtype.type(value) for name, value in description["usual"].items()}
+        self.engine = InferenceEngine(recommender, description["version"])
+        histories = UserHistories(self._corpus, journal=None, defaults=defaults)
         self._features = RequestFeatures(
-            self._corpus, UserHistories(self._corpus, None, defaults), setup.history, body["width"]
+            self._corpus, histories, window=setup.history, width=description["width"]
         )
 
     @cached_property
@@ -157,7 +159,7 @@ class Exported:
         return self._corpus.item_id.tolist()
 
     def titles(self, items: Sequence[int | str]) -> list[str]:
-        """Return titles of items; unknown items are left out."""
+        """Return the titles of items by their ids; unknown items are left out."""
         return self._features.items.get_titles(self._features.items.find_indices(items)[0])
 
     def recommend(
@@ -176,8 +178,8 @@ class Exported:
         Raises:
             ConfigError: An argument is wrong.
         """
-        asked = self._features.make_list_question(None, list(history), k, where=where)
-        answer = self.engine.answer([asked.question])[0]
+        prepared = self._features.make_list_question(None, list(history), k, where=where)
+        answer = self.engine.answer([prepared.question])[0]
         items = self._features.items
         return list(
             zip(items.get_ids(answer.item), items.get_titles(answer.item), answer.score.tolist(), strict=True)
@@ -185,12 +187,14 @@ class Exported:
 
 
 def _map_layers(folder: Path) -> dict[str, list[RowLayer]]:
-    tables = sorted(path for path in folder.iterdir() if path.is_dir())
+    """Memory-map the rows of each table; the folder has one subfolder per table, with one file per array."""
+    table_dirs = sorted(path for path in folder.iterdir() if path.is_dir())
     return {
-        table.name: [RowLayer.map_files({file.stem: file for file in table.glob("*.npy")})]
-        for table in tables
+        table_dir.name: [RowLayer.map_files({file.stem: file for file in table_dir.glob("*.npy")})]
+        for table_dir in table_dirs
     }
 
 
 def _get_file_name(name: str) -> str:
+    """Return the name of the file of an array of transition counts, or of their metadata ("meta")."""
     return "meta.json" if name == "meta" else f"{name}.npy"

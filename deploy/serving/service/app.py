@@ -30,10 +30,11 @@ from nonet.deploy.serving.service.service import RecommendationService, TooManyR
 from nonet.errors import NonetError
 from nonet.suggest import suggest_sentence
 
-MOST_BYTES = 2 << 20
+MAX_BODY_BYTES = 2 << 20
 """Maximum size of a request's body."""
-_EXAMPLES, _LONGEST_SEARCH, _MOST_FOUND = 6, 200, 100
-_BODIES = {"/recommend": RecommendRequest, "/score": ScoreRequest, "/events": EventsRequest}
+_EXAMPLE_USERS = 6  # number of users that the page offers as examples
+_MAX_SEARCH_CHARS, _MAX_SEARCH_ITEMS = 200, 100  # limits of a search for items by title
+_BODY_MODELS = {"/recommend": RecommendRequest, "/score": ScoreRequest, "/events": EventsRequest}
 _FAILURES: dict[int | str, dict[str, Any]] = {
     code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503, 507)
 }
@@ -68,14 +69,14 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         return callers.choose_limit_key(peer, request.headers, access.is_known(_get_token(request)))
 
     def hide_history(request: Request, body: RecommendRequest | ScoreRequest, listed: Listed) -> Listed:
-        """Remove the user's history unless the caller may see it or sent it with the request."""
+        """Return the response after removing the user's history unless the caller may see it or sent it."""
         if body.history is None and not access.may_see_histories(_get_token(request)):
             listed.history = None
         return listed
 
-    reads = [Depends(may_read)]
+    needs_read_access = [Depends(may_read)]
 
-    @app.post("/recommend", dependencies=reads)
+    @app.post("/recommend", dependencies=needs_read_access)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
         """Recommend items for a user or a history."""
         answer = await service.recommend(
@@ -83,7 +84,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         )
         return _set_version_header(hide_history(request, body, answer), response)
 
-    @app.post("/score", dependencies=reads)
+    @app.post("/score", dependencies=needs_read_access)
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
         """Return log-probabilities of the given items."""
         answer = await service.score(
@@ -96,24 +97,24 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         """Store new events of a user; they are on disk and used by the next answer when this returns."""
         return await service.post(body, get_caller(request))
 
-    @app.get("/items", dependencies=reads)
+    @app.get("/items", dependencies=needs_read_access)
     async def items(title: Text, k: int = 10) -> dict[str, Any]:
         """Return items whose title contains these words, most popular first."""
-        if not 1 <= len(title) <= _LONGEST_SEARCH or not 1 <= k <= _MOST_FOUND:
+        if not 1 <= len(title) <= _MAX_SEARCH_CHARS or not 1 <= k <= _MAX_SEARCH_ITEMS:
             raise Refused(
                 "bad_search",
-                f"title must have 1 to {_LONGEST_SEARCH} characters, and k must be 1 to {_MOST_FOUND}",
+                f"title must have 1 to {_MAX_SEARCH_CHARS} characters, and k must be 1 to {_MAX_SEARCH_ITEMS}",
             )
-        known = service.features.items
-        places = await asyncio.to_thread(known.search, title, k)
-        pairs = zip(known.get_ids(places), known.get_titles(places), strict=True)
-        return {"items": [{"item": item, "title": text} for item, text in pairs]}
+        catalogue = service.features.items
+        item_indices = await asyncio.to_thread(catalogue.search, title, k)
+        pairs = zip(catalogue.get_ids(item_indices), catalogue.get_titles(item_indices), strict=True)
+        return {"items": [{"item": item_id, "title": item_title} for item_id, item_title in pairs]}
 
-    @app.get("/examples", dependencies=reads)
+    @app.get("/examples", dependencies=needs_read_access)
     async def examples(request: Request) -> dict[str, Any]:
         """Return a few users of the data if the caller may see users' events."""
-        seen = access.may_see_histories(_get_token(request))
-        return {"users": service.features.list_example_users(_EXAMPLES) if seen else []}
+        allowed = access.may_see_histories(_get_token(request))
+        return {"users": service.features.list_example_users(_EXAMPLE_USERS) if allowed else []}
 
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
@@ -128,7 +129,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         answer = {"ready": reason is None, "version": service.engines.serving.default}
         return answer if reason is None else answer | {"reason": reason}
 
-    @app.get("/versions", dependencies=reads)
+    @app.get("/versions", dependencies=needs_read_access)
     async def versions() -> dict[str, Any]:
         """Return which versions receive which traffic."""
         return service.describe_versions()
@@ -143,15 +144,18 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         return (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
     @app.middleware("http")
-    async def guard_request(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        size = request.headers.get("content-length", "" if request.method == "POST" else "0")
-        if not size.isdecimal():
+    async def guard_request(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        # A POST without the header is refused; other methods have no body.
+        content_length = request.headers.get("content-length", "" if request.method == "POST" else "0")
+        if not content_length.isdecimal():
             return _make_failure(411, "no_length", "send the length of the body as Content-Length")
-        if int(size) > MOST_BYTES:
-            return _make_failure(413, "too_large", f"a body has at most {MOST_BYTES} bytes")
-        request.state.began = time.monotonic()
+        if int(content_length) > MAX_BODY_BYTES:
+            return _make_failure(413, "too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
+        request.state.arrival_s = time.monotonic()
         try:
-            response = await call(request)
+            response = await call_next(request)
         except Exception as error:  # an internal error: counted, and returned without a traceback
             response = _make_failure(503, "internal", type(error).__name__)
         verb = request.url.path.strip("/").split("/")[0]
@@ -187,19 +191,19 @@ def _handle_failures(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        errors = error.errors()
-        first = next((each for each in errors if each.get("type") == "extra_forbidden"), errors[0])
-        where = first.get("loc", ())[1:]
-        place = ".".join(str(part) for part in where)
+        problems = error.errors()
+        # A misspelt field is reported first, because it often explains the other problems.
+        first = next((each for each in problems if each.get("type") == "extra_forbidden"), problems[0])
+        field_path = first.get("loc", ())[1:]  # without the leading "body"
+        field_name = ".".join(str(part) for part in field_path)
         if first.get("type") == "extra_forbidden":
-            return _make_failure(
-                422, "bad_request", _describe_unknown_field(request.url.path, where, place)[:500]
-            )
-        if not where and first.get("type") == "model_attributes_type":
+            message = _describe_unknown_field(request.url.path, field_path, field_name)[:500]
+            return _make_failure(422, "bad_request", message)
+        if not field_path and first.get("type") == "model_attributes_type":
             return _make_failure(
                 422, "bad_request", "send a JSON object, with Content-Type: application/json"
             )
-        return _make_failure(422, "bad_request", f"{place}: {first.get('msg', 'not valid')}"[:500])
+        return _make_failure(422, "bad_request", f"{field_name}: {first.get('msg', 'not valid')}"[:500])
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -210,23 +214,25 @@ def _handle_failures(app: FastAPI) -> None:
         )
 
 
-def _describe_unknown_field(path: str, where: Sequence[Any], place: str) -> str:
-    """Describe an unknown field and the fields that exist in its place."""
-    model: Any = _BODIES.get(path.rstrip("/"))
-    if model is EventsRequest and len(where) > 1 and where[0] == "events":
+def _describe_unknown_field(url_path: str, field_path: Sequence[Any], field_name: str) -> str:
+    """Return a message that names an unknown field of a body and the fields that exist in its place."""
+    model: Any = _BODY_MODELS.get(url_path.rstrip("/"))
+    if model is EventsRequest and len(field_path) > 1 and field_path[0] == "events":
         model = Event
     known = list(model.model_fields) if model is not None else []
-    return f"{place}: there is no such field; fields: {', '.join(known)}.{suggest_sentence(str(where[-1]), known)}"
+    suggestion = suggest_sentence(str(field_path[-1]), known)
+    return f"{field_name}: there is no such field; fields: {', '.join(known)}.{suggestion}"
 
 
 def _make_failure(
     status: int, kind: str, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
+    """Return the response of a failure, whose body is a `Failure`."""
     return JSONResponse({"error": {"kind": kind, "message": message}}, status, headers)
 
 
 def _set_version_header(listed: Listed, response: Response) -> Listed:
-    """Return the answer after setting its version in a response header."""
+    """Set the header `x-version` of a response to the version of an answer, and return the answer."""
     response.headers["x-version"] = "none" if listed.version is None else str(listed.version)
     return listed
 
@@ -243,4 +249,4 @@ def _get_caller_name(request: Request) -> str:
 
 def _measure_elapsed_s(request: Request) -> float:
     """Return the seconds since the request arrived."""
-    return time.monotonic() - request.state.began
+    return time.monotonic() - request.state.arrival_s

@@ -16,7 +16,7 @@ from nonet.workers.devices import get_device as find_device
 
 
 class ScalingConfig(StrictModel):
-    """How a deployment scales.
+    """How Ray Serve scales the number of replicas of a deployment with its load.
 
     Attributes:
         min: Minimum number of replicas.
@@ -30,7 +30,7 @@ class ScalingConfig(StrictModel):
 
 
 class DeploymentConfig(StrictModel):
-    """One service.
+    """The replicas of one service, and their resources.
 
     Attributes:
         replicas: Number of replicas.
@@ -67,7 +67,7 @@ class DeploymentConfig(StrictModel):
 
 
 class FeaturesDeploymentConfig(DeploymentConfig):
-    """The features service.
+    """The replica of the features service, and the store that it reads.
 
     Attributes:
         store: The address of the store of users' events, such as redis://HOST:PORT/NAME; without one, the
@@ -78,7 +78,7 @@ class FeaturesDeploymentConfig(DeploymentConfig):
 
 
 class ServicesConfig(StrictModel):
-    """Services as separate deployments. features has the posted events and is therefore a single replica."""
+    """Services as separate deployments. `features` holds the posted events and is therefore a single replica."""
 
     access: DeploymentConfig = DeploymentConfig(cpus=0.5)
     features: FeaturesDeploymentConfig = FeaturesDeploymentConfig(cpus=0.5)
@@ -91,7 +91,7 @@ class ServicesConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_services(self) -> ServicesConfig:
-        """Refuse several replicas of features, and GPUs for other services than engine."""
+        """Refuse several replicas of `features`, and GPUs for services other than `engine`."""
         if self.features.replicas != 1 or self.features.autoscaling:
             raise ValueError("features must be one replica, because it holds the posted events")
         for name, service in (("access", self.access), ("features", self.features)):
@@ -106,8 +106,8 @@ class JournalConfig(StrictModel):
     """The journal of posted events.
 
     Attributes:
-        segment_bytes: Size at which the file is sealed.
-        retention_days: Age at which sealed files are deleted; None keeps all.
+        segment_bytes: Size at which the file is sealed and a new one begins.
+        retention_days: Age in days at which sealed files are deleted; None keeps all.
     """
 
     segment_bytes: int = Field(default=64 << 20, ge=1)
@@ -115,10 +115,10 @@ class JournalConfig(StrictModel):
 
 
 class QueueConfig(StrictModel):
-    """The batching of questions.
+    """How queued questions are merged into batches.
 
     Attributes:
-        most_cost: Maximum cost of a batch, in positions of histories.
+        most_cost: Maximum cost of a batch, in positions (events) of its histories.
         most: Maximum number of questions of a batch.
     """
 
@@ -135,19 +135,20 @@ class ServeConfig(StrictModel):
         deadline_s: Deadline of a request that sets none, in seconds.
         waiting: Number of queued questions at which requests are refused with 429.
         proxies: Addresses or networks of proxies whose `X-Forwarded-For` is trusted.
-        rate: Requests per second and caller; None for no limit.
-        burst: Requests at once.
-        failures: Failures in a row after which the circuit breaker opens.
+        rate: Requests per second that each caller may make; None for no limit.
+        burst: Requests that a caller may make at once; None for those of one second.
+        failures: Failures of the engine in a row after which the circuit breaker opens.
         pause_s: Seconds for which the circuit breaker stays open.
-        block: Number of events by which a user's window moves.
-        state_bytes: Memory of each version for cached states of users, 0 for none.
+        block: Number of events by which the window of a user's newest events moves, so that its start, and with
+            it the user's cached state, stays valid for as many events.
+        state_bytes: Memory in bytes of each version for cached states of users; 0 for none.
         threads: Number of torch threads.
         cpus: CPUs of the replica.
         follow: Whether to serve the checkpoints that stages select; "checkpoints" also serves those from
             the middle of a stage.
-        registry: Address of the versions, such as s3://bucket/folder, by default a folder of the run.
-        device: Where the model computes.
-        queue: The batching of questions.
+        registry: Address of the published versions, such as s3://bucket/folder, by default a folder of the run.
+        device: The device that computes the model: cpu, cuda or npu.
+        queue: How queued questions are merged into batches.
         journal: The journal of posted events.
         services: Services as separate deployments; by default all run in one process.
     """
@@ -174,42 +175,45 @@ class ServeConfig(StrictModel):
 
     @field_validator("proxies", mode="before")
     @classmethod
-    def _as_tuple(cls, given: Any) -> Any:
-        """Accept a YAML list or a single address."""
-        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+    def _to_tuple(cls, value: Any) -> Any:
+        """Convert a YAML list or a single address to a tuple; other values are left to the field's validation."""
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="before")
     @classmethod
-    def _set_engine_device(cls, given: Any) -> Any:
-        """Use the device that the engine's replicas reserve if `device` is not set."""
-        engine = ((given.get("services") or {}) if isinstance(given, dict) else {}) or {}
+    def _set_engine_device(cls, values: Any) -> Any:
+        """Set `device` to the kind that the engine's replicas reserve if it is not set.
+
+        The values are not validated yet: parts that have another type are left to the validation of the fields.
+        """
+        services = (values.get("services") or {}) if isinstance(values, dict) else {}
+        services = services.model_dump() if isinstance(services, StrictModel) else services
+        engine = services.get("engine") if isinstance(services, dict) else None
         engine = engine.model_dump() if isinstance(engine, StrictModel) else engine
-        engine = engine.get("engine") if isinstance(engine, dict) else None
-        engine = engine.model_dump() if isinstance(engine, StrictModel) else engine
-        if not isinstance(engine, dict) or "device" in given:
-            return given
+        if not isinstance(engine, dict) or "device" in values:
+            return values
         if engine.get("gpus"):
-            return {**given, "device": "cuda"}
+            return {**values, "device": "cuda"}
         if (engine.get("resources") or {}).get("NPU"):
-            return {**given, "device": "npu"}
-        return given
+            return {**values, "device": "npu"}
+        return values
 
     @model_validator(mode="after")
     def _check_effects(self) -> ServeConfig:
-        """Refuse keys that would have no effect."""
-        kind = self.device.partition(":")[0]
+        """Refuse unknown devices, wrong proxies, and keys that would have no effect."""
+        device_type = self.device.partition(":")[0]
         try:
-            find_device(kind)
+            find_device(device_type)
         except ConfigError as error:
             raise ValueError(f"device is {self.device!r}: {error}") from None
         engine = None if self.services is None else self.services.engine
-        if engine is not None and engine.gpus and kind == "cpu":
+        if engine is not None and engine.gpus and device_type == "cpu":
             raise ValueError(
                 f"services.engine.gpus is {engine.gpus:g}, but device is {self.device}: the GPUs would be idle; "
                 "set device: cuda, or remove gpus"
             )
         try:
-            CallerResolver(self.proxies)
+            CallerResolver(self.proxies)  # raises if a proxy is neither an address nor a network
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if self.burst is not None and self.rate is None:
@@ -221,10 +225,10 @@ class ServeConfig(StrictModel):
         return self
 
     def count_cpus(self) -> float:
-        """Return the maximum number of CPUs of all replicas."""
+        """Return the number of CPUs that all replicas reserve when every service has its most replicas."""
         if self.services is None:
             return self.cpus
-        return sum(each.cpus * each.most for each in self.services.every)
+        return sum(service.cpus * service.most for service in self.services.every)
 
     def make_journal_options(self) -> Any:
         """Return the options of the `EventJournal`."""
@@ -241,27 +245,27 @@ class ServeConfig(StrictModel):
 
 
 def read_config(path: Path | None) -> ServeConfig:
-    """Read a configuration file.
+    """Read and validate a configuration file.
 
     Args:
-        path: The file; None for the defaults.
+        path: A YAML file with keys of `ServeConfig`; None for the defaults.
 
     Raises:
         ConfigError: A key or a value is wrong.
     """
     if path is None:
         return ServeConfig()
-    body = yaml.read(path)
-    if not isinstance(body, dict):
+    values = yaml.read(path)
+    if not isinstance(values, dict):
         raise ConfigError(f"{path}: must be a map of keys, such as `port: 8000`")
-    for key in body:
+    for key in values:
         if key not in ServeConfig.model_fields:
-            known = list(ServeConfig.model_fields)
+            known_keys = list(ServeConfig.model_fields)
             raise ConfigError(
-                f"{path}: there is no key {key!r}; keys: {', '.join(known)}.{suggest_sentence(key, known)}"
+                f"{path}: there is no key {key!r}; keys: {', '.join(known_keys)}.{suggest_sentence(key, known_keys)}"
             )
     try:
-        return ServeConfig(**body)
+        return ServeConfig(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        first_error = error.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}") from None

@@ -1,5 +1,7 @@
 """The active versions: each is built in the background and swapped in as a whole; earlier ones are kept for rollbacks.
 
+A lane is a version that is built: its engine and its queue. It is active while the registry directs traffic to it.
+
 One thread polls the registry and does nothing slow, so rollbacks, promotions and withdrawals take effect
 immediately. A version of the registry that is not built yet is built in its own thread. After that, the
 registry decides again which version serves which users, so a version that was rolled back while it was
@@ -25,8 +27,8 @@ from nonet.models.generation import Corpus
 from nonet.models.inference import Answer, InferenceEngine, PrefixStates, Question, TensorBatch
 from nonet.workers.registry import ServingState
 
-_KEPT = 3  # number of inactive versions that stay built
-_LOOK_S = 0.05
+_MAX_IDLE_LANES = 3  # number of versions that stay built without traffic, so that a rollback is immediate
+_POLL_S = 0.05  # between two polls of the registry
 CHECKPOINTS = "checkpoints"
 """Value of `follow` with which checkpoints from the middle of a stage are served too."""
 
@@ -35,8 +37,8 @@ class Building(Away):
     """The version was rolled back, and the version to go back to is still being built."""
 
 
-class ActiveVersion:
-    """A built version: its engine and its queue."""
+class VersionLane:
+    """A lane: the engine of a built version, and the queue of its questions."""
 
     def __init__(self, engine: InferenceEngine, queue: TensorBatch[Question, Answer]):
         self.engine, self.queue = engine, queue
@@ -66,28 +68,29 @@ class EnginePool:
         device: str = "cpu",
         queue: Mapping[str, Any] | None = None,
         state_bytes: int = 0,
-        look_s: float = _LOOK_S,
+        look_s: float = _POLL_S,
     ):
         self._run, self._device, self._look_s = run, device, look_s
         self._queue_options = dict(queue or {})
-        self._turn, self._state_bytes = threading.Lock(), state_bytes
-        self._lanes: dict[int, ActiveVersion] = {}
-        self._now: tuple[ServingState, Mapping[int, ActiveVersion]] = (ServingState(), MappingProxyType({}))
-        self._wanted = ServingState()
-        self._used: dict[int, float] = {}
+        self._compute_lock, self._state_bytes = threading.Lock(), state_bytes  # one batch at a time
+        self._built_lanes: dict[int, VersionLane] = {}  # active and idle ones
+        self._target_state = ServingState()  # of the registry, with versions that may not be built yet
+        # What is in effect, replaced as a whole so that readers need no lock: the state, and the active lanes.
+        self._active: tuple[ServingState, Mapping[int, VersionLane]] = (ServingState(), MappingProxyType({}))
+        self._last_active_s: dict[int, float] = {}  # by version, in monotonic seconds
         self._building: dict[int, threading.Thread] = {}
-        self._failed: dict[int, int] = {}  # turn of the registry at which a version could not be built
-        self._changing = threading.RLock()
+        self._failed_turns: dict[int, int] = {}  # the registry's turn at which a version could not be built
+        self._change_lock = threading.RLock()
         self.problems: dict[str, str] = {}
-        self.swaps = 0
+        self.swaps = 0  # number of changes of the versions that are in effect
         self._stopped = threading.Event()
-        self._catalogue, self._renewing = run.catalogues.get_newest(), threading.Lock()
+        self._catalogue, self._catalogue_lock = run.catalogues.get_newest(), threading.Lock()
         self._renew: Callable[[Corpus], None] | None = None
         self._follower = RunFollower(run, mid_stage=follow == CHECKPOINTS) if follow else None
         self._open()
         self._threads = [
-            threading.Thread(target=self._repeat, args=(look, name), name=name, daemon=True)
-            for look, name in ((self._follow_registry, "registry"), (self._follow_catalogue, "catalogue"))
+            threading.Thread(target=self._repeat, args=(poll, name), name=name, daemon=True)
+            for poll, name in ((self._follow_registry, "registry"), (self._follow_catalogue, "catalogue"))
         ]
         for thread in self._threads:
             thread.start()
@@ -95,29 +98,29 @@ class EnginePool:
             self._follower.start()
 
     def _open(self) -> None:
-        """Publish a version if there is none, and build the served ones. Raises ConfigError if none can be served."""
+        """Publish a version if there is none, and build those with traffic. Raises ConfigError if none can be served."""
         if self._follower is not None:
             self._follower.check_once()
             self._record_problem(self._follower.problem)
         elif not self._run.has_version:
             self._run.publish_newest()  # it is served until another one is published
-        self._wanted = self._run.registry.serving
-        for version in self._wanted.versions:
+        self._target_state = self._run.registry.serving
+        for version in self._target_state.versions:
             self._build(version)
         self._activate()
-        if not self._now[1]:
+        if not self.lanes:
             problem = next(iter(self.problems.values()), "it has no version")
             raise ConfigError(f"{self._run.folder.id} cannot be served: {problem}")
 
     @property
     def serving(self) -> ServingState:
         """The serving state that is currently in effect."""
-        return self._now[0]
+        return self._active[0]
 
     @property
-    def lanes(self) -> Mapping[int, ActiveVersion]:
-        """The versions that currently receive traffic."""
-        return self._now[1]
+    def lanes(self) -> Mapping[int, VersionLane]:
+        """The lanes that currently receive traffic by version, the default one first."""
+        return self._active[1]
 
     def submit(self, question: Question, within_s: float) -> tuple[Future[Answer], int]:
         """Submit a question to the version of its user, caller or request.
@@ -127,20 +130,21 @@ class EnginePool:
             within_s: Seconds within which the answer is needed.
 
         Returns:
-            The future answer, and the version that gives it.
+            The future answer, and the number of the version that gives it.
 
         Raises:
             Building: The version was rolled back, and the version to go back to is still being built.
         """
-        serving, lanes = self._now
+        serving, lanes = self._active
         version = serving.select_version(question.user or question.traffic)
+        # A version that is not built yet is replaced by the first lane.
         lane = lanes.get(version if version is not None else -1) or next(iter(lanes.values()), None)
         if lane is None:
             raise Building(f"version {serving.default} is being built after a rollback")
         return lane.queue.submit(question, within_s), lane.engine.version
 
     async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
-        """Submit a question and wait for its answer."""
+        """Submit a question, and return its answer and the number of its version; errors are those of `submit`."""
         future, version = self.submit(question, within_s)
         return await asyncio.wrap_future(future), version
 
@@ -150,10 +154,10 @@ class EnginePool:
 
     def get_facts(self) -> dict[int, dict[str, float]]:
         """Return figures of each active version: queue, batches and cached states."""
-        found = {}
+        figures_by_version = {}
         for version, lane in self.lanes.items():
             measures, states = lane.queue.measures, lane.engine.states
-            found[version] = {
+            figures_by_version[version] = {
                 "queue": len(lane.queue),
                 "batches": measures.batches,
                 "batched_questions": measures.questions,
@@ -165,19 +169,19 @@ class EnginePool:
                 "state_misses": states.misses if states else 0,
                 "state_bytes": states.nbytes if states else 0,
             }
-        return found
+        return figures_by_version
 
     def count_waiting(self) -> int:
-        """Return the number of queued questions."""
-        return sum(len(lane.queue) for lane in list(self._lanes.values()))
+        """Return the number of queued questions of all built versions."""
+        return sum(len(lane.queue) for lane in list(self._built_lanes.values()))
 
     def explain_unready(self) -> str | None:
         """Return why no model would answer; None if all queues work."""
         lanes = self.lanes
         if not lanes:
             return f"version {self.serving.default} is being built"
-        dead = [version for version, lane in lanes.items() if not lane.queue.alive]
-        return f"the queue of version {dead[0]} has died" if dead else None
+        dead_versions = [version for version, lane in lanes.items() if not lane.queue.alive]
+        return f"the queue of version {dead_versions[0]} has died" if dead_versions else None
 
     def close(self) -> None:
         """Answer the queued questions, then stop."""
@@ -186,35 +190,30 @@ class EnginePool:
             self._follower.stop()
         for thread in (*self._threads, *list(self._building.values())):
             thread.join()
-        for lane in self._lanes.values():
+        for lane in self._built_lanes.values():
             lane.queue.close()
 
-    def _repeat(self, look: Callable[[], None], name: str) -> None:
-        """Call a function periodically and record its errors under a name."""
+    def _repeat(self, poll: Callable[[], None], name: str) -> None:
+        """Call a function every `look_s` seconds until `close`, and record its last error in `problems` under a name."""
         while not self._stopped.wait(self._look_s):
             try:
-                look()
+                poll()
                 self.problems.pop(name, None)
-            except (
-                Exception
-            ) as error:  # built versions keep answering; the problem may be gone at the next poll
+            except Exception as error:  # built versions keep answering, and the next poll may succeed
                 self._record_problem(error, name)
 
     def _follow_registry(self) -> None:
-        """Read the serving state and start to build missing versions. Nothing here is slow."""
+        """Read the registry's state, start to build missing versions, and activate built ones. Nothing here is slow."""
         if self._follower is not None:
             self._record_problem(self._follower.problem)
-        wanted = self._run.registry.announced
-        if wanted.turn == self._wanted.turn:
+        target = self._run.registry.announced
+        if target.turn == self._target_state.turn:
             return
-        with self._changing:
-            self._wanted = wanted
-            for version in wanted.versions:
-                if (
-                    version in self._lanes
-                    or version in self._building
-                    or self._failed.get(version) == wanted.turn
-                ):
+        with self._change_lock:
+            self._target_state = target
+            for version in target.versions:
+                has_failed = self._failed_turns.get(version) == target.turn
+                if version in self._built_lanes or version in self._building or has_failed:
                     continue
                 thread = threading.Thread(
                     target=self._build_in_background, args=(version,), name="build", daemon=True
@@ -224,52 +223,60 @@ class EnginePool:
         self._activate()
 
     def _follow_catalogue(self) -> None:
-        """Announce a newer catalogue.
+        """Pass a newer catalogue to the function of `watch_catalogue`.
 
-        A version with that catalogue is built afterwards, so the features know the items that it lists.
+        This happens before a version with that catalogue is built, so the features know the items that it lists.
         """
-        with self._renewing:
+        with self._catalogue_lock:
             newest = self._run.catalogues.get_newest()
             if newest is not self._catalogue and self._renew is not None:
                 self._renew(newest)
                 self._catalogue = newest
 
     def _activate(self) -> None:
-        """Direct traffic to built versions as the registry says; refusals and withdrawals always take effect."""
-        with self._changing:
-            wanted, (old, _) = self._wanted, self._now
-            shares = wanted.shares
-            if wanted.default not in self._lanes:
-                going_on = old.default in self._lanes and old.default not in wanted.refused
+        """Direct traffic to built versions as the registry says.
+
+        While the registry's default version is not built, the state before stays in effect; but refusals and
+        withdrawals always take effect.
+        """
+        with self._change_lock:
+            target, (old, _) = self._target_state, self._active
+            if target.default not in self._built_lanes:
+                going_on = old.default in self._built_lanes and old.default not in target.refused
                 shares = {
-                    version: share for version, share in old.shares.items() if version not in wanted.refused
+                    version: share for version, share in old.shares.items() if version not in target.refused
                 }
-                shown = replace(wanted, default=old.default if going_on else wanted.default, salts=old.salts)
+                new = replace(target, default=old.default if going_on else target.default, salts=old.salts)
             else:
-                shown = wanted
-            shown = replace(
-                shown, shares={version: share for version, share in shares.items() if version in self._lanes}
-            )
-            lanes = {version: self._lanes[version] for version in shown.versions if version in self._lanes}
-            self._now = (shown, MappingProxyType(lanes))
-            now = time.monotonic()
-            self._used.update(dict.fromkeys(lanes, now))
-            self.swaps += (shown.default, shown.shares) != (old.default, old.shares)
-            self._retire(set(lanes))
+                shares, new = target.shares, target
+            built_shares = {
+                version: share for version, share in shares.items() if version in self._built_lanes
+            }
+            new = replace(new, shares=built_shares)
+            lanes = {
+                version: self._built_lanes[version]
+                for version in new.versions
+                if version in self._built_lanes
+            }
+            self._active = (new, MappingProxyType(lanes))
+            now_s = time.monotonic()
+            self._last_active_s.update(dict.fromkeys(lanes, now_s))
+            self.swaps += (new.default, new.shares) != (old.default, old.shares)
+            self._retire_lanes(set(lanes))
 
     def _build_in_background(self, version: int) -> None:
-        """Build a version in a background thread and activate it."""
+        """Build a version and activate it; a background thread runs this."""
         try:
             self._follow_catalogue()
             self._build(version)
         finally:
-            with self._changing:
+            with self._change_lock:
                 self._building.pop(version, None)
             self._activate()
 
     def _build(self, version: int) -> None:
-        """Build a version; if that fails, `problems` says why."""
-        turn = self._wanted.turn
+        """Build the lane of a version and add it to the built ones; if that fails, record the reason in `problems`."""
+        turn = self._target_state.turn
         try:
             recommender = self._run.load_recommender(self._run.registry.read_version(version), self._device)
             engine = InferenceEngine(
@@ -282,28 +289,30 @@ class EnginePool:
                 )
             engine.warm()
         except Exception as error:
-            with self._changing:
-                self._failed[version] = turn
+            with self._change_lock:
+                self._failed_turns[version] = turn
             self._record_problem(error, f"version {version}")
             return
         queue = TensorBatch[Question, Answer](
-            engine.answer, engine.estimate_cost, turn=self._turn, **self._queue_options
+            engine.answer, engine.estimate_cost, turn=self._compute_lock, **self._queue_options
         )
-        with self._changing:
-            self._lanes[version] = ActiveVersion(engine, queue)
-            self._used[version] = time.monotonic()
+        with self._change_lock:
+            self._built_lanes[version] = VersionLane(engine, queue)
+            self._last_active_s[version] = time.monotonic()
             self.problems.pop(f"version {version}", None)
 
-    def _retire(self, answering: set[int]) -> None:
-        """Remove inactive versions except for the newest ones; their queued questions are answered first."""
-        idle = sorted(set(self._lanes) - answering, key=lambda version: self._used[version])
-        for version in idle[: max(0, len(idle) - _KEPT)]:
-            lane = self._lanes.pop(version)
+    def _retire_lanes(self, active_versions: set[int]) -> None:
+        """Remove idle lanes except for those that were active last; their queued questions are answered first."""
+        idle_versions = sorted(
+            set(self._built_lanes) - active_versions, key=lambda version: self._last_active_s[version]
+        )
+        for version in idle_versions[: max(0, len(idle_versions) - _MAX_IDLE_LANES)]:
+            lane = self._built_lanes.pop(version)
             threading.Thread(target=lane.queue.close, daemon=True).start()
 
-    def _record_problem(self, problem: Exception | str | None, what: str = "commit") -> None:
-        """Record a problem under a name, or remove it."""
+    def _record_problem(self, problem: Exception | str | None, name: str = "commit") -> None:
+        """Record a problem in `problems` under a name; None removes the one of that name."""
         if problem is None:
-            self.problems.pop(what, None)
+            self.problems.pop(name, None)
         else:
-            self.problems[what] = " ".join(str(problem).split())
+            self.problems[name] = " ".join(str(problem).split())

@@ -10,7 +10,7 @@ from nonet.deploy.serving.features import ServedRun
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 from nonet.models.generation import Corpus
 
-_LOOK_S = 0.1
+_POLL_S = 0.1  # between two checks of the run
 
 
 class RunFollower:
@@ -31,7 +31,7 @@ class RunFollower:
         self._run, self._renew, self._mid_stage = run, renew, mid_stage
         self._stopped = threading.Event()
         self._catalogue = run.catalogues.get_newest()
-        self._seen: Any = None
+        self._checked_state: Any = None  # of the run at the last check that was completed
         self.problem: str | None = None
 
     def check_once(self) -> None:
@@ -42,33 +42,31 @@ class RunFollower:
             if catalogue is not self._catalogue and self._renew is not None:
                 self._renew(catalogue)
             self._catalogue = catalogue
-            seen = newest and (newest, newest.stat().st_mtime_ns, catalogue.trie.version)
-            if seen is None or seen == self._seen:
+            state = newest and (newest, newest.stat().st_mtime_ns, catalogue.trie.version)
+            if state is None or state == self._checked_state:
                 return
             self._run.publish_catalogue()
             if not self._mid_stage and self._run.has_version and not self._run.has_ended_stage:
-                self._seen, self.problem = (
-                    seen,
-                    None,
-                )  # until a stage ends, the user's choice of version is served
+                # Until a stage ends, the version that the user has chosen is served.
+                self._checked_state, self.problem = state, None
                 return
             try:
                 self._run.publish_newest(mid_stage=self._mid_stage)
             except StaleVersion as error:  # based on a version that was rolled back; it is not tried again
-                self._seen, self.problem = seen, _format_error(error)
+                self._checked_state, self.problem = state, _format_error(error)
                 return
-            self._seen, self.problem = seen, None
+            self._checked_state, self.problem = state, None
         except (ConfigError, CheckpointError, OSError) as error:
             self.problem = _format_error(error)
 
     def start(self) -> None:
-        """Check periodically until `stop` or the end of the process."""
+        """Start a thread that checks periodically until `stop` or the end of the process."""
 
-        def watch() -> None:
-            while not self._stopped.wait(_LOOK_S):
+        def check_until_stopped() -> None:
+            while not self._stopped.wait(_POLL_S):
                 self.check_once()
 
-        threading.Thread(target=watch, name="checkpoints", daemon=True).start()
+        threading.Thread(target=check_until_stopped, name="checkpoints", daemon=True).start()
 
     def stop(self) -> None:
         """Stop checking."""
@@ -76,4 +74,5 @@ class RunFollower:
 
 
 def _format_error(error: Exception) -> str:
+    """Return the text of an error on one line."""
     return " ".join(str(error).split())

@@ -8,27 +8,36 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-_SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
 class ServerMetrics:
-    """Counts of one process; `watch` adds those of queues and versions."""
+    """Counters and response times of one process; `watch` adds figures of queues and versions."""
 
     def __init__(self):
         self.registry = CollectorRegistry()
-        named = {"registry": self.registry, "namespace": "nonet"}
+        common = {"registry": self.registry, "namespace": "nonet"}
         self.requests = Counter(
-            "requests", "Requests by verb, status and version", ["verb", "status", "version"], **named
+            "requests", "Requests by verb, status and version", ["verb", "status", "version"], **common
         )
         self.seconds = Histogram(
-            "request_seconds", "Response time in seconds", ["verb", "version"], buckets=_SECONDS, **named
+            "request_seconds",
+            "Response time in seconds",
+            ["verb", "version"],
+            buckets=_LATENCY_BUCKETS_S,
+            **common,
         )
-        self.fallbacks = Counter("fallbacks", "Answers by a fallback", ["what", "reason"], **named)
-        self.refused = Counter("refused", "Requests refused with 429", ["why"], **named)
-        self.events = Counter("events", "Events acknowledged", **named)
+        self.fallbacks = Counter("fallbacks", "Answers by a fallback", ["what", "reason"], **common)
+        self.refused = Counter("refused", "Requests refused with 429", ["why"], **common)
+        self.events = Counter("events", "Events acknowledged", **common)
 
     def watch(self, engines: Any, breaker: Any) -> None:
-        """Add figures of queues and versions."""
+        """Add figures of queues, versions and the circuit breaker, which are read at every `render`.
+
+        Args:
+            engines: An `EnginePool`, or its proxy.
+            breaker: A `CircuitBreaker`.
+        """
         self.registry.register(_EngineCollector(engines, breaker))
 
     def render(self) -> bytes:
@@ -37,16 +46,16 @@ class ServerMetrics:
 
 
 class _EngineCollector:
-    """A collector of figures of the active versions."""
+    """A Prometheus collector of figures of the active versions."""
 
     def __init__(self, engines: Any, breaker: Any):
         self._engines, self._breaker = engines, breaker
 
     def collect(self) -> Iterator[Any]:
-        """Yield figures of each active version, and the default version."""
-        by_version = {
-            name: GaugeMetricFamily(f"nonet_{name}", about, labels=["version"])
-            for name, about in (
+        """Yield the metric families: figures of each active version, then those of the whole server."""
+        families = {  # by name in `get_facts`
+            name: GaugeMetricFamily(f"nonet_{name}", description, labels=["version"])
+            for name, description in (
                 ("queue", "Queued questions"),
                 ("batches", "Batches computed"),
                 ("batched_questions", "Questions in computed batches"),
@@ -60,9 +69,9 @@ class _EngineCollector:
             )
         }
         for version, facts in self._engines.get_facts().items():
-            for name, family in by_version.items():
+            for name, family in families.items():
                 family.add_metric([str(version)], facts[name])
-        yield from by_version.values()
+        yield from families.values()
         yield GaugeMetricFamily("nonet_version", "Default version", self._engines.serving.default or 0)
         yield GaugeMetricFamily("nonet_swaps", "Versions swapped in", self._engines.swaps)
         yield GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""Requests and responses as the OpenAPI page shows them. Sizes are bounded and numbers are finite before use."""
+"""The bodies of requests and responses, as the OpenAPI page shows them; sizes are limited, and numbers must be finite."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 
-def _is_text(text: str) -> str:
-    """Check that text can be encoded as UTF-8, because stores, hashes and answers use its bytes."""
+def _check_text(text: str) -> str:
+    """Return the text; raise ValueError if UTF-8 cannot encode it, because stores, hashes and answers use its bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -16,15 +16,17 @@ def _is_text(text: str) -> str:
     return text
 
 
-Text = Annotated[StrictStr, AfterValidator(_is_text)]
+Text = Annotated[StrictStr, AfterValidator(_check_text)]
 Id = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | Annotated[Text, Field(max_length=512)]
 
 
-class _Strict(BaseModel):
+class _StrictRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class _Asking(_Strict):
+class _UserRequest(_StrictRequest):
+    """The fields that requests to list and to score items have in common."""
+
     user: Id | None = Field(
         default=None, description="The user whose events are read; an unknown user is a cold start."
     )
@@ -43,7 +45,7 @@ class _Asking(_Strict):
     )
 
 
-class RecommendRequest(_Asking):
+class RecommendRequest(_UserRequest):
     """A request to list items for a user."""
 
     k: int = Field(default=10, description="Number of items.")
@@ -53,13 +55,13 @@ class RecommendRequest(_Asking):
     where: Text | None = Field(default=None, description="Condition over item columns, such as price < 20.")
 
 
-class ScoreRequest(_Asking):
+class ScoreRequest(_UserRequest):
     """A request to score items for a user."""
 
     items: list[Id] = Field(description="Items to score.")
 
 
-class Event(_Strict):
+class Event(_StrictRequest):
     """One event of a user.
 
     Attributes:
@@ -75,7 +77,7 @@ class Event(_Strict):
     values: dict[Text, Any] | None = None
 
 
-class EventsRequest(_Strict):
+class EventsRequest(_StrictRequest):
     """New events of a user. A post with an `id` counts once, however often it is sent."""
 
     user: Id
@@ -84,7 +86,7 @@ class EventsRequest(_Strict):
 
 
 class Scored(BaseModel):
-    """A listed or scored item.
+    """A listed or scored item of a response.
 
     Attributes:
         item: The item's id.
@@ -103,11 +105,11 @@ class Scored(BaseModel):
 
 
 class Listed(BaseModel):
-    """The answer to a request.
+    """The answer to a request to list or to score items.
 
     Attributes:
-        items: Items, best first.
-        version: The version that answered; None for a fallback.
+        items: Items, best first; scored ones in the order of the request.
+        version: The number of the version that answered; None for a fallback.
         fallback: The fallback that answered; None if the model did.
         reason: Why a fallback answered.
         cold_start: Whether no event of the user is known.
@@ -131,8 +133,8 @@ class Posted(BaseModel):
 
     Attributes:
         accepted: Number of events that are on disk and used by the next answer.
-        unknown: Ids that no item has.
-        again: Whether the post's id was known, so that nothing was stored.
+        unknown: Ids that no item has; their events are not stored.
+        again: Whether a post with the same id was stored before, so that nothing was stored.
     """
 
     accepted: int
@@ -141,7 +143,7 @@ class Posted(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error, for programs (`kind`) and for people (`message`)."""
+    """An error: `kind` is for programs, `message` for people."""
 
     kind: str
     message: str

@@ -1,8 +1,8 @@
 """The recommendation service without its HTTP layer: rate limits, features, the engine's queue, and the fallback.
 
 The engine has until the deadline to answer. If it does not, or if it fails, the fallback answers, and the answer names the
-reason. Errors that a caller can expect are `Refused`, `TooManyRequests` and `Away`. Withdrawn and excluded items are never
-recommended, not even by the fallback.
+reason. Callers must expect the errors `Refused` (a wrong request), `TooManyRequests` (a limit) and `Away` (a service in
+another process does not answer). Withdrawn and excluded items are never recommended, not even by the fallback.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from nonet.errors import DeadlineExceeded, NonetError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Answer
 
-_MAX_TITLES = 20  # number of newest titles of a history in a response
-# Missing a deadline shorter than this share of the default deadline does not count as a failure of the engine.
+_MAX_TITLES = 20  # maximum number of titles of a user's history in a response
+# The circuit breaker counts a missed deadline as a failure only if the deadline was at least this share of the default one.
 _MIN_DEADLINE_SHARE = 0.8
 
 
@@ -101,7 +101,7 @@ class RecommendationService:
         engines.watch_catalogue(self.renew)
 
     def renew(self, corpus: Corpus) -> None:
-        """Switch to a newer version of the catalogue."""
+        """Switch the fallback and the features to a newer version of the catalogue."""
         items = CatalogueItems(corpus, self.features.items)
         # The fallback changes before the features, because questions of the new features may contain new items.
         self._fallback = FallbackRecommender(corpus, items)
@@ -114,17 +114,20 @@ class RecommendationService:
 
         Args:
             request: The request.
-            caller: The caller's key, for limits.
-            spent_s: Seconds of the deadline that have passed.
-            caller_name: The name that the caller gave itself. It decides which version gets a request without a user;
-                without a name, that is random.
+            caller: The key by which the caller's rate limit is counted.
+            spent_s: Seconds since the request arrived, which count against its deadline.
+            caller_name: The name that the caller gave itself. It decides which version answers a request without a user;
+                without a name, the version is random.
+
+        Returns:
+            The response, with items best first.
 
         Raises:
             Refused: The request cannot be answered as it is.
             TooManyRequests: The limit of the caller or of the queue is reached.
         """
-        self._admit(caller)
-        question = partial(
+        self._check_limits(caller)
+        make_question = partial(
             self.features.make_list_question,
             *_get_user_and_history(request),
             request.k,
@@ -133,21 +136,21 @@ class RecommendationService:
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answer("recommend", request, question, spent_s, caller_name)
+        return await self._answer("recommend", request, make_question, spent_s, caller_name)
 
     async def score(
         self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, caller_name: str = ""
     ) -> Listed:
-        """Score items in their order; arguments and errors are those of `recommend`."""
-        self._admit(caller)
-        question = partial(
+        """Score items, and return them in the order of the request; arguments and errors are those of `recommend`."""
+        self._check_limits(caller)
+        make_question = partial(
             self.features.make_score_question,
             *_get_user_and_history(request),
             request.items,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answer("score", request, question, spent_s, caller_name)
+        return await self._answer("score", request, make_question, spent_s, caller_name)
 
     async def post(self, request: EventsRequest, caller: str) -> Posted:
         """Store events of a user; they are on disk when this returns.
@@ -157,18 +160,18 @@ class RecommendationService:
             TooManyRequests: The limit of the caller or of the queue is reached.
             Away: The features run as a service that does not answer.
         """
-        self._admit(caller)
+        self._check_limits(caller)
         events = [event.model_dump() for event in request.events]
         arguments = (str(request.user), events, request.id)
-        if inspect.iscoroutinefunction(self.features.post):
-            accepted, unknown, new = await self.features.post(*arguments)
+        if inspect.iscoroutinefunction(self.features.post):  # a proxy of another service
+            accepted, unknown, is_new_id = await self.features.post(*arguments)
         else:  # in a thread, because it waits for the disk
-            accepted, unknown, new = await asyncio.to_thread(self.features.post, *arguments)
-        self.metrics.events.inc(accepted if new else 0)
-        return Posted(accepted=accepted, unknown=unknown, again=not new)
+            accepted, unknown, is_new_id = await asyncio.to_thread(self.features.post, *arguments)
+        self.metrics.events.inc(accepted if is_new_id else 0)
+        return Posted(accepted=accepted, unknown=unknown, again=not is_new_id)
 
     def describe_versions(self) -> dict[str, Any]:
-        """Describe which versions receive traffic, and problems with the others."""
+        """Return the response of GET /versions: which versions receive traffic, and problems with the others."""
         serving = self.engines.serving
         return {
             "default": serving.default,
@@ -180,7 +183,7 @@ class RecommendationService:
             "journal": self.features.get_journal_facts(),
         }
 
-    def _admit(self, caller: str) -> None:
+    def _check_limits(self, caller: str) -> None:
         """Raise TooManyRequests if the limit of the caller or of the queue is reached."""
         wait_s = self._limits.take_token(caller)
         if wait_s:
@@ -190,43 +193,41 @@ class RecommendationService:
             )
         if self.engines.count_waiting() >= self.settings.waiting:
             self.metrics.refused.labels("queue").inc()
-            raise TooManyRequests(f"{self.settings.waiting} requests are queued already", 1.0)
+            raise TooManyRequests(f"{self.settings.waiting} requests are queued already", retry_s=1.0)
 
     async def _answer(
         self,
         verb: str,
         request: RecommendRequest | ScoreRequest,
-        question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
+        make_question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         spent_s: float,
         caller_name: str,
     ) -> Listed:
-        """Answer a question by the engine, or by the fallback if that fails."""
-        began, failure = time.perf_counter(), ""
+        """Make a question by the features, and answer it by the engine, or by the fallback if one of them fails."""
+        start_s, features_failure = time.perf_counter(), ""
         deadline_s = self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
         deadline_s -= spent_s
         try:
-            prepared = await self._ask_features(request, question, deadline_s)
+            prepared = await self._prepare_question(request, make_question, deadline_s)
         except (Away, TimeoutError) as error:
             prepared = self._make_fallback_question(request)
-            failure = "deadline" if isinstance(error, TimeoutError) else "features are away"
-        if (
-            not prepared.question.user
-        ):  # without a user, traffic is split by the caller's name, else at random
+            features_failure = "deadline" if isinstance(error, TimeoutError) else "features are away"
+        if not prepared.question.user:  # traffic is split by the caller's name, else at random
             traffic = caller_name or secrets.token_hex(8)
             prepared = replace(prepared, question=replace(prepared.question, traffic=traffic))
-        took_s = time.perf_counter() - began  # the time of the features counts against the deadline
+        took_s = time.perf_counter() - start_s  # the time of the features counts against the deadline
         within_s = deadline_s - took_s
         answer, version, reason = (
-            (None, None, failure) if failure else await self._ask_engine(prepared, within_s)
+            (None, None, features_failure) if features_failure else await self._ask_engine(prepared, within_s)
         )
         fallback_name = None
         if answer is None:
             answer, fallback_name = self._fallback.answer(prepared.question)
             self.metrics.fallbacks.labels(fallback_name, reason).inc()
         version_label = "none" if version is None else str(version)
-        self.metrics.seconds.labels(verb, version_label).observe(time.perf_counter() - began)
+        self.metrics.seconds.labels(verb, version_label).observe(time.perf_counter() - start_s)
         return Listed(
-            items=self._list_scored(answer, request.explain),
+            items=self._make_response_items(answer, request.explain),
             version=version,
             fallback=fallback_name,
             reason=reason or None,
@@ -238,22 +239,23 @@ class RecommendationService:
             else None,
         )
 
-    async def _ask_features(
+    async def _prepare_question(
         self,
         request: RecommendRequest | ScoreRequest,
-        question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
+        make_question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         within_s: float,
     ) -> PreparedQuestion:
-        """Make the question, in a thread if the request has a filter, because a filter reads every item.
+        """Call `make_question`, in a thread if the request has a filter, because a filter reads every item.
 
         Raises:
             Away: The features run as a service that does not answer.
-            TimeoutError: That service did not answer within `within_s`.
+            TimeoutError: That service did not answer within `within_s` seconds.
         """
         where = request.where if isinstance(request, RecommendRequest) else None
-        if where is not None and not inspect.iscoroutinefunction(self.features.make_list_question):
-            return await asyncio.to_thread(cast("Callable[[], PreparedQuestion]", question))
-        prepared = question()
+        is_remote = inspect.iscoroutinefunction(self.features.make_list_question)
+        if where is not None and not is_remote:
+            return await asyncio.to_thread(cast("Callable[[], PreparedQuestion]", make_question))
+        prepared = make_question()
         if isinstance(prepared, PreparedQuestion):
             return prepared
         return await asyncio.wait_for(prepared, max(0.0, within_s))
@@ -261,7 +263,11 @@ class RecommendationService:
     async def _ask_engine(
         self, prepared: PreparedQuestion, within_s: float
     ) -> tuple[Answer | None, int | None, str]:
-        """Return the engine's answer and its version, or the reason why there is none."""
+        """Ask the engine, unless the deadline has passed or the circuit breaker is open.
+
+        Returns:
+            The answer, its version and ""; or None, None and the reason why the engine gave no answer.
+        """
         if within_s <= 0:
             return None, None, "deadline"
         if not self.breaker.allow_request():
@@ -285,35 +291,38 @@ class RecommendationService:
         items = self.features.items
         if isinstance(request, ScoreRequest):
             item_indices, unknown = items.find_indices(request.items)
-            return PreparedQuestion(self._fallback.make_empty_question(0, item_indices), True, unknown)
+            question = self._fallback.make_empty_question(top=0, asked=item_indices)
+            return PreparedQuestion(question, cold_start=True, unknown=unknown)
         hidden = [items.find_indices(ids)[0] for ids in (request.exclude, self.engines.serving.withdrawn)]
         hidden += [items.find_excluded(request.where)] if request.where else []
         question = replace(
             self._fallback.make_empty_question(request.k), hidden=np.unique(np.concatenate(hidden))
         )
-        return PreparedQuestion(question, True)
+        return PreparedQuestion(question, cold_start=True)
 
-    def _list_scored(self, answer: Answer, explain: bool) -> list[Scored]:
-        """Convert an answer to rows of the response."""
+    def _make_response_items(self, answer: Answer, explain: bool) -> list[Scored]:
+        """Convert an answer to the items of a response, in the answer's order."""
         items = self.features.items
         titles = items.get_titles(answer.item) if explain else [None] * len(answer.item)
         rows = []
-        for rank, item in enumerate(items.get_ids(answer.item)):
-            row = Scored(item=item, score=_to_finite(answer.score[rank]), title=titles[rank])
+        for index, item_id in enumerate(items.get_ids(answer.item)):
+            row = Scored(item=item_id, score=_to_finite(answer.score[index]), title=titles[index])
             if answer.own is not None and answer.vote is not None:
-                row.own, row.vote = _to_finite(answer.own[rank]), _to_finite(answer.vote[rank])
+                row.own, row.vote = _to_finite(answer.own[index]), _to_finite(answer.vote[index])
             rows.append(row)
         return rows
 
 
 def _get_user_and_history(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
+    """Return the user's id as text and the item ids of the history, each None if the request lacks it."""
     return (None if request.user is None else str(request.user)), request.history
 
 
 def _to_finite(value: np.floating) -> float | None:
+    """Return a value as a float; None for infinities and NaN, which JSON cannot hold."""
     return float(value) if math.isfinite(value) else None
 
 
 def get_refused_status(error: Refused) -> int:
-    """Return the HTTP status of a refusal."""
+    """Return the HTTP status of a refusal: 400 without user and history, else 422."""
     return 422 if error.kind != "bad_request" else 400

@@ -1,4 +1,4 @@
-"""The interface of exporters, which read a version of a run (`VersionToExport`) and write a folder."""
+"""The interface of exporters, which write a version of a run (`VersionToExport`) into a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class VersionToExport:
     Attributes:
         run: The run, with its folder, scenario, setup and registry.
         version: The number of the version.
-        published: The manifest of the version in the registry.
+        published: The registry's manifest of the version.
         corpus: Items, semantic ids and sequences of the version's catalogue.
         dense: File of the dense weights (safetensors).
         counts: Files of the transition counts, by array name.
@@ -41,24 +41,28 @@ class VersionToExport:
 
     @classmethod
     def open(cls, run: str, version: int | None = None) -> VersionToExport:
-        """Open a version of a run, by default the one that is served, else the newest checkpoint.
+        """Open a version of a run.
+
+        Args:
+            run: The run's folder, its id, a prefix of its id, or `last`.
+            version: The version's number; None for the served one, or else the newest checkpoint, which is published.
 
         Raises:
-            ConfigError: The run has no catalogue of this version.
+            ConfigError: The run does not have the catalogue of this version.
         """
         from nonet.deploy.serving.features import ServedRun
 
-        opened = ServedRun.open(run)
-        opened.check_servable("export")
-        number = version or opened.registry.serving.default or opened.publish_newest().number
-        published = opened.registry.read_version(number)
-        dense, counts = opened.registry.locate_files(published)
-        corpus = opened.catalogues.get_corpus(published.catalogue)
+        served_run = ServedRun.open(run)
+        served_run.check_servable("export")
+        number = version or served_run.registry.serving.default or served_run.publish_newest().number
+        published = served_run.registry.read_version(number)
+        dense, counts = served_run.registry.locate_files(published)
+        corpus = served_run.catalogues.get_corpus(published.catalogue)
         if corpus is None:
             raise ConfigError(
-                f"version {number} is of catalogue {published.catalogue}, which {opened.folder.id} does not have"
+                f"version {number} is of catalogue {published.catalogue}, which {served_run.folder.id} does not have"
             )
-        return cls(opened, number, published, corpus, dense, counts)
+        return cls(served_run, number, published, corpus, dense, counts)
 
     def build_model(self) -> Module:
         """Return the module with the weights of the version."""
@@ -71,26 +75,27 @@ class VersionToExport:
         return model
 
     def merge_rows(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return the sparse rows of the version: by table, arrays by name."""
+        """Return the sparse rows of the version as arrays by table and name."""
         from nonet.embedding.reading import merge_layers
 
-        layers = self.run.registry.map_layers(self.version)
-        return {table: merge_layers(parts).to_arrays() for table, parts in layers.items()}
+        layers_by_table = self.run.registry.map_layers(self.version)
+        return {table: merge_layers(layers).to_arrays() for table, layers in layers_by_table.items()}
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """A kind of exporter, which writes a published version.
+    """A form in which published versions are exported.
 
     Attributes:
-        write: A function (version, folder) that writes into a new, empty folder, or its dotted path.
+        write: A function (version, folder) that writes a `VersionToExport` into a new, empty folder, or the
+            function's address as `package.module:name`.
     """
 
     write: str | Callable[[VersionToExport, Path], None]
 
 
 def _write_folder(version: Any, folder: Any) -> None:
-    """Declare the arguments of `Exporter.write`."""
+    """Declare the arguments of `Exporter.write`, with which the registry compares those of plug-ins."""
 
 
 EXPORTERS = PluginRegistry(
