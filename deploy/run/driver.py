@@ -333,9 +333,9 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
     deadline_s = time.monotonic() + timeout_s
     try:
         ray.get(controller.stop.remote(), timeout=10.0)
-        while (
-            time.monotonic() < deadline_s and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]
-        ):  # pyright: ignore[reportCallIssue, reportArgumentType]
+        while time.monotonic() < deadline_s:
+            if ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
+                break
             time.sleep(_POLL_S)
     except (RayActorError, GetTimeoutError):
         pass  # it ended by itself or does not answer; the rest is stopped below in either case
