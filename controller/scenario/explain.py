@@ -1,7 +1,7 @@
 """One-line messages for an invalid scenario: the path of the key, the value that was given, and what is allowed.
 
-Pydantic's paths contain the names of union members, which no user wrote. `_list_keys_in_document` removes them, and the
-message is about the union member that the user most likely intended.
+The paths of pydantic's problems (`loc`) contain the names of union members, which no user wrote. `_list_keys_in_document`
+removes them, and the message is about the union member that the user most likely intended.
 """
 
 from __future__ import annotations
@@ -20,48 +20,49 @@ from nonet.yaml import is_map
 
 
 def explain(error: ValidationError, model: type[BaseModel], document: Any, files: PluginFiles) -> str:
-    """Describe one problem of an invalid scenario in one line, and count the others.
+    """Describe one problem of an invalid scenario in one line, which also counts the other problems.
 
     Args:
         error: The error that pydantic raised.
-        model: The class of the whole document.
+        model: The option class of the whole document.
         document: The document as it was read.
-        files: The user's own files, for stage kinds that a file defines.
+        files: The location of the user's own files, for stage kinds that a file defines.
     """
     problems = error.errors(include_url=False)
-    first = _choose_problem(problems, document)
-    loc = _list_keys_in_document(first["loc"], document, is_missing=first["type"] == "missing")
+    problem = _choose_problem(problems, document)
+    loc = _list_keys_in_document(problem["loc"], document, is_missing=problem["type"] == "missing")
     path = ".".join(map(str, loc))
-    kind, value = first["type"], _HiddenValue() if is_hidden(loc) else first.get("input")
+    kind, value = problem["type"], _HiddenValue() if is_hidden(loc) else problem.get("input")
     if kind == "extra_forbidden":
-        known = _list_keys(loc[:-1], model, document, files)
-        if loc[-1] in known:
+        known_keys = _list_keys(loc[:-1], model, document, files)
+        if loc[-1] in known_keys:
             uses = _list_uses_with_key(str(loc[-1]), _find_class(loc[:-1], model, document, files))
             text = f"is a key of another `use`{': ' if uses else ''}{', '.join(uses)}"
         else:
-            text = f"unknown key{suggest_inline(str(loc[-1]), known)}" + (
-                f"; known keys: {', '.join(known)}" if known else ""
+            text = f"unknown key{suggest_inline(str(loc[-1]), known_keys)}" + (
+                f"; known keys: {', '.join(known_keys)}" if known_keys else ""
             )
     elif kind == "missing":
         text = "is required and missing"
     elif kind == "value_error":
-        text = first["msg"].removeprefix("Value error, ")
+        text = problem["msg"].removeprefix("Value error, ")
     elif kind in ("model_type", "model_attributes_type"):
-        known = ", ".join(_list_keys(loc, model, document, files))
-        text = f"wanted a map, got {'nothing' if value is None else repr(value)}; its keys: {known}"
+        keys_text = ", ".join(_list_keys(loc, model, document, files))
+        text = f"wanted a map, got {'nothing' if value is None else repr(value)}; its keys: {keys_text}"
     elif kind == "dict_type":
         text = f"wanted a map of names, got {'nothing' if value is None else repr(value)}"
     else:
-        message = first["msg"][:1].lower() + first["msg"][1:]
+        message = problem["msg"][:1].lower() + problem["msg"][1:]
         text = f"{message}, got {value!r}"
-    parent = first["loc"][:-1]
-    others = {str(problem["loc"][: len(parent)]) for problem in problems[1:]} - {str(parent)}
-    more = f" (and {len(others)} more)" if others else ""
+    # The members of a union report a problem each; they have the same parent and count as one.
+    parent = problem["loc"][:-1]
+    other_paths = {str(other["loc"][: len(parent)]) for other in problems[1:]} - {str(parent)}
+    more = f" (and {len(other_paths)} more)" if other_paths else ""
     return f"{path}: {text}{more}" if path else f"{text}{more}"
 
 
 class _HiddenValue:
-    """Replaces a value that must not be printed."""
+    """Stands for a value that must not be printed."""
 
     def __repr__(self) -> str:
         return "a value that is not shown"
@@ -78,12 +79,17 @@ def _choose_problem(problems: Sequence[Any], document: Any) -> Any:
     is_in_union = _list_keys_in_document(loc, document) == _list_keys_in_document(loc[:-1], document)
     if not isinstance(first.get("input"), dict | list) or not loc or not is_in_union:
         return first
-    others = [p for p in problems if p["loc"][: len(loc) - 1] == loc[:-1] and not p["type"].endswith("_type")]
-    return max(others, key=lambda p: len(p["loc"]), default=first)
+    # A problem of a type, such as "dict_type", only says that the value is not of some other member of the union.
+    inner_problems = [
+        problem
+        for problem in problems
+        if problem["loc"][: len(loc) - 1] == loc[:-1] and not problem["type"].endswith("_type")
+    ]
+    return max(inner_problems, key=lambda problem: len(problem["loc"]), default=first)
 
 
 def _list_keys_in_document(loc: Sequence[Any], document: Any, *, is_missing: bool = False) -> list[Any]:
-    """Return the keys and list indices of a pydantic path that the user knows.
+    """Return the keys and list indices of a pydantic path without the parts that no user wrote.
 
     Parts that are not in the document are names of union members, which pydantic adds. The exceptions are a missing key, and
     `use` where a word stands for `{use: word}`.
@@ -91,7 +97,7 @@ def _list_keys_in_document(loc: Sequence[Any], document: Any, *, is_missing: boo
     Args:
         loc: The path that pydantic reports.
         document: The document as it was read.
-        is_missing: Whether the last part is a key that the document lacks.
+        is_missing: Whether the last part is a required key that the document lacks.
     """
     keys: list[Any] = []
     value: Any = document
@@ -112,7 +118,7 @@ def _list_keys_in_document(loc: Sequence[Any], document: Any, *, is_missing: boo
 def _find_class(
     loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles
 ) -> type[BaseModel] | None:
-    """Return the class of the part of a document at a path; None if the part has no class of its own."""
+    """Return the option class of the value at a path of a document; None if it has no class of its own."""
     expects_map_key = False  # whether the next part is a key of a `dict` field, which the user chose
     for part in loc:
         if isinstance(part, int):  # an index into a list has no class
@@ -123,15 +129,15 @@ def _find_class(
                 model = find_kind(document["stages"][part], files).options
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        inside, expects_map_key = _find_model(annotation), get_origin(annotation) is dict
-        if inside is None:
+        field_class, expects_map_key = _find_model(annotation), get_origin(annotation) is dict
+        if field_class is None:
             return None
-        model = inside
+        model = field_class
     return model
 
 
 def _list_uses_with_key(key: str, model: type[BaseModel] | None) -> list[str]:
-    """Return the values of `use` whose options have a key."""
+    """Return the values of `use`, sorted, for which an option class has a key."""
     options_by_use = (
         model.list_option_classes() if model is not None and issubclass(model, Replaceable) else {}
     )
@@ -139,7 +145,7 @@ def _list_uses_with_key(key: str, model: type[BaseModel] | None) -> list[str]:
 
 
 def _list_keys(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
-    """Return the keys that a document may have at a path, including those of all values of `use`."""
+    """Return the keys, sorted, that a document may have at a path, including those of all values of `use`."""
     model_class = _find_class(loc, model, document, files)
     if model_class is None:
         return []
@@ -155,7 +161,7 @@ def _list_keys(loc: list[Any], model: type[BaseModel], document: Any, files: Plu
 
 
 def _find_model(annotation: Any) -> type[BaseModel] | None:
-    """Return the option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
+    """Return the first option class in an annotation such as `dict[str, Table]` or `Schedule | float`; None without one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_find_model, get_args(annotation))), None)

@@ -1,4 +1,4 @@
-"""Options of a scenario's data and of a warm start. Other options are in the folders that use them."""
+"""The sections `data` and `init` of a scenario. Other sections are in the folders that use them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from nonet.samples.stores import Join
 from nonet.samples.tables import TableFormat
 from nonet.samples.tokenised import StoredSequences
 
+# Columns that every sample has, so that no joined column may have their names.
 _BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
 
 
 class Data(StrictModel):
-    """The tables of a scenario, and how they become sequences."""
+    """The section `data`: the tables of a scenario, and how they become sequences."""
 
     interactions: str
     items: str | None = None
@@ -74,20 +75,20 @@ class Data(StrictModel):
     @classmethod
     def _check_missing(cls, missing: list[str] | None) -> list[str] | None:
         """Reject texts that are listed twice."""
-        twice = [text for text in dict.fromkeys(missing or ()) if (missing or []).count(text) > 1]
-        if twice:
-            raise ValueError(f"{twice[0]!r} is listed more than once; list each text once")
+        repeated = [text for text in dict.fromkeys(missing or ()) if (missing or []).count(text) > 1]
+        if repeated:
+            raise ValueError(f"{repeated[0]!r} is listed more than once; list each text once")
         return missing
 
     @property
     def table_format(self) -> TableFormat:
-        """Column names, and the texts that mean a missing value."""
+        """The column names of the tables, and the texts that mean a missing value."""
         return TableFormat.from_options(self.columns, self.missing)
 
     @model_validator(mode="after")
     def _check_joins(self) -> Data:
         """Check that joined columns have unique names that differ from those of samples."""
-        taken: dict[str, str] = {}
+        join_by_column: dict[str, str] = {}
         for name, join in self.join.items():
             if join.on is None and name not in ("item", "user"):
                 raise ValueError(f"join.{name}: set on: item or on: user, or name the join item or user")
@@ -96,16 +97,17 @@ class Data(StrictModel):
                     raise ValueError(
                         f"join.{name}.columns: {column!r} is a name of every sample; give it another: {{mine: {column}}}"
                     )
-                if column in taken:
+                if column in join_by_column:
                     raise ValueError(
-                        f"join.{name}.columns: {column!r} comes from join.{taken[column]} too; rename one: {{mine: {column}}}"
+                        f"join.{name}.columns: {column!r} comes from join.{join_by_column[column]} too; "
+                        f"rename one: {{mine: {column}}}"
                     )
-                taken[column] = name
+                join_by_column[column] = name
         return self
 
     @model_validator(mode="after")
     def _check_engine(self) -> Data:
-        """Check that the engine can read the source."""
+        """Check that the source supports the engine."""
         engines = self.source.spec.engines
         if self.engine is not None and self.engine not in engines:
             raise ValueError(
@@ -115,7 +117,7 @@ class Data(StrictModel):
 
 
 class Init(StrictModel):
-    """The run and stage from which a run takes its first weights."""
+    """The section `init`: the run and stage from which a run takes its first weights."""
 
     source: Annotated[
         str,

@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nonet.options import Count, Positive, Rate, StrictModel
 
-_TOLERANCE = 0.02  # share of a floor by which a mean may be below it
+_TOLERANCE = 0.02  # share of a floor by which a mean may be below the floor, as means vary from step to step
 
 
 class Ramp(StrictModel):
-    """A weight that changes linearly from one value to another and then stays constant."""
+    """A weight that stays at `start`, then changes linearly to `end` and stays there."""
 
     start: float
     end: float
@@ -21,12 +21,12 @@ class Ramp(StrictModel):
 
     def compute_weight(self, step: int) -> float:
         """Return the weight at a step of the stage, counted from 0."""
-        share = min(1.0, max(0.0, (step - self.after) / self.steps))
-        return self.start + share * (self.end - self.start)
+        progress = min(1.0, max(0.0, (step - self.after) / self.steps))
+        return self.start + progress * (self.end - self.start)
 
 
 class RewardOptions(BaseModel):
-    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
+    """The options of one reward; keys that are no fields here are the keyword arguments of the reward itself."""
 
     model_config = ConfigDict(
         extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
@@ -55,12 +55,15 @@ class RewardOptions(BaseModel):
 
 
 def is_above_floor(mean: float, floor: float) -> bool:
-    """Return whether a mean reward is above a floor, within 2 % of the floor."""
+    """Return whether a mean reward meets a floor, or misses it by at most 2 % of the floor."""
     return mean >= floor - _TOLERANCE * abs(floor)
 
 
 class BetweenStep(BaseModel):
-    """A worker of the user's own between rollout and rewards: `use`, where it runs, and its own keyword arguments."""
+    """The options of a step between rollout and rewards, which the user's own workers run.
+
+    Keys that are no fields here are the keyword arguments of the worker.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
     use: Any

@@ -1,4 +1,4 @@
-"""Options of roles: pool, number of workers, topology and engine, and the own options of a user's role."""
+"""The options of a role: its pool, number of workers, topology and engine, and the options of its kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nonet.workers.roles.kinds import ROLES, RoleKind
 
 
 class Role(StrictModel):
-    """The placement of a role's workers; for a role of the user's own also its kind and that kind's options."""
+    """The options of a role. A role of the user's own names its kind by `use`, whose options are further keys."""
 
     model_config = ConfigDict(extra="allow")
     use: Annotated[str | None, Field(description="the kind of role, unless its name is that of a kind")] = (
@@ -33,26 +33,26 @@ class Role(StrictModel):
 
     @model_validator(mode="after")
     def _check_own_options(self, info: ValidationInfo) -> Role:
-        """Validate the options of a role that names its kind; reject unknown keys of other roles."""
+        """Validate and complete the further keys of a role that names its kind; reject those of other roles."""
         self._files = get_files(info)
-        own = self.model_extra or {}
+        further_keys = self.model_extra or {}
         if self.use is None:
-            if own:
-                known = [name for name in type(self).model_fields if name != "use"]
-                key = next(iter(own))
+            if further_keys:
+                known_keys = [name for name in type(self).model_fields if name != "use"]
+                key = next(iter(further_keys))
                 raise ValueError(
-                    f"{key}: unknown key{suggest_inline(key, known)}; known keys: {', '.join(sorted(known))}"
+                    f"{key}: unknown key{suggest_inline(key, known_keys)}; known keys: {', '.join(sorted(known_keys))}"
                 )
             return self
-        filled = self.find_kind("").options.model_validate(own).model_dump()
-        object.__setattr__(self, "__pydantic_extra__", filled)
+        completed = self.find_kind("").options.model_validate(further_keys).model_dump()
+        object.__setattr__(self, "__pydantic_extra__", completed)  # the model is frozen
         return self
 
     def find_kind(self, name: str) -> RoleKind:
         """Return the kind of a role.
 
         Args:
-            name: The name of the role in the scenario.
+            name: The name of the role in the scenario, which matters only without `use`.
 
         Returns:
             The kind that `use` names, else the shipped kind of that name, else an empty kind that can only be planned.
@@ -63,12 +63,12 @@ class Role(StrictModel):
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """Keyword arguments of the class of its workers."""
+        """The keyword arguments for the class of the role's workers."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
     def _check_sharing(self) -> Role:
-        """Check that the role does not both fuse and collocate."""
+        """Check that at most one of `fuse` and `collocate` is given."""
         if self.fuse and self.collocate:
             raise ValueError(
                 "has both fuse and collocate; fuse shares the process, collocate only the device: choose one"

@@ -1,7 +1,7 @@
 """A scenario: a YAML document that describes what to train, on which data and in which stages.
 
-Scenarios are strict and frozen. An unknown key is an error with a suggestion; every message is one line that starts with
-the path of the key. The module imports neither Ray nor torch.
+A scenario is validated strictly and is frozen. An unknown key is an error with a suggestion; every message is one line that
+starts with the path of the key. The module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.kinds import get_shipped_roles
 
 SOURCES = "sources.json"  # lists the copies of the user's own files in a run's folder
-LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
+LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"  # the folder of the shipped scenarios
 
 
 Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(parse_stage)]
@@ -85,7 +85,7 @@ class Scenario(StrictModel):
     _files: PluginFiles = PrivateAttr(default=HERE)
 
     def relocate(self, files: PluginFiles) -> Scenario:
-        """Return the same scenario with the user's own files in another location, such as the copies that a run keeps."""
+        """Return the same scenario that reads the user's own files elsewhere, such as from the copies that a run keeps."""
         return _validate_document(_to_plain(self), files)
 
     def __eq__(self, other: object) -> bool:
@@ -93,7 +93,7 @@ class Scenario(StrictModel):
         return isinstance(other, Scenario) and _to_plain(self) == _to_plain(other)
 
     def __reduce__(self) -> Any:
-        """Pickle the document, which the other process validates again: classes of the user's own files cannot be pickled."""
+        """Pickle the document, which is validated again on unpickling, as classes of the user's own files cannot be pickled."""
         return _validate_document, (_to_plain(self), self._files)
 
     @field_validator("stages", mode="before")
@@ -107,27 +107,28 @@ class Scenario(StrictModel):
     @field_validator("stages")
     @classmethod
     def _choose_optimizers(cls, stages: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Set the optimizer of stages that name none to one that the trainers' engine supports."""
-        trainer = info.data.get("roles", {}).get("trainer")
+        """Return the stages, those that name no optimizer with one that the trainers' engine supports."""
+        trainer: Role | None = info.data.get("roles", {}).get("trainer")
         if trainer is None or trainer.engine is None:
             return stages
-        return {name: body.choose_optimizer(trainer.engine.spec.optimizers) for name, body in stages.items()}
+        supported = trainer.engine.spec.optimizers
+        return {name: stage.choose_optimizer(supported) for name, stage in stages.items()}
 
     @model_validator(mode="after")
     def _set_files(self, info: ValidationInfo) -> Scenario:
-        """Set the user's own files from the validation context."""
+        """Store the location of the user's own files, which the validation context holds."""
         self._files = get_files(info)
         return self
 
     @model_validator(mode="after")
     def _check_windows(self) -> Scenario:
         """Check that a chunk of every stage holds at least one full history."""
-        for name, body in self.stages.items():
-            window = self.data.history + 2  # the events, the one before them, and the start position
-            if body.chunk.tokens < window:
+        window_positions = self.data.history + 2  # the events, the one before them, and the start position
+        for name, stage in self.stages.items():
+            if stage.chunk.tokens < window_positions:
                 raise ValueError(
-                    f"stages.{name}.chunk.tokens: {body.chunk.tokens:g} is less than one window of data.history: "
-                    f"{self.data.history}, which is never cut; give at least {window}"
+                    f"stages.{name}.chunk.tokens: {stage.chunk.tokens:g} is less than one window of data.history: "
+                    f"{self.data.history}, which is never cut; give at least {window_positions}"
                 )
         return self
 
@@ -142,23 +143,24 @@ class Scenario(StrictModel):
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
-            roles = [*self.roles, *get_shipped_roles()]
-            if host and (host not in roles or host == name):
+            known_roles = [*self.roles, *get_shipped_roles()]
+            if host and (host not in known_roles or host == name):
                 raise ValueError(
-                    f"roles.{name}: there is no other role {host!r} to share with; roles: {', '.join(dict.fromkeys(roles))}"
+                    f"roles.{name}: there is no other role {host!r} to share with; roles: "
+                    f"{', '.join(dict.fromkeys(known_roles))}"
                 )
         return self
 
     def _list_pool_names(self) -> Iterator[tuple[str, str]]:
-        """Yield (path, pool) of every reference to a pool."""
+        """Yield (path in the scenario, name of the pool) of every reference to a pool."""
         for name, role in self.roles.items():
             if role.pool:
                 yield f"roles.{name}.pool", role.pool
-        for stage, body in self.stages.items():
-            for name, role in body.roles.items():
+        for stage_name, stage in self.stages.items():
+            for name, role in stage.roles.items():
                 if role.pool:
-                    yield f"stages.{stage}.roles.{name}.pool", role.pool
-            for workers in body.kind.list_own_workers(stage, body):
+                    yield f"stages.{stage_name}.roles.{name}.pool", role.pool
+            for workers in stage.kind.list_own_workers(stage_name, stage):
                 if workers.pool:
                     yield f"{workers.where}.pool", workers.pool
 
@@ -170,11 +172,11 @@ def load_scenario(
 
     Args:
         source: A path to a YAML file, or the name of a shipped scenario.
-        changes: Changes such as `a.b=c`, which are applied to the document first.
-        stored: The scenario of a run that is resumed, from which the values of `settings: data` are taken.
+        changes: Changes such as `a.b=c`, which are applied to the document before its validation.
+        stored: The stored scenario of a run that is resumed, from which the values of `settings: data` are taken.
 
     Returns:
-        The scenario, and the folder of its files.
+        The scenario, and the folder that its relative paths start from.
 
     Raises:
         ConfigError: There is no such scenario, or it is invalid; the message is one line.
@@ -189,13 +191,13 @@ def load_scenario(
 def make_scenario(
     document: Any, source: str = "scenario", files: PluginFiles = HERE, stored: Any = None
 ) -> Scenario:
-    """Validate a document.
+    """Complete and validate a document, and return its scenario.
 
     Args:
         document: Plain dicts, lists and scalars.
         source: Where the document comes from, for messages.
-        files: The user's own files.
-        stored: The document of a run that is resumed, from which the values of `settings: data` are taken.
+        files: The location of the user's own files.
+        stored: The stored document of a run that is resumed, from which the values of `settings: data` are taken.
 
     Raises:
         ConfigError: The document is invalid; the message has the key, its value, and what is allowed.
@@ -215,63 +217,68 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     if settings is not None and settings != "data" and not yaml.is_map(settings):
         raise ConfigError(f"{source}: settings: wanted data or no value, got {settings!r}")
     data, stages = document.get("data"), document.get("stages")
-    if settings != "data" or not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
+    if settings != "data":
+        return document
+    if not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
         return document  # the validation reports what is missing
     if _needs_user_data(str(data["interactions"]), files):
         return {**document, "settings": {}}
-    for key, part in (("model", Model), ("tokenizer", Tokenizer)):
+    for key, option_class in (("model", Model), ("tokenizer", Tokenizer)):
         options: Any = document.get(key)
-        kind_name = options.get("use", part.default) if yaml.is_map(options) else options or part.default
-        if kind_name != part.default:
+        default_use = option_class.default
+        use = options.get("use", default_use) if yaml.is_map(options) else options or default_use
+        if use != default_use:
             raise ConfigError(
-                f"{source}: settings: data supports only {key}.use: {part.default}, got {kind_name!r}; leave `settings` out and "
+                f"{source}: settings: data supports only {key}.use: {default_use}, got {use!r}; leave `settings` out and "
                 "give the keys"
             )
     filled = deepcopy(document)
     empty: dict[str, Any] = {}
-    filled["stages"] = {name: body or dict(empty) for name, body in stages.items()}
+    # A stage without keys, such as `pretrain:`, is None in the document.
+    filled["stages"] = {name: stage_keys or dict(empty) for name, stage_keys in stages.items()}
     if yaml.is_map(stored) and yaml.is_map(stored.get("settings")):
         return filled | {"settings": take_stored_settings(filled, stored, _put_setting)}
-    kinds = {name: find_kind(body, files) for name, body in filled["stages"].items()}
+    kinds = {name: find_kind(stage_keys, files) for name, stage_keys in filled["stages"].items()}
     summary = StageSummary(
-        [name for name, kind in kinds.items() if not kind.rolls_out], any(k.rolls_out for k in kinds.values())
+        supervised=[name for name, kind in kinds.items() if not kind.rolls_out],
+        rolls_out=any(kind.rolls_out for kind in kinds.values()),
     )
     return filled | {"settings": fill_settings(filled, Path(files.folder), summary, _put_setting)}
 
 
 def _needs_user_data(interactions: str, files: PluginFiles) -> bool:
-    """Return whether a shipped scenario has a relative path of interactions, which the user must provide."""
+    """Return whether a scenario is a shipped one whose interactions the user must provide, as their path is relative."""
     return Path(files.folder).resolve() == LIBRARY.resolve() and not (
         ":" in interactions or Path(interactions).is_absolute()
     )
 
 
 def _put_setting(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set a key whose value was derived from the data; error messages begin with `settings: data`."""
+    """Set the key at a path of a document to a derived value; error messages begin with `settings: data`."""
     put_value(document, path, value, "settings: data")
 
 
 def _validate_document(document: Any, files: PluginFiles) -> Scenario:
-    """Validate a document and return the scenario; pydantic's errors are not converted."""
+    """Validate a document and return its scenario; pydantic's ValidationError is not converted."""
     return Scenario.model_validate(document, context={"files": files})
 
 
 def _to_plain(scenario: Scenario) -> dict[str, Any]:
-    """Return a scenario as plain data, without keys that are None."""
+    """Return a scenario as plain data, without keys that are None, and with all values of `env.vars`."""
     return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
 
 
 def _find_files(path: Path) -> PluginFiles:
-    """Return the user's own files of a scenario: those in its folder, or the copies if the folder is that of a run."""
-    copies = path.parent / SOURCES
-    if not copies.exists():
+    """Return where the user's own files of a scenario are: in its folder, or in `sources` if the folder is that of a run."""
+    sources_list = path.parent / SOURCES
+    if not sources_list.exists():
         return PluginFiles(str(path.parent))
-    records = json.loads(copies.read_text(encoding="utf-8"))
+    records = json.loads(sources_list.read_text(encoding="utf-8"))
     return PluginFiles(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
 
 
 def find_scenario(source: str | Path) -> Path:
-    """Return the path of a scenario's file.
+    """Return the absolute path of a scenario's file.
 
     Args:
         source: A path to a YAML file, or the name of a shipped scenario.
@@ -299,52 +306,52 @@ def list_shipped_scenarios() -> list[str]:
 
 
 def select_fixed_keys(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that must not change when a run is resumed: all but `deadlines`."""
+    """Return a document without `deadlines`, the only key that may change when a run is resumed."""
     return {key: value for key, value in document.items() if key != "deadlines"}
 
 
 def to_document(scenario: BaseModel) -> dict[str, Any]:
-    """Return a scenario as plain data, with all defaults and without values of `env.vars`, as `scenario.yaml` of a run has it."""
+    """Return the document that a run stores as `scenario.yaml`: all defaults are in it, and values of `env.vars` are not."""
     return hide(_name_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True)))
 
 
 def _name_uses(value: Any) -> Any:
-    """Replace classes and functions, which a script may set as a value of `use`, by their import paths."""
+    """Return a copy of plain data in which classes and functions, which a script may set as `use`, are import paths."""
     if yaml.is_map(value):
-        return {key: _name_uses(part) for key, part in value.items()}
+        return {key: _name_uses(child) for key, child in value.items()}
     if isinstance(value, list):
-        return [_name_uses(part) for part in cast("list[Any]", value)]
+        return [_name_uses(child) for child in cast("list[Any]", value)]
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
 def _apply_change(document: Any, change: str) -> None:
-    """Apply a change such as `a.b=c` to a document."""
-    path, equals, text = change.partition("=")
+    """Apply a change such as `a.b=c` to a document, in place."""
+    path, equals, value_text = change.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set wants a.b=value, got {change!r}")
-    put_value(document, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
+    put_value(document, path.strip(), yaml.parse(value_text, f"--set {path}"), f"--set {path}")
 
 
 def put_value(document: dict[str, Any], path: str, value: Any, source: str) -> None:
-    """Set the key at a path of a document.
+    """Set the key at a path of a document, and create missing maps on the way.
 
     Args:
         document: The document, changed in place.
-        path: The keys, such as `a.b.c`.
+        path: The keys from the top, such as `a.b.c`.
         value: The new value.
         source: The text that error messages begin with.
 
     Raises:
-        ConfigError: A key on the path has a value without keys.
+        ConfigError: A key on the path has a value that is not a map.
     """
-    *parents, last = path.split(".")
+    *parent_keys, last_key = path.split(".")
     parent = document
-    for depth, part in enumerate(parents):
-        child: Any = parent.get(part)
-        if child is None:  # a key without a value, such as `pretrain:`
-            child = parent[part] = {}
+    for depth, key in enumerate(parent_keys):
+        child: Any = parent.get(key)
+        if child is None:  # a missing key, or one without a value, such as `pretrain:`
+            child = parent[key] = {}
         if not yaml.is_map(child):
-            value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(child)
-            raise ConfigError(f"{source}: {part} holds {value_text}, which has no keys")
+            value_text = "a value" if is_hidden(parent_keys[: depth + 1]) else repr(child)
+            raise ConfigError(f"{source}: {key} holds {value_text}, which has no keys")
         parent = child
-    parent[last] = value
+    parent[last_key] = value

@@ -15,7 +15,7 @@ from nonet.units import Bytes, Seconds
 
 
 def _locate_optimizer(use: str, info: ValidationInfo) -> str:
-    """Check the optimizer, and store the absolute path of an optimizer in a user's file next to its name."""
+    """Check that an optimizer exists, and return its name; for one in a user's file, a name with the absolute path."""
     files = get_files(info)
     try:
         OPTIMIZERS.get(str(use), files)
@@ -25,13 +25,13 @@ def _locate_optimizer(use: str, info: ValidationInfo) -> str:
 
 
 Optimizer = Annotated[str, AfterValidator(_locate_optimizer), PlainSerializer(str)]
-Numbers = Literal["fp32", "bf16", "fp16"]
-Wire = Literal["fp32", "fp16", "bf16", "int8"]
+Numbers = Literal["fp32", "bf16", "fp16"]  # types of a row's numbers in memory
+Wire = Literal["fp32", "fp16", "bf16", "int8"]  # types in which rows are sent
 AtLeast0 = Annotated[float, Field(ge=0)]
 
 
 class AdmissionOptions(StrictModel):
-    """Conditions under which an id gets a row."""
+    """The section `admit` of a table: conditions under which an id gets a row."""
 
     count: Annotated[
         Positive | None, Field(description="steps in which an id must be requested before it gets a row")
@@ -49,7 +49,7 @@ class AdmissionOptions(StrictModel):
 
 
 class EvictionOptions(StrictModel):
-    """Conditions under which a row is removed."""
+    """The section `evict` of a table: conditions under which a row is removed."""
 
     by: Annotated[
         Literal["lru", "lfu"] | None,
@@ -70,7 +70,7 @@ class EvictionOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check_given(self) -> EvictionOptions:
-        """Check that a condition is given, and at most one time to live."""
+        """Check that a condition is given, and not both `ttl` and `ttl_steps`."""
         if self.ttl is not None and self.ttl_steps is not None:
             raise ValueError("give one of ttl and ttl_steps")
         if self.by is None and self.ttl is None and self.ttl_steps is None:
@@ -79,7 +79,7 @@ class EvictionOptions(StrictModel):
 
 
 class TierOptions(StrictModel):
-    """Sizes of the tiers of a table: rows on devices, in host memory and on disk."""
+    """The section `tiers` of a table: how many rows are on devices, in host memory and on disk."""
 
     device: Annotated[
         Bytes | None, Field(gt=0, description="the size of hot rows on each shard's device")
@@ -99,7 +99,7 @@ class TierOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check_given(self) -> TierOptions:
-        """Check that a tier is given, in either bytes or rows."""
+        """Check that the size of a tier is given, and each size in either bytes or rows."""
         for name in ("device", "host"):
             if getattr(self, name) is not None and getattr(self, f"{name}_rows") is not None:
                 raise ValueError(f"give one of {name} and {name}_rows")
@@ -109,7 +109,7 @@ class TierOptions(StrictModel):
 
 
 class RowOptions(StrictModel):
-    """Options of rows that a table states, or `sparse.defaults` for all tables that do not."""
+    """Options of rows that a table may state; a table without one takes it from `sparse.defaults`."""
 
     init_scale: Annotated[
         AtLeast0 | None, Field(description="initial values are uniform in [-x, x]; 0.02 by default")
@@ -139,7 +139,7 @@ class RowOptions(StrictModel):
 
 
 class TableDefaults(RowOptions):
-    """Options of all tables that do not state their own."""
+    """The section `sparse.defaults`: the options of tables that do not state their own."""
 
     dim: Positive = 32
     optimizer: Optimizer = "rowwise_adagrad"
@@ -147,7 +147,7 @@ class TableDefaults(RowOptions):
 
 
 class Table(RowOptions):
-    """One table of sparse rows."""
+    """The options of one table of sparse rows."""
 
     features: Annotated[list[str] | None, Field(min_length=1)] = None
     dim: Positive | None = None
@@ -169,14 +169,14 @@ class Table(RowOptions):
 
     @model_validator(mode="after")
     def _check_budget(self) -> Table:
-        """Check that a table with an eviction order has a budget."""
+        """Check that a table with `evict.by` has a budget."""
         if self.evict and self.evict.by and not self.budget:
             raise ValueError("evict.by applies when the budget is used up: give a budget, or leave it out")
         return self
 
 
 class Sparse(StrictModel):
-    """The tables of sparse rows, and how rows are sent between processes."""
+    """The section `sparse`: the tables of sparse rows, and how rows are sent between processes."""
 
     defaults: TableDefaults = TableDefaults()
     tables: dict[Word, Table] = {}

@@ -1,7 +1,8 @@
-"""Stages of a scenario: the keys that all kinds have, and the interface of a kind.
+"""Stages of a scenario: the keys that every stage has, and the interface of a stage kind (`StageKind`).
 
-A kind is found by `use:`, or by its keys if a stage has none. The rest of the controller distinguishes kinds only through
-the methods of `StageKind`. They are pure; the training loop, which is not, is named by its dotted path.
+`use:` names the kind of a stage; a stage without it is of the first kind that claims its keys. The rest of the controller
+distinguishes kinds only through the attributes and methods of `StageKind`. These methods have no side effects; the training
+loop, which has, is the attribute `loop`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Stop(StrictModel):
-    """The condition under which a stage stops early."""
+    """The condition under which a supervised stage stops before its last step."""
 
     patience: Annotated[
         Positive,
@@ -35,7 +36,7 @@ class Stop(StrictModel):
 
 
 class Best(StrictModel):
-    """The rule that chooses a reinforced stage's best step from its validations."""
+    """The rule that chooses the best step of an RL stage from its validations."""
 
     by: Annotated[
         str,
@@ -55,7 +56,7 @@ class Best(StrictModel):
 
 
 class BatchSize(StrictModel):
-    """The size of a global batch, in positions or users."""
+    """The size of a global batch, either in positions (`tokens`) or in users."""
 
     tokens: Rate | None = None
     users: Positive | None = None
@@ -69,7 +70,7 @@ class BatchSize(StrictModel):
 
 
 class Chunk(StrictModel):
-    """The largest amount of work that a worker computes at once."""
+    """The largest part of a batch that a worker computes at once."""
 
     tokens: Annotated[
         Rate,
@@ -80,7 +81,11 @@ class Chunk(StrictModel):
 
 
 class StageOptions(StrictModel):
-    """Options that every stage has; a kind adds its own keys."""
+    """Options that every stage has; a kind adds its own keys in a subclass.
+
+    Attributes:
+        kind_name: The name of the kind of these options, for stages without `use`.
+    """
 
     kind_name: ClassVar[str] = ""
     use: Annotated[
@@ -95,12 +100,18 @@ class StageOptions(StrictModel):
 
     @model_validator(mode="after")
     def _set_files(self, info: ValidationInfo) -> StageOptions:
-        """Keep the user's own files that the validation context gives."""
+        """Store the location of the user's own files, which the validation context holds."""
         self._files = get_files(info)
         return self
 
     def choose_optimizer(self, supported: Sequence[str]) -> StageOptions:
-        """Return the stage with the first of the supported optimizers, where it names none and its default is not among them."""
+        """Return the options with an optimizer that an engine supports.
+
+        An optimizer that the scenario names is kept. If the default is not supported, it becomes the first supported one.
+
+        Args:
+            supported: The names of the supported optimizers.
+        """
         optimizer = self.optimizer
         if optimizer.use in supported or "use" in optimizer.model_fields_set:
             return self
@@ -108,30 +119,30 @@ class StageOptions(StrictModel):
 
     @property
     def kind(self) -> StageKind:
-        """The kind of the stage. Raises ConfigError if there is none of that name."""
+        """The kind of the stage. Raises ConfigError if there is no kind of its name."""
         return STAGES.get(self.use or self.kind_name, self._files)
 
     @property
     def learner(self) -> str:
-        """The learner that the stage's kind names, as other processes find it; "" for the model's own."""
+        """The reference of the learner of the stage's kind, with an absolute path; "" for the learner of the model."""
         return self._files.make_absolute(self.kind.learner)
 
     @property
     def address(self) -> str:
-        """The name of the kind, as other processes find it."""
+        """The name or reference of the kind, with an absolute path, so that other processes find it."""
         return self._files.make_absolute(self.use or self.kind_name)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnWorkers:
-    """Workers that a stage adds to the roles: a reward, or a step between rollout and rewards.
+    """A group of workers that only one stage has: those of a reward, or of a step between rollout and rewards.
 
     Attributes:
-        name: The name of their group.
-        where: Their path in the scenario.
-        pool: The pool; None for the default.
+        name: The name of the group.
+        where: The path in the scenario of the options of the group, for messages.
+        pool: The name of the pool; None for the default.
         workers: The number of workers.
-        runs: Whether this version runs them; otherwise they can only be planned.
+        runs: Whether this version runs them; if not, they can only be planned.
     """
 
     name: str
@@ -143,14 +154,14 @@ class OwnWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """An upper bound of the work of one step, which follows from the options of the stage and the shape of the model.
+    """An upper bound of the work of one step, from the options of the stage and the shape of the model.
 
     Attributes:
         steps: The number of steps of the stage; 0 if it is known only after the data are read.
-        flops: Floating-point operations, by role.
-        events: The events whose sparse rows are read.
+        flops: The number of floating-point operations of a step, by role.
+        events: The number of events whose sparse rows are read in a step.
         row_directions: 1 if rows are only pulled; 2 if gradients are also pushed back.
-        beam_bytes: The bytes of the beams that rollouts send.
+        beam_bytes: The number of bytes of the beams that rollouts send in a step.
     """
 
     steps: int
@@ -161,7 +172,7 @@ class StepWork:
 
 
 class PlannedGroup(Protocol):
-    """The part of a placed group of processes that a stage kind may use."""
+    """The attributes of a planned group of processes that a stage kind may use."""
 
     @property
     def name(self) -> str:
@@ -170,7 +181,7 @@ class PlannedGroup(Protocol):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that each of its processes holds."""
+        """The roles that each process of the group holds."""
         ...
 
     @property
@@ -185,29 +196,30 @@ class PlannedGroup(Protocol):
 
     @property
     def devices(self) -> float:
-        """Devices per worker; 0 on cpu."""
+        """The number of devices per worker; 0 on cpu."""
         ...
 
 
 class StageKind:
     """A kind of stage: its keys, loop and learner.
 
-    By default, trainers learn from batches, and rollouts are idle.
+    By default, trainers learn from batches, and rollouts are idle. Methods receive the options of
+    one stage, an instance of `options`, as `stage_options`.
 
     Attributes:
         plan_name: The name of the kind in plans.
-        options: The class of its keys.
+        options: The class of the options of its stages.
         learner: Dotted path of the StageLearner that trains it; "" for the model's own (`ModelSpec.learner`).
-        loop: A function (session, name, recorder, stopped) that returns whether the stage was completed, or its dotted
-            path.
-        roles: Roles that work in it; `name.` stands for the workers that it adds.
-        trainer_phases: Phases of the trainer: the one in which it learns, and the one in which it is saved, loaded or
-            published.
-        rolls_out: Whether it has prompts, beams and rewards.
-        takes: Artifacts that it reads, besides the model of the previous stage.
-        no_model: Artifacts that it reads in place of a model if it is the first stage.
-        validates: Whether its loop validates while it trains, and continues from the best checkpoint.
-        aligns: Whether it teaches a model what semantic ids mean in words.
+        loop: A function (session, name, recorder, stopped) that runs a stage and returns whether it was completed, or the
+            dotted path of the function.
+        roles: Roles that work in a stage; "name." stands for the groups that the stage adds, whose names begin with its own.
+        trainer_phases: Two phases of the trainer (see `list_phases`): the one in which it learns, and the one in which it
+            is saved, loaded or published.
+        rolls_out: Whether stages of the kind have prompts, beams and rewards.
+        takes: Kinds of artifacts that a stage reads, besides the model of the previous stage.
+        no_model: Kinds of artifacts that a stage reads in place of a model if it is the first one.
+        validates: Whether the loop validates while it trains, and the stage ends with its best checkpoint.
+        aligns: Whether the stage teaches a model what semantic ids mean in words.
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -223,22 +235,26 @@ class StageKind:
     aligns: ClassVar[bool] = False
 
     def can_claim(self, keys: set[str]) -> bool:
-        """Return whether a stage with these keys and without `use` is of this kind."""
+        """Return whether a stage with these keys and without `use` is of this kind.
+
+        Args:
+            keys: The keys of the stage in the scenario.
+        """
         return False
 
     def list_phases(self, stage_options: Any) -> dict[str, tuple[str, ...]]:
-        """Return the roles that work at the same time in each phase; the others are idle.
+        """Return the roles that work at the same time, by phase; all other roles are idle in the phase.
 
         Args:
             stage_options: The options of the stage.
 
         Returns:
-            Roles by phase; "reward" stands for the workers that the stage adds.
+            The names of roles by phase; "reward" stands for all workers that the stage adds.
         """
         return {"train": ("trainer", "embedding", "evaluator")}
 
     def list_own_workers(self, stage: str, stage_options: Any) -> Iterator[OwnWorkers]:
-        """Yield the workers that the stage adds.
+        """Yield the groups of workers that only this stage has.
 
         Args:
             stage: The name of the stage.
@@ -256,7 +272,7 @@ class StageKind:
         return iter(())
 
     def list_item_columns(self, stage_options: Any) -> tuple[str, ...]:
-        """Return the columns of the items that the stage reads."""
+        """Return the names of the item columns that the stage reads."""
         return ()
 
     def check_groups(self, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...]) -> None:
@@ -265,10 +281,10 @@ class StageKind:
         Args:
             name: The name of the stage.
             stage_options: The options of the stage.
-            groups: The groups of the stage.
+            groups: The groups that work in the stage.
 
         Raises:
-            ConfigError: The stage cannot run in them.
+            ConfigError: The stage cannot run in these groups.
         """
 
     def check_data(self, name: str, stage_options: Any, seq: Sequences) -> None:
@@ -280,41 +296,41 @@ class StageKind:
             seq: The sequences of all users.
 
         Raises:
-            ConfigError: There is nothing.
+            ConfigError: The data contain nothing to learn from.
         """
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
     def get_width(self, stage_options: Any) -> int:
-        """Return the number of beams per prompt; 0 if the stage has none."""
+        """Return the number of beams per prompt; 0 if the stage does not roll out."""
         return 0
 
     def make_rollout_options(self, stage_options: Any) -> dict[str, Any]:
-        """Return the options that rollouts receive; at least `width`."""
+        """Return the options that rollouts receive, among them `width`, the number of beams per prompt."""
         return {"width": self.get_width(stage_options)}
 
     def make_scenes(self, stage_options: Any) -> Any:
-        """Return the scenes (`SceneSetup`); None if all prompts belong to one."""
+        """Return the scenes of the prompts (`SceneSetup`); None if the stage has no scenes."""
         return None
 
     def needs_reference(self, stage_options: Any) -> bool:
-        """Return whether trainers keep the weights from the start of the stage."""
+        """Return whether trainers keep a copy of the weights from the start of the stage, as a reference policy."""
         return False
 
     def count_old_versions(self, stage_options: Any) -> int:
-        """Return how many published versions of the weights trainers keep to compare rollouts with."""
+        """Return how many published versions of the weights trainers keep, to correct for rollouts of older versions."""
         return 0
 
     def count_stored_row_steps(self, stage_options: Any) -> int:
-        """Return the number of steps whose sparse rows trainers store before they change, to compare with later; 0 if none."""
+        """Return for how many steps trainers store the old values of the sparse rows that these steps change; 0 if none."""
         return 0
 
     def find_least_users(self, stage_options: Any) -> tuple[int | None, str]:
-        """Return the users of a step, if the scenario fixes them, and the key that does."""
+        """Return the number of users of a step, None if the scenario does not fix it, and the key that sets it."""
         return None, "users"
 
     def count_unit_tokens(self, scenario: Any, stage_options: Any, size: Any) -> float:
-        """Return the positions of one unit of a chunk: 1, or those of a prompt.
+        """Return the number of positions of one unit of work, which a chunk does not cut: 1 position, or a whole prompt.
 
         Args:
             scenario: The scenario.
@@ -324,20 +340,20 @@ class StageKind:
         return 1.0
 
     def count_units(self, stage_options: Any, workers: int) -> int | None:
-        """Return an upper bound of the units that a worker has in a step.
+        """Return an upper bound of the number of units (`count_unit_tokens`) that a worker has in a step.
 
         Args:
             stage_options: The options of the stage.
             workers: The number of workers.
 
         Returns:
-            The number of units; None if it depends on the data.
+            The number of units; None if it follows only from the data.
         """
         return None
 
     @abstractmethod
     def count_step_tokens(self, scenario: Any, stage_options: Any, size: Any) -> float:
-        """Return an upper bound of the positions of one global step.
+        """Return an upper bound of the number of positions of a step, over all workers.
 
         Args:
             scenario: The scenario.
@@ -349,12 +365,12 @@ class StageKind:
     def derive_sizes(
         self, stage_options: Any, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return sizes per worker and chunk, as a plan prints them.
+        """Return the sizes of a step, a worker and a chunk that a plan prints, by description.
 
         Args:
             stage_options: The options of the stage.
             workers: The number of workers of each role.
-            chunks: The chunk of each role; 0 if it has none.
+            chunks: The number of units in a chunk of each role; 0 if the role has no chunks.
         """
         return {}
 
@@ -371,18 +387,18 @@ class StageKind:
 
     @abstractmethod
     def compute_lengths(self, stage_options: Any, users: int, events: int) -> dict[str, Any]:
-        """Return the arguments of StageSetup that depend on the data: at least `steps`, and `users` per step.
+        """Return the arguments of `StageSetup` that depend on the data: at least `steps`, and `users`, the users per step.
 
         Args:
             stage_options: The options of the stage.
-            users: The number of rows in an epoch.
+            users: The number of rows (users, or events for some models) in an epoch.
             events: The number of training events.
         """
         raise NotImplementedError
 
 
 def _run_loop(session: Any, name: str, recorder: Any, stopped: Any) -> bool:
-    """Declare the arguments of `StageKind.loop`."""
+    """Declare the arguments of `StageKind.loop`, for the check of plug-ins; it is never called."""
     raise NotImplementedError
 
 
@@ -390,14 +406,14 @@ STAGES = PluginRegistry("stage", StageKind, "nonet.controller.stages", contract=
 
 
 def parse_stage(value: Any, info: ValidationInfo) -> Any:
-    """Validate the keys of a stage with the options of its kind.
+    """Validate the keys of a stage with the option class of its kind, and return the options.
 
     Args:
         value: The keys; options that are validated already are returned as they are.
-        info: The validation context, with the user's own files.
+        info: The validation context, with the location of the user's own files.
 
     Raises:
-        ConfigError: There is no such kind.
+        ConfigError: There is no kind of the name in `use`.
         ValidationError: A key is wrong.
     """
     if isinstance(value, StageOptions):
@@ -406,17 +422,17 @@ def parse_stage(value: Any, info: ValidationInfo) -> Any:
 
 
 def find_kind(value: Any, files: PluginFiles = HERE) -> StageKind:
-    """Return the kind that `use` names, else the first shipped kind that claims the keys.
+    """Return the kind that `use` names, else the first shipped kind that claims the keys, else "supervised".
 
     Args:
         value: The keys of a stage.
-        files: The user's own files.
+        files: The location of the user's own files.
 
     Raises:
         ConfigError: There is no kind of that name.
     """
-    document = value if is_map(value) else {}
-    if "use" in document:
-        return STAGES.get(document["use"], files)
+    stage_keys = value if is_map(value) else {}
+    if "use" in stage_keys:
+        return STAGES.get(stage_keys["use"], files)
     shipped = [STAGES.get(name) for name in STAGES.list_shipped()]
-    return next((kind for kind in shipped if kind.can_claim(set(document))), STAGES.get("supervised"))
+    return next((kind for kind in shipped if kind.can_claim(set(stage_keys))), STAGES.get("supervised"))

@@ -1,8 +1,9 @@
-"""Arguments of a TableSpec from a scenario's tables, and the conversion of a time to live into steps.
+"""Arguments of `TableSpec` from the options of a scenario's tables, and the conversion of a time to live into steps.
 
-Steps are the only clock of a run on which a resume and every sharding agree: epochs are shuffled, so a step has no event
-time of its own, and wall time differs between machines. `ttl: 30d` therefore means the number of steps that train 30 days'
-worth of events, at the rate of the first supervised stage. The key `ttl_steps` sets the number directly.
+The time to live of rows is counted in steps, the only clock that a resume or another number of shards does not change:
+epochs are shuffled, so a step has no event time of its own, and wall time differs between machines. `ttl: 30d` therefore
+means the number of steps that train 30 days' worth of events, at the rate of the first supervised stage. The key
+`ttl_steps` sets the number directly.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from nonet.suggest import suggest_sentence
 
 
 def make_table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
-    """Return the arguments of TableSpec that the scenario states.
+    """Return the keyword arguments of `TableSpec` that the scenario states.
 
-    A time to live in event time is not among them; `compute_ttl_steps` computes it when the data are known.
+    A time to live in event time (`ttl`) is not among them; `compute_ttl_steps` converts it when the data are known.
 
     Args:
         defaults: The options of all tables.
@@ -57,28 +58,28 @@ def check_tables(scenario: Scenario) -> None:
         ConfigError: A table or a feature is wrong.
     """
     defaults = scenario.sparse.defaults
-    readers: dict[str, str] = {}
+    table_by_feature: dict[str, str] = {}
     for name, table in scenario.sparse.tables.items():
         try:
             TableSpec(**make_table_arguments(defaults, table))
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}: {error}") from None
         for feature in table.features or [name]:
-            known = _list_known_features(scenario)
-            if known is not None and feature not in known:
+            known_features = _list_known_features(scenario)
+            if known_features is not None and feature not in known_features:
                 raise ConfigError(
                     f"sparse.tables.{name}: {scenario.model.use} has no feature {feature!r}; there are "
-                    f"{', '.join(known)}.{suggest_sentence(feature, known)} "
-                    f"A table with another name needs features: [{known[0]}]"
+                    f"{', '.join(known_features)}.{suggest_sentence(feature, known_features)} "
+                    f"A table with another name needs features: [{known_features[0]}]"
                 )
-            if feature in readers:
+            if feature in table_by_feature:
                 raise ConfigError(
-                    f"sparse.tables.{name}: feature {feature!r} also belongs to table {readers[feature]!r}; "
+                    f"sparse.tables.{name}: feature {feature!r} also belongs to table {table_by_feature[feature]!r}; "
                     "a feature has one table"
                 )
-            readers[feature] = name
-    _check_nearest(scenario, readers)
-    has_only_rl = all(body.kind.rolls_out for body in scenario.stages.values())
+            table_by_feature[feature] = name
+    _check_nearest(scenario, table_by_feature)
+    has_only_rl = all(stage.kind.rolls_out for stage in scenario.stages.values())
     ttl_tables = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
     if ttl_tables and has_only_rl:
         raise ConfigError(
@@ -89,22 +90,23 @@ def check_tables(scenario: Scenario) -> None:
 
 def _list_known_features(scenario: Scenario) -> tuple[str, ...] | None:
     """Return the features that the model can read, including joined columns; None if the tables define the features."""
-    own = scenario.model.spec.features
-    if own is None or not scenario.model.spec.makes_lists:
-        return own
-    joined = (column for join in scenario.data.join.values() for column in join.columns)
-    return (*own, *joined, *((COUNT, SPAN, KINDS) if scenario.data.events else ()))
+    model_features = scenario.model.spec.features
+    if model_features is None or not scenario.model.spec.makes_lists:
+        return model_features
+    joined_columns = (column for join in scenario.data.join.values() for column in join.columns)
+    compression_columns = (COUNT, SPAN, KINDS) if scenario.data.events else ()  # `data.events` adds these
+    return (*model_features, *joined_columns, *compression_columns)
 
 
-def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
-    """Raise ConfigError if `nearest` is a voter and some items may have no row to compare."""
+def _check_nearest(scenario: Scenario, table_by_feature: Mapping[str, str]) -> None:
+    """Raise ConfigError if the model's memory compares the rows of items (`nearest`) and some items may have no row."""
     if "nearest" not in scenario.model.list_voters():
         return
-    if "item" not in readers:
+    if "item" not in table_by_feature:
         raise ConfigError(
             "model.memory.voters: nearest compares rows of items, and no table has them; add sparse.tables.item"
         )
-    name = readers["item"]
+    name = table_by_feature["item"]
     table = scenario.sparse.tables[name]
     if table.admit or table.evict or table.budget:
         raise ConfigError(
@@ -114,12 +116,12 @@ def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
 
 
 def make_tier_arguments(tiers: TierOptions) -> dict[str, Any]:
-    """Return the arguments of nonet.embedding.Tiers except the device.
+    """Return the sizes and options of a table's tiers that the scenario states, as `RunSetup.tiers` holds them by table.
 
-    `host_bytes` is converted into rows later, when the TableSpec is known.
+    Sizes in bytes are converted into rows later, when the `TableSpec` is known.
 
     Args:
-        tiers: The tiers of the table.
+        tiers: The section `tiers` of the table.
     """
     arguments = {
         "device_rows": tiers.device_rows,
@@ -133,7 +135,7 @@ def make_tier_arguments(tiers: TierOptions) -> dict[str, Any]:
 
 
 def has_policy(scenario: Scenario) -> bool:
-    """Return whether any table has a policy that refuses or evicts rows."""
+    """Return whether any table refuses or evicts rows (`admit`, `evict` or `budget`)."""
     return any(table.admit or table.evict or table.budget for table in scenario.sparse.tables.values())
 
 
@@ -147,6 +149,9 @@ def compute_ttl_steps(
         data: Facts of the data, with "train_span_s", the time span of the training events in seconds.
         steps: The number of steps of each stage.
 
+    Returns:
+        The number of steps without use after which a row is evicted, by table.
+
     Raises:
         ConfigError: Rows would be evicted before the next epoch reads them.
     """
@@ -157,18 +162,29 @@ def compute_ttl_steps(
     }
     if not ttl_by_table:
         return {}
-    name, stage = next((name, body) for name, body in scenario.stages.items() if not body.kind.rolls_out)
+    stage_name, stage = next(
+        (name, stage) for name, stage in scenario.stages.items() if not stage.kind.rolls_out
+    )
     span_s, epochs = max(1.0, float(data["train_span_s"])), float(getattr(stage, "epochs", None) or 1)
+    epoch_steps = steps[stage_name] / epochs
     return {
-        table: _compute_lifetime_steps(table, ttl, span_s, steps[name] / epochs, epochs)
-        for table, ttl in ttl_by_table.items()
+        table: _compute_lifetime_steps(table, ttl_s, span_s=span_s, epoch_steps=epoch_steps, epochs=epochs)
+        for table, ttl_s in ttl_by_table.items()
     }
 
 
 def _compute_lifetime_steps(
-    table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float
+    table: str, ttl_s: float, *, span_s: float, epoch_steps: float, epochs: float
 ) -> int:
-    """Convert a time to live into steps; raise ConfigError if it is shorter than an epoch."""
+    """Convert a time to live into steps; raise ConfigError if it is shorter than one of several epochs.
+
+    Args:
+        table: The name of the table, for the message.
+        ttl_s: The time to live, in seconds of event time.
+        span_s: The time span of the training events, which an epoch trains, in seconds.
+        epoch_steps: The number of steps of an epoch.
+        epochs: The number of epochs.
+    """
     lifetime_steps = max(1, math.ceil(ttl_s / span_s * epoch_steps))
     if lifetime_steps < epoch_steps and epochs > 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Keys that this version can plan but not run, reported before anything starts."""
+"""Keys of a scenario that this version can plan but not run, which are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ def check_runnable(scenario: Scenario) -> None:
     Raises:
         ConfigError: Some keys can only be planned; the message lists them.
     """
-    missing = list(_find_unsupported(scenario))
-    if missing:
+    unsupported = list(_find_unsupported(scenario))
+    if unsupported:
         raise ConfigError(
-            f"{scenario.name}: this version plans but does not run {'; '.join(missing)}. `nonet plan` still works."
+            f"{scenario.name}: this version plans but does not run {'; '.join(unsupported)}. `nonet plan` still works."
         )
 
 
 def list_unsupported_roles(scenario: Scenario) -> tuple[str, ...]:
-    """Return the roles that a plan places but no run starts."""
-    own = [name for name, role in scenario.roles.items() if not _has_kind(name, role)]
-    for stage, body in scenario.stages.items():
-        own += [name for name, role in body.roles.items() if not _has_kind(name, role)]
-        own += [each.name for each in body.kind.list_own_workers(stage, body) if not each.runs]
-    return tuple(dict.fromkeys(own))
+    """Return the names of roles and stages' own groups that a plan places but no run starts."""
+    names = [name for name, role in scenario.roles.items() if not _has_kind(name, role)]
+    for stage_name, stage in scenario.stages.items():
+        names += [name for name, role in stage.roles.items() if not _has_kind(name, role)]
+        own_workers = stage.kind.list_own_workers(stage_name, stage)
+        names += [workers.name for workers in own_workers if not workers.runs]
+    return tuple(dict.fromkeys(names))
 
 
 def _find_unsupported(scenario: Scenario) -> Iterator[str]:
-    """Yield every key that can only be planned."""
+    """Yield every key that can only be planned, with its value or a remark in parentheses."""
     data = scenario.data
     if scenario.storage:
         yield "storage (runs are stored in a local folder)"
@@ -70,8 +71,8 @@ def _find_unsupported(scenario: Scenario) -> Iterator[str]:
                 yield f"stages.{name}.{key} with data.source: {data.source.use}"
         engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
-            wanted = " or ".join(engine.spec.optimizers)
-            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {wanted}}})"
+            supported = " or ".join(engine.spec.optimizers)
+            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {supported}}})"
         if stage.kind.aligns and not scenario.model.spec.aligns:
             yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it has no words)"
         if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
@@ -82,15 +83,19 @@ def _find_unsupported(scenario: Scenario) -> Iterator[str]:
 
 
 def _find_block_option(options: Mapping[str, Any]) -> str | None:
-    """Return the option of an engine that needs a model with blocks; None if there is none."""
+    """Return the first option that is set of those that need a model made of blocks; None if none is set.
+
+    Args:
+        options: The options of an engine.
+    """
     return next((key for key in ("recompute", "compile") if options.get(key)), None)
 
 
 def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
-    """Return what an engine does not support on the role's device and ranks; None if it supports everything."""
+    """Return what a role's engine does not support on the role's device and ranks; None if it supports everything."""
     if role.engine is None:
         return None
-    host = role
+    host = role  # the role whose pool the role uses
     for name in (role.fuse, role.collocate):
         host = scenario.roles.get(name, host) if name else host
     pool = scenario.pools.get(host.pool or "cpu", Pool())
@@ -99,24 +104,36 @@ def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
 
 
 def _find_unsupported_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
-    """Yield the keys of roles that can only be planned."""
-    blocks = scenario.model.spec.blocks
+    """Yield the keys of roles that can only be planned.
+
+    Args:
+        path: The path of the roles in the scenario.
+        roles: The roles, by name.
+        scenario: The scenario.
+    """
+    has_blocks = scenario.model.spec.blocks
     for name, role in roles.items():
         if role.engine and (path, name) != ("roles", "trainer"):
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
         elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
-        elif role.engine and not blocks and (key := _find_block_option(role.engine.get_options())):
+        elif role.engine and not has_blocks and (key := _find_block_option(role.engine.get_options())):
             yield f"{path}.{name}.engine.{key} with a model that has no blocks"
-        elif role.engine and (what := _find_engine_limit(role, scenario)):
-            yield f"{path}.{name}.engine: {role.engine.use} with {what}"
+        elif role.engine and (limit := _find_engine_limit(role, scenario)):
+            yield f"{path}.{name}.engine: {role.engine.use} with {limit}"
         if not _has_kind(name, role):
-            near = suggest_sentence(name, get_shipped_roles())
-            yield f"{path}.{name} (a role of your own must name its kind, use: file.py:SPEC.{near})"
+            suggestion = suggest_sentence(name, get_shipped_roles())
+            yield f"{path}.{name} (a role of your own must name its kind, use: file.py:SPEC.{suggestion})"
 
 
 def _find_unsupported_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
-    """Yield numbers of evaluators that cannot be run: elastic ones, and more than one of a model's own evaluator."""
+    """Yield `evaluator.workers` if it is elastic, or above 1 for a model with its own evaluator.
+
+    Args:
+        path: The path of the roles in the scenario.
+        roles: The roles, by name.
+        model: The model.
+    """
     role = roles.get("evaluator")
     if role is None:
         return
@@ -133,11 +150,11 @@ def _has_kind(name: str, role: Role) -> bool:
 
 
 def list_joined_features(scenario: Scenario) -> list[str]:
-    """Return the columns of `data.join` that the model has a table for.
+    """Return the columns of `data.join`, sorted, that a table of sparse rows has as a feature.
 
     Serving, exports and tables of users do not read them.
     """
-    joined = {name for join in scenario.data.join.values() for name in join.columns}
+    joined = {column for join in scenario.data.join.values() for column in join.columns}
     features = {
         feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]
     }

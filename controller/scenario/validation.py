@@ -1,7 +1,7 @@
 """Rules of validation: when stages are validated while they train, by which metric, and when they stop early.
 
-Only validation events are used, never test events. A decision is a pure function of the validations before it, so runs with
-the same seed stop at the same step. Patience follows Prechelt, "Early stopping - but when?", 1998.
+Only validation events are used, never test events. Every decision depends only on the results of earlier validations, so
+runs with the same seed stop at the same step. Patience follows Prechelt, "Early stopping - but when?", 1998.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from nonet.errors import ConfigError
 from nonet.models import NATS
 from nonet.suggest import suggest_sentence
 
-PREFERRED = "ndcg@10"
-FEWEST, MOST, LEAST_STEPS = 4, 20, 50
-_LEAST_RL_STEPS = 10
-_FAR = 1e6  # larger than any reward, to rank validations below all rewards
-REWARD = "reward"  # a reinforced stage is judged by its reward unless a metric is named
-LAST = "last"  # the last step is kept; it is validated like those before
+PREFERRED = "ndcg@10"  # the metric that chooses the best checkpoint, if it is measured and no other is named
+_MIN_VALIDATIONS, _MAX_VALIDATIONS = 4, 20  # of one stage, unless `evaluate.every` sets their interval
+_MIN_STEPS_APART = (
+    50  # smallest number of steps between validations, as a validation costs as much as many steps
+)
+_MIN_RL_STEPS_APART = 10  # the same in an RL stage, whose steps take longer
+_SCORE_GAP = 1e6  # larger than any reward or metric, so that scores minus the gap are below all others
+# Values of `best.by` of an RL stage besides metrics.
+REWARD = "reward"  # the step with the highest trained reward is the best
+LAST = "last"  # the last step is the best, whatever its validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,9 @@ class ValidationRule:
         patience: Validations without improvement after which the stage stops; None if it never stops early.
         every: Steps between validations; None to spread them evenly (see `list_validation_steps`).
         reward: Whether the trained reward of validation prompts decides, among steps that keep the floors of rewards and
-            `least`.
-        least: The share of the metric before the stage that must be kept.
-        last: Whether the last step is kept, whatever its validation.
+            the share `least` of the metric.
+        least: The share of its value before the stage that the metric must keep, from 0 to 1.
+        last: Whether the last step is the best, whatever its validation.
         apart: The smallest number of steps between validations.
     """
 
@@ -47,10 +51,10 @@ class ValidationRule:
     reward: bool = False
     least: float = 0.0
     last: bool = False
-    apart: int = LEAST_STEPS
+    apart: int = _MIN_STEPS_APART
 
     def list_validation_steps(self, steps: int, epochs: float) -> tuple[int, ...]:
-        """Return the steps after which a stage is validated, in ascending order; the last is its end.
+        """Return the numbers of applied steps after which a stage is validated, in ascending order; the last is `steps`.
 
         By default they are spread evenly: once per epoch, but at least 4 and at most 20 times, and at least `apart` steps
         apart.
@@ -61,17 +65,21 @@ class ValidationRule:
         """
         if self.every is not None:
             return (*range(self.every, steps, self.every), steps)
-        count = max(1, min(steps // self.apart, max(FEWEST, min(MOST, round(epochs)))))
+        wanted_count = max(_MIN_VALIDATIONS, min(_MAX_VALIDATIONS, round(epochs)))
+        count = max(1, min(steps // self.apart, wanted_count))
         return tuple(round(steps * number / count) for number in range(1, count + 1))
 
     def find_best(self, values: Sequence[float]) -> int | None:
-        """Return the index of the best value, the earlier of equal ones; None if there are no values.
+        """Return the index of the best value of the metric, the earlier of equal ones; None if there are no values.
 
-        NaN is never the best value, except that 0 is returned if all values are NaN.
+        NaN is never the best value. If all values are NaN, the index is 0.
+
+        Args:
+            values: The metric of each validation, in the order of steps.
         """
         sign = -1.0 if self.lower else 1.0
-        known = [index for index, value in enumerate(values) if not math.isnan(value)]
-        return max(known, key=lambda index: (sign * values[index], -index), default=0 if values else None)
+        not_nan = [index for index, value in enumerate(values) if not math.isnan(value)]
+        return max(not_nan, key=lambda index: (sign * values[index], -index), default=0 if values else None)
 
     def score_validation(
         self,
@@ -82,15 +90,15 @@ class ValidationRule:
     ) -> float:
         """Return the score of a validation; higher is better.
 
-        The score is the reward if the metric kept enough of its value before the stage. Validations that did not keep it
-        score lower than all that did, ordered by the metric; those below a floor of a reward score lower still, ordered by
-        the shortfall.
+        By the metric, the score is the metric, negated if lower values are better. By the reward, validations fall into
+        three classes, from high to low scores: those that keep the floors and enough of the metric, ordered by the reward;
+        those that keep the floors only, ordered by the metric; and those below a floor, ordered by the shortfall.
 
         Args:
             metric: The value of the metric.
             reward: The trained reward; None if it was not measured.
             metric_before: The value of the metric before the stage; None if unknown.
-            floor_shortfall: The shortfall below a floor, as a share of the floor; None or 0 if all floors are kept.
+            floor_shortfall: The largest shortfall to a floor, as a fraction of that floor; None or 0 if all floors are met.
 
         Returns:
             The score; NaN if the deciding value is NaN.
@@ -99,114 +107,122 @@ class ValidationRule:
         if not self.reward or reward is None:
             return sign * metric
         if floor_shortfall:
-            return -2 * _FAR - floor_shortfall
-        enough = (
+            return -2 * _SCORE_GAP - floor_shortfall
+        is_kept = (
             metric_before is None or math.isnan(metric_before) or self.is_metric_kept(metric, metric_before)
         )
-        return reward if enough else sign * metric - _FAR
+        return reward if is_kept else sign * metric - _SCORE_GAP
 
     def is_metric_kept(self, metric: float, metric_before: float) -> bool:
         """Return whether a metric keeps the share `least` of its value before the stage."""
         return metric * self.least <= metric_before if self.lower else metric >= self.least * metric_before
 
     def should_stop(self, values: Sequence[float]) -> bool:
-        """Return whether a stage with these validations so far stops."""
-        best = self.find_best(values)
-        return self.patience is not None and best is not None and len(values) - 1 - best >= self.patience
+        """Return whether a stage stops early: whether its last `patience` validations brought no better value.
+
+        Args:
+            values: The metric of each validation so far, in the order of steps.
+        """
+        best_index = self.find_best(values)
+        if self.patience is None or best_index is None:
+            return False
+        return len(values) - 1 - best_index >= self.patience
 
 
 def has_validation_events(scenario: Scenario) -> bool:
-    """Return whether the split holds out validation events."""
+    """Return whether the split of a scenario holds out validation events."""
     return bool(scenario.data.split.get_options().get("valid"))
 
 
 def make_validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
-    """Return the rule by which a stage is validated; None if it is not validated.
+    """Return the rule by which a stage is validated; None if the stage is not validated.
 
     Args:
         scenario: The scenario.
         stage: The name of the stage.
     """
-    body, best = scenario.stages[stage], getattr(scenario.stages[stage], "best", None)
+    stage_options = scenario.stages[stage]
+    best = getattr(stage_options, "best", None)
     if not has_validation_events(scenario):
         return None
     if isinstance(best, Best):
-        reward, last = best.by in (REWARD, LAST), best.by == LAST
-        metric = choose_best_metric(scenario) if reward else best.by
+        by_reward, last = best.by in (REWARD, LAST), best.by == LAST
+        metric = choose_best_metric(scenario) if by_reward else best.by
         lower = metric == NATS or metric in scenario.model.spec.lower_is_better
         return ValidationRule(
-            metric, lower, reward=reward, least=best.least, last=last, apart=_LEAST_RL_STEPS
+            metric, lower, reward=by_reward, least=best.least, last=last, apart=_MIN_RL_STEPS_APART
         )
-    if not body.kind.validates:
+    if not stage_options.kind.validates:
         return None
     metric = choose_best_metric(scenario)
-    stop = getattr(body, "stop", None)
+    stop = getattr(stage_options, "stop", None)
     patience = None if stop == "off" else (stop or Stop()).patience
     lower = metric == NATS or metric in scenario.model.spec.lower_is_better
-    return ValidationRule(metric, lower, patience, scenario.evaluate.every)
+    return ValidationRule(metric, lower, patience=patience, every=scenario.evaluate.every)
 
 
 def choose_best_metric(scenario: Scenario) -> str:
-    """Return the metric by which the best checkpoint is chosen."""
+    """Return the name of the metric by which the best checkpoint of supervised stages is chosen."""
     metrics = scenario.evaluate.metrics
-    best = scenario.checkpoint.keep.best or (PREFERRED if PREFERRED in metrics else metrics[0])
-    return next((metric for metric in metrics if metric == best), best)
+    best_metric = scenario.checkpoint.keep.best or (PREFERRED if PREFERRED in metrics else metrics[0])
+    # The equal entry of `metrics` also has the location of a metric in a user's file (`LocatedName`).
+    return next((metric for metric in metrics if metric == best_metric), best_metric)
 
 
 def check_validation(scenario: Scenario) -> None:
-    """Check that metrics are measured, and that validations that are asked for are possible.
+    """Check that metrics by which checkpoints are chosen are measured, and that the split permits validations.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: Such a metric is not measured, or a key needs validation events and the split has none.
     """
-    best, metrics = scenario.checkpoint.keep.best, [*scenario.evaluate.metrics, NATS]
-    if best is not None and best not in metrics:
+    best_metric, metrics = scenario.checkpoint.keep.best, [*scenario.evaluate.metrics, NATS]
+    if best_metric is not None and best_metric not in metrics:
         raise ConfigError(
-            f"checkpoint.keep.best: {best!r} is not measured; evaluate.metrics and {NATS} are: {', '.join(metrics)}."
-            f"{suggest_sentence(best, metrics)} Add it to evaluate.metrics, or choose one of these"
+            f"checkpoint.keep.best: {best_metric!r} is not measured; evaluate.metrics and {NATS} are: {', '.join(metrics)}."
+            f"{suggest_sentence(best_metric, metrics)} Add it to evaluate.metrics, or choose one of these"
         )
-    for name, body in scenario.stages.items():
-        by = getattr(getattr(body, "best", None), "by", REWARD)
+    for name, stage_options in scenario.stages.items():
+        by = getattr(getattr(stage_options, "best", None), "by", REWARD)
         if by not in (REWARD, LAST, *metrics):
             raise ConfigError(
                 f"stages.{name}.best.by: {by!r} is neither reward nor measured; evaluate.metrics and {NATS} are: "
                 f"{', '.join(metrics)}.{suggest_sentence(by, [REWARD, LAST, *metrics])}"
             )
-    asked = ["checkpoint.keep.best"] if best is not None else []
-    asked += ["evaluate.every"] if scenario.evaluate.every is not None else []
-    asked += [
+    validation_keys = ["checkpoint.keep.best"] if best_metric is not None else []
+    validation_keys += ["evaluate.every"] if scenario.evaluate.every is not None else []
+    validation_keys += [
         f"stages.{name}.stop"
-        for name, body in scenario.stages.items()
-        if isinstance(getattr(body, "stop", None), Stop)
+        for name, stage_options in scenario.stages.items()
+        if isinstance(getattr(stage_options, "stop", None), Stop)
     ]
-    if asked and not has_validation_events(scenario):
-        split = scenario.data.split
-        given = (
-            "none" if split.get_options().get("valid") is None else f"valid: {split.get_options()['valid']:g}"
-        )
+    if validation_keys and not has_validation_events(scenario):
+        split, key = scenario.data.split, validation_keys[0]
+        valid = split.get_options().get("valid")
+        valid_text = "none" if valid is None else f"valid: {valid:g}"
         example = "1d" if split.use == "time" else "1"
         raise ConfigError(
-            f"{asked[0]} needs validation events, and data.split holds out {given}: "
-            f"set data.split.valid, e.g. valid: {example}, or leave {asked[0]} out"
+            f"{key} needs validation events, and data.split holds out {valid_text}: "
+            f"set data.split.valid, e.g. valid: {example}, or leave {key} out"
         )
-    steps = {name: getattr(body, "steps", None) for name, body in scenario.stages.items()}
-    if None not in steps.values():
+    steps = {name: getattr(stage_options, "steps", None) for name, stage_options in scenario.stages.items()}
+    if None not in steps.values():  # else some numbers of steps are known only after the data are read
         check_validation_interval(
             scenario, {name: count for name, count in steps.items() if count is not None}
         )
 
 
 def check_validation_interval(scenario: Scenario, steps: Mapping[str, int]) -> None:
-    """Check that a validated stage has at least one validation before its end.
+    """Check that at least one stage is validated before its end, if `evaluate.every` sets the interval.
 
     Args:
         scenario: The scenario.
         steps: The number of steps of each stage.
 
     Raises:
-        ConfigError: `evaluate.every` is larger than every validated stage.
+        ConfigError: `evaluate.every` is larger than the number of steps of every validated stage.
     """
     every = scenario.evaluate.every
+    # The numbers of steps of the stages whose kind is validated while it trains.
     lengths = {name: count for name, count in steps.items() if scenario.stages[name].kind.validates}
     if every is not None and lengths and every > max(lengths.values()):
         longest = max(lengths, key=lambda name: lengths[name])
@@ -217,7 +233,7 @@ def check_validation_interval(scenario: Scenario, steps: Mapping[str, int]) -> N
 
 
 def describe_validation(scenario: Scenario, stage: str) -> str:
-    """Describe the validations of a stage, as plans print them; "" if there are none.
+    """Describe the validations of a stage in the words of a plan; "" if the stage is not validated.
 
     Args:
         scenario: The scenario.
@@ -226,24 +242,28 @@ def describe_validation(scenario: Scenario, stage: str) -> str:
     rule = make_validation_rule(scenario, stage)
     if rule is None:
         return ""
-    body = scenario.stages[stage]
-    epochs, steps = getattr(body, "epochs", None), getattr(body, "steps", None)
-    if isinstance(getattr(body, "best", None), Best):
+    stage_options = scenario.stages[stage]
+    epochs, steps = getattr(stage_options, "epochs", None), getattr(stage_options, "steps", None)
+    if isinstance(getattr(stage_options, "best", None), Best):
         by = f"trained reward, with {rule.least:.0%} of {rule.metric} kept" if rule.reward else rule.metric
         by = "the last one" if rule.last else f"best by {by}"
-        return f"validated up to {FEWEST} times, at least {rule.apart} steps apart; {by}"
+        return f"validated up to {_MIN_VALIDATIONS} times, at least {rule.apart} steps apart; {by}"
     if rule.every:
         when = f"every {rule.every} steps"
         when += f" ({len(rule.list_validation_steps(steps, 0))} times)" if steps else ""
-    elif epochs and FEWEST <= epochs <= MOST:
+    elif epochs and _MIN_VALIDATIONS <= epochs <= _MAX_VALIDATIONS:
         when = "once an epoch"
     else:
-        count = min(MOST, max(FEWEST, epochs)) if epochs else f"{FEWEST} to {MOST}"
+        count = (
+            min(_MAX_VALIDATIONS, max(_MIN_VALIDATIONS, epochs))
+            if epochs
+            else f"{_MIN_VALIDATIONS} to {_MAX_VALIDATIONS}"
+        )
         when = f"{'up to ' if epochs else ''}{count} times"
-    when += "" if rule.every else f", at least {LEAST_STEPS} steps apart"
-    stops = (
+    when += "" if rule.every else f", at least {_MIN_STEPS_APART} steps apart"
+    stop_text = (
         f"stops after {rule.patience} validations without improvement"
         if rule.patience
         else "never stops early"
     )
-    return f"validated {when}; best by {rule.metric}{' (lowest)' if rule.lower else ''}; {stops}"
+    return f"validated {when}; best by {rule.metric}{' (lowest)' if rule.lower else ''}; {stop_text}"

@@ -1,4 +1,4 @@
-"""Sentences about a run's data: repeated items, duplicate events, and items that share codes."""
+"""Sentences about a run's data, for notes and reports: repeated items, duplicate events, and items that share codes."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from typing import Any
 from nonet.controller.scenario.settings.warnings import MANY_DUPLICATES
 from nonet.samples.sequences import ALLOW
 
-# Number of items with the same codes, and their share of all items, from which a sentence says so.
-_LEAST_SHARING, _MANY_SHARING = 10, 0.1
+# The largest group of items with the same codes is reported from this number of items and this share of all items on.
+_MIN_GROUP, _MIN_GROUP_SHARE = 10, 0.1
 
 
 def describe_repeats(data: Mapping[str, Any]) -> str:
-    """Return a sentence on whether seen items are recommended again, and on how many events that affects.
+    """Return a sentence on whether items that a user has seen are recommended again, and how many events that affects.
 
     Args:
-        data: Facts from a report or the tokenise stage; "repeats" is {"policy", "chosen_by", "share"}.
+        data: Facts about the data, from a report or the tokenise stage; "repeats" is {"policy", "chosen_by", "share"}.
 
     Returns:
-        The sentence; "" if the facts lack it.
+        The sentence; "" if the facts lack "repeats".
     """
     repeats = data.get("repeats")
     if not repeats:
         return ""
-    by = "chosen by the data" if repeats["chosen_by"] == "data" else "set by the scenario"
-    how = f"data.repeats: {repeats['policy']}, {by}"
-    test, train = (repeats["share"].get(name, 0.0) for name in ("test", "train"))
+    origin = "chosen by the data" if repeats["chosen_by"] == "data" else "set by the scenario"
+    policy_text = f"data.repeats: {repeats['policy']}, {origin}"
+    test_share, train_share = (repeats["share"].get(name, 0.0) for name in ("test", "train"))
     if repeats["policy"] == ALLOW:
         return (
-            f"Seen items may be recommended again ({how}): {format_percent(test)} of the test events return to one, "
-            f"{format_percent(train)} of the training events."
+            f"Seen items may be recommended again ({policy_text}): {format_percent(test_share)} of the test events return to "
+            f"one, {format_percent(train_share)} of the training events."
         )
-    missed = (
-        f"{format_percent(test)} of the test events return to one and are missed by every model"
-        if test
+    missed_text = (
+        f"{format_percent(test_share)} of the test events return to one and are missed by every model"
+        if test_share
         else "no test event returns to one"
     )
-    return f"Seen items are not recommended again ({how}); {missed}."
+    return f"Seen items are not recommended again ({policy_text}); {missed_text}."
 
 
 def describe_duplicates(data: Mapping[str, Any]) -> str:
     """Return a sentence on the duplicates among a run's events.
 
     Args:
-        data: Facts from a report or the tokenise stage; "duplicates" counts events with the user, item and second of
-            another.
+        data: Facts about the data, from a report or the tokenise stage; "duplicates" is the number of events with the user,
+            item and second of an earlier event.
 
     Returns:
-        The sentence; "" if there are few, or the facts lack them.
+        The sentence; "" if there are few duplicates, or the facts lack them.
     """
-    copies, events = data.get("duplicates", 0), data.get("events", 0)
-    if copies <= MANY_DUPLICATES * events:
+    duplicates, events = data.get("duplicates", 0), data.get("events", 0)
+    if duplicates <= MANY_DUPLICATES * events:
         return ""
     return (
-        f"{copies:,} of {events:,} events are duplicates (same user, item and second), so a held-out event may be a copy of "
+        f"{duplicates:,} of {events:,} events are duplicates (same user, item and second), so a held-out event may be a copy of "
         "one that was trained on: drop the copies before you compare these numbers with others, unless they are events of "
         "their own."
     )
@@ -64,14 +64,14 @@ def describe_shared_codes(tokenizer: Mapping[str, Any], items: int) -> str:
     """Return a sentence on the largest group of items with the same codes.
 
     Args:
-        tokenizer: The report on semantic ids; "largest_collision" is the size of that group.
+        tokenizer: Facts about the semantic ids; "largest_collision" is the number of items in that group.
         items: The number of items in the catalogue.
 
     Returns:
-        The sentence; "" if the group is small, or unknown.
+        The sentence; "" if the group is small, or its size is unknown.
     """
     largest = tokenizer.get("largest_collision", 0)
-    if largest < max(_LEAST_SHARING, _MANY_SHARING * items):
+    if largest < max(_MIN_GROUP, _MIN_GROUP_SHARE * items):
         return ""
     return (
         f"{largest:,} of {items:,} items ({format_percent(largest / items)}) share the same codes and differ in the collision "

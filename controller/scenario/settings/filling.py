@@ -1,8 +1,8 @@
 """Completion of a scenario's document with keys that a rule derives from the data (`settings: data`).
 
-The document is plain data, as in YAML, and is completed before it is validated. Keys that it already has are kept. In the
-completed document, `settings` maps the path of each derived key to the reason for its value. A run stores that document, so
-a resume derives nothing.
+The document is plain data, as in YAML, and is completed before it is validated. Keys that the document already has are kept.
+In the completed document, `settings` maps the path of each derived key to the reason for its value. A run stores the
+completed document, so a resume derives nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nonet.samples.profiles import DataProfile, read_profile
 from nonet.samples.tables import TableFormat
 
 Document = dict[str, Any]
-Put = Callable[[Document, str, Any], None]
+Put = Callable[[Document, str, Any], None]  # sets the key at a path of a document to a value
 
 
 class StageSummary(NamedTuple):
     """The facts about a scenario's stages from which `settings` are derived.
 
     Attributes:
-        supervised: Names of the supervised stages.
+        supervised: Names of the supervised stages, in order.
         rolls_out: Whether any stage uses rollouts.
     """
 
@@ -55,8 +55,9 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
     data: Document = document["data"]
     keep = _get_part(data, "keep")
     profile = read_data_profile(data, folder, keep or {})
-    least = 3 if _get_part(data, "split") is None else 2
-    _check_profile(profile, least)
+    # The derived split tests and validates on one event each, so that a user needs a third one to train on.
+    min_events = 3 if _get_part(data, "split") is None else 2
+    _check_profile(profile, min_events)
     reasons: dict[str, str] = {}
 
     def add(setting: Setting) -> None:
@@ -68,7 +69,7 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
         setting = choose_keep(profile)
         add(setting)
         profile = read_data_profile(data, folder, setting.value)
-        _check_profile(profile, least)
+        _check_profile(profile, min_events)
     split = _get_part(data, "split")
     if split is None:
         setting = choose_split(profile, stages.rolls_out)
@@ -82,19 +83,23 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
 
 
 def _has_all_items(sparse: Document) -> bool:
-    """Return whether some table of items keeps a row for every item; also if the scenario names no tables."""
+    """Return whether some table keeps a row for every item; True if the scenario names no tables.
+
+    Args:
+        sparse: The keys of `sparse`.
+    """
     tables = _get_part(sparse, "tables")
     if tables is None:
         return True
     options_by_table = {name: _get_part(tables, name) or {} for name in tables}
     item_tables = [
-        table for name, table in options_by_table.items() if "item" in (table.get("features") or [name])
+        options for name, options in options_by_table.items() if "item" in (options.get("features") or [name])
     ]
-    return any(not {"admit", "evict", "budget"} & set(table) for table in item_tables)
+    return any(not {"admit", "evict", "budget"} & set(options) for options in item_tables)
 
 
 def take_stored_settings(document: Document, stored: Mapping[str, Any], put: Put) -> dict[str, str]:
-    """Add derived keys as `fill_settings` does, with the values in the stored document of a run.
+    """Add derived keys as `fill_settings` does, with the values in the document that a run stored.
 
     Args:
         document: The document, changed in place.
@@ -129,14 +134,14 @@ def read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str, 
     )
 
 
-def _check_profile(profile: DataProfile, least: int) -> None:
-    """Raise DataError unless the data have two items, and a user with at least `least` events to train and test on."""
-    most = profile.get_length_quantile(1.0)
-    if most < least:
-        length_text = "one event" if most == 1 else f"{most} events at most"
+def _check_profile(profile: DataProfile, min_events: int) -> None:
+    """Raise DataError unless the data have two items, and a user with at least `min_events` events to train and test on."""
+    most_events = profile.get_length_quantile(1.0)
+    if most_events < min_events:
+        length_text = "one event" if most_events == 1 else f"{most_events} events at most"
         raise DataError(
-            f"settings: data: each of the {profile.users:,} users has {length_text}, and at least one must have {least} to train "
-            "and test. Check data.columns.user: does it name users or sessions, or single events?"
+            f"settings: data: each of the {profile.users:,} users has {length_text}, and at least one must have {min_events} to "
+            "train and test. Check data.columns.user: does it name users or sessions, or single events?"
         )
     if profile.items < 2:
         raise DataError(
@@ -146,7 +151,9 @@ def _check_profile(profile: DataProfile, least: int) -> None:
 
 
 def _has_value(document: Mapping[str, Any], path: str) -> bool:
-    """Return whether a document has a value at a path, or at a prefix of the path a value that is not a map.
+    """Return whether a path of a document needs no derived value.
+
+    That is so if it has a value, or if a prefix of it has a value that is not a map.
 
     `epochs` also counts as present if the stage has `tokens` or `steps`, because a stage has only one of the three.
     """
@@ -172,7 +179,7 @@ def _get_value(document: Mapping[str, Any], path: str) -> Any:
 
 
 def _get_part(document: Mapping[str, Any], name: str) -> Document | None:
-    """Return the map under a name, or None if the name is missing; a word becomes `{use: word}`, other values become `{}`."""
+    """Return the map at a key, or None if the key is missing; a word becomes `{use: word}`, and any other value `{}`."""
     value = document.get(name)
     if value is not None and not _is_map(value):
         return {"use": value} if isinstance(value, str) else {}
@@ -184,7 +191,7 @@ def _is_map(value: object) -> TypeGuard[Document]:
 
 
 def _resolve_path(folder: Path, path: Any) -> str:
-    """Return a path relative to the scenario's folder; absolute paths and URIs are returned as they are."""
+    """Resolve a path that is relative to the scenario's folder; absolute paths and URIs are returned as they are."""
     if not isinstance(path, str):
         raise ConfigError(f"data: wanted a path, got {path!r}")
     return path if ":" in path or Path(path).is_absolute() else str(folder / path)

@@ -1,4 +1,4 @@
-"""The rule that derives settings from the profile of a data set. Every number that it uses is a constant in this file.
+"""The rule that derives settings from the profile of a data set. Its numbers are constants in this file.
 
 data.keep       Items with fewer than 5 events are dropped if 80 % of the events remain; otherwise the threshold is 3, 2, or none.
                 Users with one event are dropped, as they have no next event.
@@ -31,30 +31,44 @@ from typing import Any, NamedTuple
 
 from nonet.samples.profiles import DataProfile
 
-RARE_ITEM_EVENTS, EVENTS_KEPT = (5, 3, 2), 0.8
-LONG_USER_EVENTS, LONG_TEST = 30, 5  # events of the median user from which 5 events are tested
-HISTORIES, COVERED = (10, 20, 30, 50), 0.9
-# For text columns besides title and categories.
-SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = 0.5, 0.5, 2, 0.3
-CODES, ITEMS_A_CODE, REACH = ((5_000, 64), (30_000, 128), (1 << 62, 256)), 4, 16
-WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # below this number of training events, this width
-LONG_LAYERS, SHORT_LAYERS = 3, 2
+# Items with fewer events are dropped: the first of these thresholds is chosen that keeps this share of all events.
+KEEP_THRESHOLDS, MIN_KEPT_SHARE = (5, 3, 2), 0.8
+LONG_USER_EVENTS = 30  # events of the median user from which users count as long
+LONG_TEST = 5  # test events per user if users are long, else 1
+# The shortest of these histories that holds all events of this share of the users is chosen.
+HISTORIES, COVERED_SHARE = (10, 20, 30, 50), 0.9
+# Text columns besides title and categories are used if at least MIN_FILLED of the items have a value and the values are
+# shared (distinct values per item are at most MAX_DISTINCT); at most MAX_TEXTS of them, each with this weight.
+MIN_FILLED, MAX_DISTINCT, MAX_TEXTS, TEXT_WEIGHT = 0.5, 0.5, 2, 0.3
+# (n, c): c codes per level up to n items
+CODES_BY_MAX_ITEMS = ((5_000, 64), (30_000, 128), (1 << 62, 256))
+MIN_ITEMS_PER_CODE = 4  # else the codes are halved
+MIN_IDS_PER_ITEM = 16  # else a level is added
+WIDTH_BY_TRAIN_EVENTS = ((2_000_000, 64), (1 << 62, 128))  # below this number of training events, this width
+LONG_LAYERS, SHORT_LAYERS = 3, 2  # for long users, and for others
 DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # by the mean events per item
-USER_ROW_EVENTS, ROW_WIDTH, NEAREST_WIDTH = 20, 32, 64
-SHORT_SESSION, AHEAD, SMOOTHING = 5, 3, 0.1
-EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 47, 512, 2048
-FIRST_STEPS, LEAST_EPOCHS, MOST_EPOCHS, LATER_EPOCHS = 800, 4, 10, 2
+USER_ROW_EVENTS = 20  # training events of the median user from which a table of users does not memorise them
+ROW_WIDTH, NEAREST_WIDTH = 32, 64  # of rows; the second where the memory compares rows of items
+# The model predicts AHEAD events ahead if the median user has SHORT_SESSION events, else 1.
+SHORT_SESSION, AHEAD = 5, 3
+SMOOTHING = 0.1  # share of a target that is distributed over its siblings
+# The batch is the largest number of events in this range with which an epoch has so many steps.
+MIN_EPOCH_STEPS, MIN_TOKENS, MAX_TOKENS = 47, 512, 2048
+# The first stage has about this many steps, if its epochs are in this range.
+FIRST_STEPS, MIN_EPOCHS, MAX_EPOCHS = 800, 4, 10
+LATER_EPOCHS = 2
 FIRST_LR, LATER_LR = 3e-3, 3e-4
-CUTOFFS, BEAMS = (5, 10), 20
+CUTOFFS = (5, 10)  # of recall and NDCG
+MIN_BEAMS = 20
 
 
 class Setting(NamedTuple):
     """One derived key.
 
     Attributes:
-        path: The path of the key.
-        value: Its value.
-        reason: Why it has this value, in a few words.
+        path: The path of the key in the scenario.
+        value: The derived value.
+        reason: Why the key has this value, in a few words.
     """
 
     path: str
@@ -64,17 +78,21 @@ class Setting(NamedTuple):
 
 def choose_keep(profile: DataProfile) -> Setting:
     """Choose `data.keep` from the profile of all data."""
-    least = next((n for n in RARE_ITEM_EVENTS if profile.compute_kept_share(n) >= EVENTS_KEPT), 0)
-    rare = int(profile.items_of[:least].sum())
+    min_events = next((n for n in KEEP_THRESHOLDS if profile.compute_kept_share(n) >= MIN_KEPT_SHARE), 0)
+    rare_items = int(profile.items_of[:min_events].sum())
     reason = (
-        f"{rare:,} items have fewer than {least} events, {1 - profile.compute_kept_share(least):.1%} of all"
-        if least
-        else f"items with fewer than {RARE_ITEM_EVENTS[-1]} events have "
-        f"{1 - profile.compute_kept_share(RARE_ITEM_EVENTS[-1]):.0%} of all"
+        f"{rare_items:,} items have fewer than {min_events} events, "
+        f"{1 - profile.compute_kept_share(min_events):.1%} of all"
+        if min_events
+        else f"items with fewer than {KEEP_THRESHOLDS[-1]} events have "
+        f"{1 - profile.compute_kept_share(KEEP_THRESHOLDS[-1]):.0%} of all"
     )
-    single = int(profile.users_of[1:2].sum())
-    value = {"item_events": least, **({"user_events": 2} if single or least else {})}
-    return Setting("data.keep", value, reason + (f"; {single:,} users have one event" if single else ""))
+    single_users = int(profile.users_of[1:2].sum())  # users with one event
+    # Dropping items can leave users with one event even where there were none.
+    value = {"item_events": min_events, **({"user_events": 2} if single_users or min_events else {})}
+    return Setting(
+        "data.keep", value, reason + (f"; {single_users:,} users have one event" if single_users else "")
+    )
 
 
 def choose_split(profile: DataProfile, rolls_out: bool) -> Setting:
@@ -88,11 +106,11 @@ def choose_split(profile: DataProfile, rolls_out: bool) -> Setting:
     test = LONG_TEST if median >= LONG_USER_EVENTS else 1
     rl = test if rolls_out else 0
     value = {"use": "leave_last_out", "test": test, "valid": 1, "rl": rl}
-    tested = profile.count_users_above(test + 1 + rl)
+    tested_users = profile.count_users_above(test + 1 + rl)  # with more events than are held out
     return Setting(
         "data.split",
         value,
-        f"the median user has {median} events; {tested:,} of {profile.users:,} users are long enough to be tested",
+        f"the median user has {median} events; {tested_users:,} of {profile.users:,} users are long enough to be tested",
     )
 
 
@@ -103,14 +121,14 @@ def choose_rest(
     metrics: Sequence[str] | None,
     all_rows: bool = True,
 ) -> Iterator[Setting]:
-    """Yield all other keys.
+    """Yield the settings of all keys but `data.keep` and `data.split`.
 
     Args:
         profile: The profile of the kept data.
         split: The keys of `data.split`.
         supervised: Names of the stages that learn next events, in order.
         metrics: The metrics that the scenario names; None if it names none.
-        all_rows: Whether the scenario's tables have a row for every item, or are derived by the rule.
+        all_rows: Whether a table has a row for every item; True if the scenario leaves the tables to the rule.
     """
     held_out = count_held_out(split)
     yield _choose_history(profile)
@@ -123,39 +141,40 @@ def choose_rest(
 
 
 def _choose_history(profile: DataProfile) -> Setting:
-    """Choose how many events the model sees."""
-    covered = profile.get_length_quantile(COVERED)
-    history = next((length for length in HISTORIES if length >= covered), HISTORIES[-1])
-    return Setting("data.history", history, f"{COVERED:.0%} of the users have at most {covered} events")
+    """Choose how many events of a user the model sees."""
+    covered_events = profile.get_length_quantile(COVERED_SHARE)
+    history = next((length for length in HISTORIES if length >= covered_events), HISTORIES[-1])
+    return Setting(
+        "data.history", history, f"{COVERED_SHARE:.0%} of the users have at most {covered_events} events"
+    )
 
 
 def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
     """Yield the vectors, levels and codes of the tokenizer."""
-    of = {column.name: column for column in profile.columns if column.filled >= FILLED}
-    vectors = [
+    one_value = 1 / max(2, profile.items)  # the share of distinct values of a column that has only one
+    text_columns = {
+        column.name: column
+        for column in profile.columns
+        if column.filled >= MIN_FILLED and column.kind in ("text", "list") and column.distinct > one_value
+    }
+    main_texts = [name for name in ("title", "categories") if name in text_columns]
+    other_texts = [
         name
-        for name in ("title", "categories")
-        if name in of and of[name].kind in ("text", "list") and of[name].distinct > 1 / max(2, profile.items)
-    ]
-    texts = [
-        name
-        for name, column in of.items()
-        if name not in ("title", "categories")
-        and column.kind in ("text", "list")
-        and 1 / max(2, profile.items) < column.distinct <= SHARED_TEXT
-    ][:MOST_TEXTS]
-    what = (
-        f"items have {', '.join([*vectors, *texts])}"
-        if vectors or texts
+        for name, column in text_columns.items()
+        if name not in ("title", "categories") and column.distinct <= MAX_DISTINCT
+    ][:MAX_TEXTS]
+    reason = (
+        f"items have {', '.join([*main_texts, *other_texts])}"
+        if main_texts or other_texts
         else "items have no text to learn from"
     )
-    sources = [*vectors, *({name: TEXT_WEIGHT} for name in texts), "cooccurrence"]
-    yield Setting("tokenizer.vectors", sources, what)
-    codes = next(codes for most, codes in CODES if profile.items <= most)
-    while codes > 8 and codes * ITEMS_A_CODE > profile.items:
+    vectors = [*main_texts, *({name: TEXT_WEIGHT} for name in other_texts), "cooccurrence"]
+    yield Setting("tokenizer.vectors", vectors, reason)
+    codes = next(codes for max_items, codes in CODES_BY_MAX_ITEMS if profile.items <= max_items)
+    while codes > 8 and codes * MIN_ITEMS_PER_CODE > profile.items:
         codes //= 2
     levels = 3
-    while codes**levels < REACH * profile.items:
+    while codes**levels < MIN_IDS_PER_ITEM * profile.items:
         levels += 1
     yield Setting("tokenizer.levels", levels, f"{codes}^{levels} = {codes**levels:,} ids")
     yield Setting("tokenizer.codes", codes, f"for {profile.items:,} items")
@@ -163,69 +182,69 @@ def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
 
 def _choose_model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
     """Yield the width, layers and dropout of the model."""
-    trained, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
+    train_events, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
+    width = next(width for below, width in WIDTH_BY_TRAIN_EVENTS if train_events < below)
+    yield Setting("model.width", width, f"{train_events:,} training events")
     is_long = median >= LONG_USER_EVENTS
-    yield Setting(
-        "model.width", next(w for most, w in WIDTHS if trained < most), f"{trained:,} training events"
-    )
-    said = f"the median user has {median} events, {'at least' if is_long else 'under'} {LONG_USER_EVENTS}"
-    yield Setting("model.layers", LONG_LAYERS if is_long else SHORT_LAYERS, said)
-    each = profile.events / max(1, profile.items)
-    dense = each >= DENSE_ITEM_EVENTS
-    said = f"an item has {each:.1f} events on average, {'at least' if dense else 'under'} {DENSE_ITEM_EVENTS}"
-    yield Setting("model.dropout", DENSE_DROPOUT if dense else SPARSE_DROPOUT, said)
+    reason = f"the median user has {median} events, {'at least' if is_long else 'under'} {LONG_USER_EVENTS}"
+    yield Setting("model.layers", LONG_LAYERS if is_long else SHORT_LAYERS, reason)
+    mean_events = profile.events / max(1, profile.items)
+    is_dense = mean_events >= DENSE_ITEM_EVENTS
+    side = "at least" if is_dense else "under"
+    reason = f"an item has {mean_events:.1f} events on average, {side} {DENSE_ITEM_EVENTS}"
+    yield Setting("model.dropout", DENSE_DROPOUT if is_dense else SPARSE_DROPOUT, reason)
 
 
 def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
-    """Choose the memory and its voters."""
-    validates = split.get("valid", 1) not in (0, None)
-    if not validates:
+    """Choose whether the model has a memory, and its voters."""
+    has_validation = split.get("valid", 1) not in (0, None)
+    if not has_validation:
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
     median = profile.get_length_quantile(0.5)
     if median >= LONG_USER_EVENTS or not all_rows:
         return Setting("model.memory", "on", "validation fits the weight of transitions")
-    said = f"the median user has {median} events: the items nearest to a user's state vote too"
-    return Setting("model.memory", {"voters": ["transitions", "nearest"]}, said)
+    reason = f"the median user has {median} events: the items nearest to a user's state vote too"
+    return Setting("model.memory", {"voters": ["transitions", "nearest"]}, reason)
 
 
 def _choose_tables(profile: DataProfile, held_out: int) -> Setting:
-    """Choose the tables of sparse rows and their widths."""
+    """Choose the tables of sparse rows and the widths of their rows."""
     median = profile.get_median_train_length(held_out)
-    has = median >= USER_ROW_EVENTS
+    has_user_table = median >= USER_ROW_EVENTS
     width = ROW_WIDTH if profile.get_length_quantile(0.5) >= LONG_USER_EVENTS else NEAREST_WIDTH
-    said = "yes" if has else "none"
     return Setting(
         "sparse.tables",
-        {"item": {"dim": width}, **({"user": {"dim": ROW_WIDTH}} if has else {})},
-        f"user table: {said} (the median user has {median} training events; {USER_ROW_EVENTS} are needed)",
+        {"item": {"dim": width}, **({"user": {"dim": ROW_WIDTH}} if has_user_table else {})},
+        f"user table: {'yes' if has_user_table else 'none'} (the median user has {median} training events; "
+        f"{USER_ROW_EVENTS} are needed)",
     )
 
 
 def _choose_stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
-    """Yield the batch, epochs, learning rate, steps ahead and smoothing of every supervised stage."""
-    trained = profile.count_train_events(held_out)
-    tokens = LEAST_TOKENS
-    while tokens < MOST_TOKENS and 2 * tokens * EPOCH_STEPS <= trained:
-        tokens *= 2
-    steps = max(1, round(trained / tokens))
-    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, round(FIRST_STEPS / steps)))
-    for i, name in enumerate(supervised):
-        path = f"stages.{name}"
+    """Yield the batch, epochs, learning rate, `ahead` and smoothing of every supervised stage."""
+    train_events, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
+    batch_tokens = MIN_TOKENS
+    while batch_tokens < MAX_TOKENS and 2 * batch_tokens * MIN_EPOCH_STEPS <= train_events:
+        batch_tokens *= 2
+    epoch_steps = max(1, round(train_events / batch_tokens))
+    first_epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, round(FIRST_STEPS / epoch_steps)))
+    for index, name in enumerate(supervised):
+        path, is_first = f"stages.{name}", index == 0
         yield Setting(
-            f"{path}.batch", {"tokens": float(tokens)}, f"{steps} steps per epoch of {trained:,} events"
+            f"{path}.batch",
+            {"tokens": float(batch_tokens)},
+            f"{epoch_steps} steps per epoch of {train_events:,} events",
         )
-        count = LATER_EPOCHS if i else epochs
         yield Setting(
             f"{path}.epochs",
-            count,
-            f"about {count * steps:,} steps" if not i else "continues from the stage before",
+            first_epochs if is_first else LATER_EPOCHS,
+            f"about {first_epochs * epoch_steps:,} steps" if is_first else "continues from the stage before",
         )
         yield Setting(
             f"{path}.lr",
-            LATER_LR if i else FIRST_LR,
-            "later stages use a lower rate" if i else "the first stage",
+            FIRST_LR if is_first else LATER_LR,
+            "the first stage" if is_first else "later stages use a lower rate",
         )
-        median = profile.get_length_quantile(0.5)
         yield Setting(
             f"{path}.ahead",
             1 if median < SHORT_SESSION else AHEAD,
@@ -235,23 +254,28 @@ def _choose_stages(profile: DataProfile, held_out: int, supervised: Sequence[str
 
 
 def _choose_evaluation(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:
-    """Yield the metrics and the number of beams."""
+    """Yield the metrics and the number of beams of the evaluation.
+
+    Args:
+        profile: The profile of the kept data.
+        metrics: The metrics that the scenario names, such as "recall@10"; None if it names none.
+    """
     cutoffs = [k for k in CUTOFFS if k <= max(1, profile.items // 2)] or [1]
-    ours = [f"{name}@{k}" for name in ("recall", "ndcg") for k in cutoffs]
-    yield Setting("evaluate.metrics", ours, f"a catalogue of {profile.items:,}")
-    tails = [metric.rpartition("@")[2] for metric in (metrics or ours)]
-    largest = max([int(tail) for tail in tails if tail.isdecimal()], default=0)
-    yield Setting("evaluate.width", max(BEAMS, largest), f"the largest k is {largest}")
+    derived_metrics = [f"{name}@{k}" for name in ("recall", "ndcg") for k in cutoffs]
+    yield Setting("evaluate.metrics", derived_metrics, f"a catalogue of {profile.items:,}")
+    suffixes = [metric.rpartition("@")[2] for metric in (metrics or derived_metrics)]
+    largest_k = max([int(suffix) for suffix in suffixes if suffix.isdecimal()], default=0)
+    yield Setting("evaluate.width", max(MIN_BEAMS, largest_k), f"the largest k is {largest_k}")
 
 
 def count_held_out(split: Mapping[str, Any]) -> int:
-    """Return how many events per user a split holds out.
+    """Return how many events of each user a split holds out.
 
     Args:
         split: The keys of `data.split`.
 
     Returns:
-        The number of events; 0 for a split by time, which has no fixed number.
+        The number of events per user; 0 for a split by time, which has no fixed number.
     """
     if split.get("use", "leave_last_out") != "leave_last_out":
         return 0
