@@ -1,4 +1,4 @@
-"""Tables beyond accuracy over all events: properties of lists, segments, and the gain from a memory.
+"""Tables beyond accuracy over all events: properties of lists, segments, the gain from a memory, and rewards of RL.
 
 Pure functions of report.json's dictionary, any part of which may be missing. Each table comes with a
 sentence that explains how to read it.
@@ -21,52 +21,54 @@ from nonet.deploy.report.scores import (
 from nonet.deploy.report.tables import Report, ReportTable, TableCell
 from nonet.deploy.report.verdicts import find_strongest_baseline
 
-_DIGITS = 3
+_DIGITS = 3  # decimals of list properties and of the memory's weights
 
 
 def build_list_table(report: Report) -> ReportTable:
     """Build the table of coverage, Gini, novelty, diversity and calibration of the lists of baselines and stages."""
     lists = _get_part(report, "lists")
-    measures = list(dict.fromkeys(name for values in lists.values() for name in values))
+    properties = list(dict.fromkeys(name for values in lists.values() for name in values))
     rows = [
         [
-            TableCell(format_name(name), kind),
-            *(format_number(lists[name].get(measure), _DIGITS) for measure in measures),
+            TableCell(format_name(subject), kind),
+            *(format_number(lists[subject].get(name), _DIGITS) for name in properties),
         ]
-        for name, kind in list_subjects(report)
-        if name in lists
+        for subject, kind in list_subjects(report)
+        if subject in lists
     ]
-    return ReportTable(["", *measures], rows, "Properties of lists")
+    return ReportTable(["", *properties], rows, "Properties of lists")
 
 
 def format_sampled_note(report: Report) -> str:
-    """Format how many users were ranked and the resulting uncertainty; "" if all users were ranked."""
-    sampled = _get_part(report, "sampled")
-    if not sampled:
+    """Return a sentence about the number of ranked users and the resulting uncertainty; "" if all were ranked."""
+    facts_by_subject = _get_part(report, "sampled")
+    if not facts_by_subject:
         return ""
-    facts: Mapping[str, Any] = list(sampled.values())[-1]
-    known = ", ".join(f"{metric} ± {format_number(width)}" for metric, width in facts["half_width"].items())
+    last_facts: Mapping[str, Any] = list(facts_by_subject.values())[-1]
+    half_widths = ", ".join(
+        f"{metric} ± {format_number(half_width)}" for metric, half_width in last_facts["half_width"].items()
+    )
     return (
-        f"{facts['users']:,} of {facts['of']:,} test users, drawn with the run's seed, were ranked; the mean over all of them is "
-        f"within {known} of the last row (95 % interval)."
+        f"{last_facts['users']:,} of {last_facts['of']:,} test users, drawn with the run's seed, were ranked; "
+        f"the mean over all of them is within {half_widths} of the last row (95 % interval)."
     )
 
 
 def format_list_note(report: Report) -> str:
-    """Format how to read `build_list_table`."""
-    sorts = " ".join(measure for values in _get_part(report, "lists").values() for measure in values)
-    told = [
+    """Return a sentence that defines the columns of `build_list_table`."""
+    column_names = " ".join(name for values in _get_part(report, "lists").values() for name in values)
+    definitions = [
         "For the first items of every test list: coverage is the share of the catalogue that is shown to at least one user",
         "Gini is 0 if all items are shown equally often and 1 if all users are shown the same item",
         "novelty is how rare a shown item is, in bits",
     ]
-    if "diversity" in sorts:
-        told.append("diversity is how much the categories of two items of a list differ")
-    if "calibration" in sorts:
-        told.append(
+    if "diversity" in column_names:
+        definitions.append("diversity is how much the categories of two items of a list differ")
+    if "calibration" in column_names:
+        definitions.append(
             "calibration is the distance between the categories of a list and of its user's history (lower is better)"
         )
-    return "; ".join(told) + "."
+    return "; ".join(definitions) + "."
 
 
 def build_segment_table(report: Report) -> ReportTable:
@@ -74,54 +76,59 @@ def build_segment_table(report: Report) -> ReportTable:
     segments, subjects = _get_part(report, "segments"), _select_subjects(report)
     metrics = select_headline_metrics(report)
     rows: list[list[TableCell | str]] = []
-    for name, facts in segments.items() if subjects else ():
-        scores = {row.name: row.scores for row in select_scores(report, events=name)}
-        if not any(subject in scores for subject in subjects):
+    for segment, facts in segments.items() if subjects else ():
+        scores_by_subject = {row.name: row.scores for row in select_scores(report, events=segment)}
+        if not any(subject in scores_by_subject for subject in subjects):
             continue  # nothing was held out of this segment
         cells = [
-            format_number(scores.get(subject, {}).get(metric)) for metric in metrics for subject in subjects
+            format_number(scores_by_subject.get(subject, {}).get(metric))
+            for metric in metrics
+            for subject in subjects
         ]
-        rows.append([TableCell(name, _describe_segment(facts)), f"{facts['events']:,}", *cells])
+        rows.append([TableCell(segment, _describe_segment(facts)), f"{facts['events']:,}", *cells])
     groups = [("", 2), *((metric, len(subjects)) for metric in metrics)]
     head = ["", "test events", *(format_name(subject) for _ in metrics for subject in subjects)]
     return ReportTable(head, rows, "By segment", groups)
 
 
 def format_segment_note(report: Report) -> str:
-    """Format how to read `build_segment_table`."""
+    """Return sentences that define the segments of `build_segment_table`."""
     segments = _get_part(report, "segments")
     median = next((facts["most"] for facts in segments.values() if "most" in facts), None)
-    at = f" ({median:g})" if median is not None else ""
-    left_out = _get_part(report, "data").get("share_only_trained")
-    nobody = (
-        f" {format_percent(left_out)} of the users have no test event and are not included."
-        if left_out
+    median_text = f" ({median:g})" if median is not None else ""
+    untested_share = _get_part(report, "data").get("share_only_trained")
+    untested_text = (
+        f" {format_percent(untested_share)} of the users have no test event and are not included."
+        if untested_share
         else ""
     )
     return (
-        f"Users are split at the median of their training events{at}; items are split by popularity into groups with the first, "
-        f"second and last third of all training events. Each column shows which segments a mean comes from.{nobody}"
+        f"Users are split at the median of their training events{median_text}; items are split by popularity into groups "
+        "with the first, second and last third of all training events. "
+        f"Each column shows which segments a mean comes from.{untested_text}"
     )
 
 
 def build_memory_table(report: Report) -> ReportTable:
-    """Build the table of each stage with its memory and with its model alone."""
+    """Build the table of each stage's scores with its memory and with its model alone, and of the memory's weights."""
     rows: list[list[TableCell | str]] = []
     metrics = select_headline_metrics(report)
-    alone = {row.name: row.scores for row in select_scores(report, search="model alone")}
-    served = {row.name: row.scores for row in select_scores(report)}
-    memories = _get_part(report, "memory")
-    weights = "lbcm" if any("m" in told for told in memories.values()) else "lbc"
-    for stage, told in memories.items():
+    scores_alone = {row.name: row.scores for row in select_scores(report, search="model alone")}
+    scores_with_memory = {row.name: row.scores for row in select_scores(report)}
+    memory_by_stage = _get_part(report, "memory")
+    weights = (
+        "lbcm" if any("m" in memory for memory in memory_by_stage.values()) else "lbc"
+    )  # see MEMORY_NOTE
+    for stage, memory in memory_by_stage.items():
         cells: list[TableCell | str] = []
         for metric in metrics:
             cells += [
-                format_number(served.get(stage, {}).get(metric)),
-                format_number(alone.get(stage, {}).get(metric)),
-                _make_gain_cell(metric, told),
+                format_number(scores_with_memory.get(stage, {}).get(metric)),
+                format_number(scores_alone.get(stage, {}).get(metric)),
+                _make_gain_cell(metric, memory),
             ]
         rows.append(
-            [format_name(stage), *(format_number(told.get(weight), _DIGITS) for weight in weights), *cells]
+            [format_name(stage), *(format_number(memory.get(weight), _DIGITS) for weight in weights), *cells]
         )
     head = ["", *weights, *("with memory", "model alone", "gain") * len(metrics)]
     groups = [("", 1), ("fitted weights", len(weights)), *((metric, 3) for metric in metrics)]
@@ -135,9 +142,9 @@ MEMORY_NOTE = (
 )
 
 
-def _make_gain_cell(metric: str, told: Mapping[str, Any]) -> TableCell | str:
-    """Make the cell of the gain from the memory in one metric."""
-    values = (told.get("gain") or {}).get(metric)
+def _make_gain_cell(metric: str, memory: Mapping[str, Any]) -> TableCell | str:
+    """Make the cell of the gain from a stage's memory in one metric."""
+    values = (memory.get("gain") or {}).get(metric)
     if not values:
         return "–"
     gain = Difference("", "", metric, values["diff"], values["low"], values["high"])
@@ -145,14 +152,15 @@ def _make_gain_cell(metric: str, told: Mapping[str, Any]) -> TableCell | str:
 
 
 def _select_subjects(report: Report) -> list[str]:
-    """Select the last stage that was ranked and the strongest baseline."""
-    ranked = [row for row in select_scores(report) if row.kind == "stage"]
+    """Return the names of the last stage with scores and of the strongest baseline; empty without such a stage."""
+    stage_rows = [row for row in select_scores(report) if row.kind == "stage"]
     baselines = [name for name, kind in list_subjects(report) if kind == "baseline"]
-    return [row.name for row in ranked[-1:]] + (find_strongest_baseline(report, baselines) if ranked else [])
+    strongest = find_strongest_baseline(report, baselines) if stage_rows else []
+    return [row.name for row in stage_rows[-1:]] + strongest
 
 
 def _describe_segment(facts: Mapping[str, Any]) -> str:
-    """Describe the size and bounds of a segment."""
+    """Describe the size and bounds of a segment of items, of a scene or of users."""
     if "items" in facts:
         return f"{facts['items']:,} items"
     if "users" not in facts:
@@ -162,48 +170,46 @@ def _describe_segment(facts: Mapping[str, Any]) -> str:
 
 
 def _get_part(report: Report, key: str) -> Mapping[str, Any]:
+    """Return a part of the report; empty if it is missing."""
     return report.get(key) or {}
 
 
 def build_rl_tables(report: Mapping[str, Any]) -> list[ReportTable]:
     """Build the tables of RL rewards, leaving out empty ones: floors, prompts without a score, and users' commands."""
-    floors = [
+    floor_rows = [
         [
             name,
-            format_number(each["at_least"]),
-            format_number(each["held_out"][-1] if each.get("held_out") else None),
-            TableCell(format_number(each["mean"]), f"last {each['steps']} steps"),
-            format_number(each["multiplier"]),
-            TableCell("held" if each["held"] else "not held", tone=1 if each["held"] else -1),
+            format_number(floor["at_least"]),
+            format_number(floor["held_out"][-1] if floor.get("held_out") else None),
+            TableCell(format_number(floor["mean"]), f"last {floor['steps']} steps"),
+            format_number(floor["multiplier"]),
+            TableCell("held" if floor["held"] else "not held", tone=1 if floor["held"] else -1),
         ]
-        for name, each in (report.get("floors") or {}).items()
+        for name, floor in (report.get("floors") or {}).items()
     ]
-    without = [
-        [name, f"{each['prompts']:,}", f"{each['steps']:,}", ", ".join(each["users"][:8]), each["why"]]
-        for name, each in (report.get("quarantined") or {}).items()
+    unscored_rows = [
+        [name, f"{facts['prompts']:,}", f"{facts['steps']:,}", ", ".join(facts["users"][:8]), facts["why"]]
+        for name, facts in (report.get("quarantined") or {}).items()
     ]
-    commands = [
+    command_rows = [
         [
-            f"{each['verb']} {each.get('name', '')}",
-            f"{each['stage']}, step {each['step']}" if "step" in each else "refused",
-            each.get("text") or each.get("refused", ""),
+            f"{command['verb']} {command.get('name', '')}",
+            f"{command['stage']}, step {command['step']}" if "step" in command else "refused",
+            command.get("text") or command.get("refused", ""),
         ]
-        for each in report.get("commands") or []
+        for command in report.get("commands") or []
     ]
-    return [
-        table
-        for table in (
-            ReportTable(
-                ["floor", "at least", "held-out users", "training", "multiplier", ""],
-                floors,
-                "Floors of rewards, met within 2 % for users that RL never trains on",
-            ),
-            ReportTable(
-                ["reward", "prompts", "steps", "users", "reason"],
-                without,
-                "Prompts without a score, left out of training",
-            ),
-            ReportTable(["command", "from", ""], commands, "Commands given while the run was in progress"),
-        )
-        if table
-    ]
+    tables = (
+        ReportTable(
+            ["floor", "at least", "held-out users", "training", "multiplier", ""],
+            floor_rows,
+            "Floors of rewards, met within 2 % for users that RL never trains on",
+        ),
+        ReportTable(
+            ["reward", "prompts", "steps", "users", "reason"],
+            unscored_rows,
+            "Prompts without a score, left out of training",
+        ),
+        ReportTable(["command", "from", ""], command_rows, "Commands given while the run was in progress"),
+    )
+    return [table for table in tables if table]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_FIRST = ("loss", "validation", "held-out", "reward", "kl", "rows/s", "rows_per_s", "events/s")
+# Curves whose names contain one of these are shown; the others are in a collapsed section.
+_IMPORTANT = ("loss", "validation", "held-out", "reward", "kl", "rows/s", "rows_per_s", "events/s")
 
 
 @dataclass(slots=True)
@@ -21,10 +22,10 @@ class Curve:
     """One metric of one stage.
 
     Attributes:
-        stage: The stage's name, "" for metrics outside of stages.
+        stage: The stage's name; "" for metrics outside of stages.
         name: The metric's name.
-        unit: Its unit.
-        reports: Values by (step, role, rank).
+        unit: The metric's unit.
+        reports: Values by (step, role, rank), as the ranks reported them.
     """
 
     stage: str
@@ -35,16 +36,19 @@ class Curve:
     @property
     def points(self) -> list[tuple[float, float]]:
         """Points (step, value) in order of steps, combined over ranks."""
-        steps: dict[float, list[float]] = {}
+        values_by_step: dict[float, list[float]] = {}
         for (step, _, _), value in self.reports.items():
-            steps.setdefault(step, []).append(value)
-        added = "/s" in self.unit or "/s" in self.name or self.name.endswith("_per_s")
-        return [(step, sum(values) / (1 if added else len(values))) for step, values in sorted(steps.items())]
+            values_by_step.setdefault(step, []).append(value)
+        is_throughput = "/s" in self.unit or "/s" in self.name or self.name.endswith("_per_s")
+        return [
+            (step, sum(values) / (1 if is_throughput else len(values)))
+            for step, values in sorted(values_by_step.items())
+        ]
 
     @property
     def important(self) -> bool:
         """Whether the curve is shown by default: losses, rewards, KL and throughput."""
-        return any(word in self.name for word in _FIRST)
+        return any(word in self.name for word in _IMPORTANT)
 
 
 def read_curves(path: Path) -> tuple[list[Curve], int]:
@@ -70,18 +74,16 @@ def collect_curves(lines: Iterable[str]) -> tuple[list[Curve], int]:
         lines: The lines of metrics.jsonl.
 
     Returns:
-        Curves in order of appearance, and the number of lines that are no metrics records.
+        Curves in order of appearance, and the number of nonempty lines that are no metrics records.
     """
-    curves: dict[tuple[str, str], Curve] = {}
+    curves: dict[tuple[str, str], Curve] = {}  # by (stage, metric)
     unread = 0
     for line in lines:
         record = _parse_record(line)
         if record is None:
             unread += bool(line.strip())
             continue
-        if str(record["name"]).startswith(
-            "machine "
-        ):  # cumulative sums, from which the report computes shares
+        if str(record["name"]).startswith("machine "):  # sums, from which the report computes shares
             continue
         key = (str(record.get("stage") or ""), str(record["name"]))
         curve = curves.setdefault(key, Curve(*key, str(record.get("unit") or "")))
@@ -90,7 +92,7 @@ def collect_curves(lines: Iterable[str]) -> tuple[list[Curve], int]:
 
 
 def _parse_record(line: str) -> dict[str, Any] | None:
-    """Parse a line as a metrics record; None if it is not one."""
+    """Parse a line as a metrics record, with step and value as floats; None if it is not one or not finite."""
     try:
         record = json.loads(line)
         record["step"], record["value"] = float(record["step"]), float(record["value"])

@@ -28,7 +28,7 @@ _VALIDATION_NATS = "validation nats"
 def render_page(
     report: Mapping[str, Any], *, curves: Sequence[Curve] = (), scenario: str = "", unread: int = 0
 ) -> str:
-    """Render the whole page.
+    """Render the whole page of a run's report.
 
     Args:
         report: The contents of report.json.
@@ -39,12 +39,14 @@ def render_page(
     Returns:
         The HTML text.
     """
-    paired = list(iterate_differences(report))
-    shown = [difference for difference in paired if difference.metric in select_headline_metrics(report)]
+    differences = list(iterate_differences(report))
+    headline_metrics = select_headline_metrics(report)
+    headline_differences = [difference for difference in differences if difference.metric in headline_metrics]
     # Curves of a single point, such as a score at the end of a stage, are left out: the tables show these values.
-    drawn = [curve for curve in curves if len(curve.points) > 1]
-    nats = {curve.stage: curve.points for curve in drawn if curve.name == _VALIDATION_NATS}
-    drawn = [curve for curve in drawn if curve.name != _VALIDATION_NATS]
+    long_curves = [curve for curve in curves if len(curve.points) > 1]
+    # The validation loss has no chart of its own: it is drawn with the training loss.
+    nats_by_stage = {curve.stage: curve.points for curve in long_curves if curve.name == _VALIDATION_NATS}
+    drawn_curves = [curve for curve in long_curves if curve.name != _VALIDATION_NATS]
     return load_template("report.html").render(
         name=report.get("name") or report.get("run") or "run",
         subtitle=_format_subtitle(report),
@@ -65,8 +67,8 @@ def render_page(
         ],
         sampled=beyond.format_sampled_note(report),
         repeats=describe_repeats(report.get("data") or {}),
-        forest=Markup(draw_forest_plot(shown)) if shown else "",
-        differences=tables.build_difference_table(paired),
+        forest=Markup(draw_forest_plot(headline_differences)) if headline_differences else "",
+        differences=tables.build_difference_table(differences),
         lists=beyond.build_list_table(report),
         lists_note=beyond.format_list_note(report),
         segments=beyond.build_segment_table(report),
@@ -76,8 +78,8 @@ def render_page(
         rewards=tables.build_reward_tables(report),
         steered=beyond.build_rl_tables(report),
         users=_collect_users(report),
-        charts=[_render_chart(curve, nats) for curve in drawn if curve.important],
-        more_charts=[_render_chart(curve, {}) for curve in drawn if not curve.important],
+        charts=[_render_chart(curve, nats_by_stage) for curve in drawn_curves if curve.important],
+        more_charts=[_render_chart(curve, {}) for curve in drawn_curves if not curve.important],
         unread=unread,
         codebooks=tables.build_codebook_table(report),
         unique=(report.get("tokenizer") or {}).get("unique_before_collisions"),
@@ -90,7 +92,7 @@ def render_page(
 
 @cache
 def load_template(name: str) -> Template:
-    """Load a template that escapes every text that is inserted."""
+    """Load a template of this folder; it escapes every text that is inserted."""
     folder = Path(__file__).parent / "templates"
     return Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -100,33 +102,38 @@ def load_template(name: str) -> Template:
 def _format_subtitle(report: Mapping[str, Any]) -> str:
     """Format the run's id, seed, data sizes and duration in one line."""
     data = report.get("data") or {}
-    parts = [str(report[key]) for key in ("run",) if report.get(key)]
+    parts = [str(report["run"])] if report.get("run") else []
     if report.get("seed") is not None:
         parts.append(f"seed {report['seed']}")
     parts += [
         f"{data[key]:,} {key}" for key in ("users", "items", "events") if isinstance(data.get(key), int)
     ]
-    total = (report.get("wall_s") or {}).get("total")
-    if isinstance(total, int | float):
-        parts.append(f"{int(total // 60)} min {int(total % 60):02d} s")
+    total_s = (report.get("wall_s") or {}).get("total")
+    if isinstance(total_s, int | float):
+        parts.append(f"{int(total_s // 60)} min {int(total_s % 60):02d} s")
     return " · ".join(parts)
 
 
 def _collect_users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Collect each user's newest history, held-out items, and lists of each baseline and stage.
+    """Collect the example users as parts.html shows them.
 
-    An item of a list is (title, whether it was held out, whether the stage before did not recommend it).
+    Each one has its id, the newest titles of its history, the number of earlier events, the held-out titles, and
+    the lists of each baseline and stage. An item of a list is (title, whether it was held out, whether the stage
+    before did not recommend it).
     """
-    stages, users = report.get("stages") or {}, []
+    stages, cards = report.get("stages") or {}, []
     for user in report.get("users") or []:
         target, history = _to_texts(user.get("target")), _to_texts(user.get("history"))
-        lists, before = [], None
-        for name, titles in (user.get("recommended") or {}).items():
-            titles = _to_texts(titles)
-            items = [(title, title in target, before is not None and title not in before) for title in titles]
+        lists, titles_before = [], None  # of the stage before
+        for name, recommended in (user.get("recommended") or {}).items():
+            titles = _to_texts(recommended)
+            items = [
+                (title, title in target, titles_before is not None and title not in titles_before)
+                for title in titles
+            ]
             lists.append((format_name(name), items))
-            before = titles if name in stages else before
-        users.append(
+            titles_before = titles if name in stages else titles_before
+        cards.append(
             {
                 "id": user.get("user_id", "?"),
                 "earlier": len(history) - _SHOWN_HISTORY,
@@ -135,17 +142,17 @@ def _collect_users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "lists": lists,
             }
         )
-    return users
+    return cards
 
 
 def _to_texts(titles: Sequence[Any] | None) -> list[str]:
     return [str(title) for title in titles or []]
 
 
-def _render_chart(curve: Curve, nats: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
-    """Render the chart of a curve; the chart of a training loss also has the validation loss of the stage."""
+def _render_chart(curve: Curve, nats_by_stage: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
+    """Render the chart of a curve; the chart of a training loss also has the stage's validation loss in nats, dashed."""
     title = f"{format_name(curve.stage)} · {curve.name}" if curve.stage else curve.name
-    validation_points = nats.get(curve.stage, ()) if curve.name == "loss" else ()
+    validation_points = nats_by_stage.get(curve.stage, ()) if curve.name == "loss" else ()
     title += "; dashed: validation, next events only" if validation_points else ""
     is_unit_clear = curve.unit in ("1", "1/s") or curve.unit in curve.name
     steps, values = zip(*curve.points, strict=True)

@@ -1,7 +1,4 @@
-"""The report of a finished run as one HTML page, without network access, scripts or other files.
-
-`write_report` reads the files in the run's folder and writes report.html beside them atomically.
-"""
+"""The report of a finished run as one HTML page, which needs no network access, scripts or other files."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from nonet.errors import ConfigError
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write RUN/report.html from RUN's report.json, metrics.jsonl and scenario.yaml.
+    """Write RUN/report.html atomically from RUN's report.json, metrics.jsonl and scenario.yaml.
 
     Args:
         run_dir: The run's folder. Only report.json must exist; sections whose numbers are missing are left
@@ -31,10 +28,10 @@ def write_report(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     report = _read_report(run_dir / "report.json")
     curves, unread = read_curves(run_dir / "metrics.jsonl")
-    scenario = run_dir / "scenario.yaml"
-    text = scenario.read_text(encoding="utf-8") if scenario.exists() else ""
+    scenario_path = run_dir / "scenario.yaml"
+    scenario = scenario_path.read_text(encoding="utf-8") if scenario_path.exists() else ""
     page_path = run_dir / "report.html"
-    write_whole(page_path, render_page(report, curves=curves, scenario=text, unread=unread).encode())
+    write_whole(page_path, render_page(report, curves=curves, scenario=scenario, unread=unread).encode())
     return page_path
 
 

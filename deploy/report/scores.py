@@ -1,4 +1,4 @@
-"""The numbers of a report as rows: one row for each baseline or stage, one column for each metric.
+"""The scores of a report as rows, one for each evaluated subject (a baseline or a stage), and their paired differences.
 
 All functions are pure functions of the contents of report.json (docs/explanation/design.md, section 4). Any part of it may
 be missing; its rows are then left out.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-HEADLINES = ("recall@10", "ndcg@10")
+HEADLINES = ("recall@10", "ndcg@10")  # the metrics that the report's sentences mention
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ScoreRow:
     """The scores of one stage or baseline.
 
     Attributes:
-        name: Its name, such as "finetune".
+        name: The name of the stage or baseline, such as "finetune".
         kind: "stage" or "baseline".
         scores: Scores by metric.
     """
@@ -31,7 +31,16 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference left - right in one metric, with the 95 % interval of a paired bootstrap over users."""
+    """The difference of two subjects in one metric, over the same users.
+
+    Attributes:
+        left: The first subject.
+        right: The second subject.
+        metric: The metric.
+        diff: The score of `left` minus that of `right`.
+        low: The lower bound of the 95 % interval, from a bootstrap over users.
+        high: The upper bound of the interval.
+    """
 
     left: str
     right: str
@@ -71,8 +80,8 @@ def select_scores(
 
     Args:
         report: The contents of report.json.
-        split: "test" or "valid".
-        search: "exhaustive", "beam" or "model alone".
+        split: "test", "valid" or "shuffled" (test events, with events of equal time shuffled).
+        search: "exhaustive" (all items scored), "beam", or "model alone" (without a memory's votes).
         events: "all", "target" (events that match the finetuning target) or the name of a segment.
 
     Returns:
@@ -95,17 +104,17 @@ def list_metrics(rows: list[ScoreRow]) -> list[str]:
 
 
 def list_subjects(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (name, "baseline" or "stage") of every evaluated subject."""
+    """Return (name, "baseline" or "stage") of every evaluated subject, baselines first."""
     baselines = [(name, "baseline") for name in report.get("baselines") or {}]
     return baselines + [(name, "stage") for name in report.get("stages") or {}]
 
 
 def iterate_differences(report: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield every paired difference in the report's order; those with a missing number are left out."""
-    known = {name for name, _ in list_subjects(report)}
-    for pair, metrics in (report.get("paired") or {}).items():
-        left, right = _split_pair(pair, known)
-        for metric, values_by_key in (metrics or {}).items():
+    names = {name for name, _ in list_subjects(report)}
+    for pair, values_by_metric in (report.get("paired") or {}).items():
+        left, right = _split_pair(pair, names)
+        for metric, values_by_key in (values_by_metric or {}).items():
             values = [values_by_key.get(key) for key in ("diff", "low", "high")]
             if all(_is_number(value) for value in values):
                 yield Difference(left, right, metric, *values)
@@ -118,17 +127,18 @@ def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 
-def _split_pair(pair: str, known: set[str]) -> tuple[str, str]:
-    """Split a key "left-right" into names that the report knows; names may contain hyphens."""
+def _split_pair(pair: str, names: set[str]) -> tuple[str, str]:
+    """Split a key "left-right" into two of `names`, which may contain hyphens, else at the first hyphen."""
     hyphens = [index for index, character in enumerate(pair) if character == "-"]
     for index in hyphens:
-        if pair[:index] in known and pair[index + 1 :] in known:
+        if pair[:index] in names and pair[index + 1 :] in names:
             return pair[:index], pair[index + 1 :]
     left, _, right = pair.partition("-")
     return left, right
 
 
 def _get_nested(report: Mapping[str, Any], *path: str) -> Any:
+    """Return the value at a path of keys; None if a key is missing."""
     value: Any = report
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -136,4 +146,5 @@ def _get_nested(report: Mapping[str, Any], *path: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,6 +1,6 @@
-"""The page of several seeds: the mean of each metric over the seeds, and the differences that are significant.
+"""The page of a run with several seeds: the mean of each metric over the seeds, and the paired differences.
 
-The functions are pure.
+The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from nonet.deploy.report.scores import (
 from nonet.deploy.report.tables import ReportTable, TableCell, build_difference_table
 from nonet.deploy.report.verdicts import collect_findings
 
-_TONES = {1: ("good", "▲"), 0: ("even", "●"), -1: ("bad", "▼")}
+_TONES = {1: ("good", "▲"), 0: ("even", "●"), -1: ("bad", "▼")}  # (CSS class, sign) by a finding's tone
 
 
 def render_seeds_page(pooled: Mapping[str, Any]) -> str:
     """Render the whole page of a pooled result.
 
     Args:
-        pooled: The result that `nonet run --seeds` combines (deploy/after/seeds.py).
+        pooled: The combined result of all seeds (`deploy.after.seeds`).
 
     Returns:
         The HTML text.
     """
     report = to_report(pooled)
-    paired = list(iterate_differences(report))
-    shown = [difference for difference in paired if difference.metric in select_headline_metrics(report)]
+    differences = list(iterate_differences(report))
+    headline_metrics = select_headline_metrics(report)
+    headline_differences = [difference for difference in differences if difference.metric in headline_metrics]
     seeds = pooled["seeds"]
     return load_template("seeds.html").render(
         name=pooled.get("name") or "runs",
@@ -44,8 +45,8 @@ def render_seeds_page(pooled: Mapping[str, Any]) -> str:
         findings=[(*_TONES[finding.tone], finding.text) for finding in collect_findings(report)],
         scores=_build_mean_table(pooled),
         each=_build_seed_table(pooled),
-        forest=Markup(draw_forest_plot(shown)) if shown else "",
-        differences=build_difference_table(paired),
+        forest=Markup(draw_forest_plot(headline_differences)) if headline_differences else "",
+        differences=build_difference_table(differences),
         command=pooled.get("command"),
     )
 
@@ -62,23 +63,23 @@ def to_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build_mean_table(pooled: Mapping[str, Any]) -> ReportTable:
     """Build the table of each subject's mean and standard deviation by metric."""
-    subjects = pooled["subjects"]
+    subjects = pooled["subjects"]  # scores by metric of each baseline and stage
     metrics = _list_metrics(pooled)
-    best = {metric: max(row[metric]["mean"] for row in subjects.values()) for metric in metrics}
+    best = {metric: max(scores[metric]["mean"] for scores in subjects.values()) for metric in metrics}
     rows = [
         [
             TableCell(format_name(name), "stage" if name in pooled["stages"] else "baseline"),
             *(
                 TableCell(
-                    format_number(row[metric]["mean"]),
-                    f"± {format_number(row[metric]['sd'])}",
-                    bold=row[metric]["mean"] == best[metric] > 0,
-                    share=row[metric]["mean"] / best[metric] if best[metric] > 0 else None,
+                    format_number(scores[metric]["mean"]),
+                    f"± {format_number(scores[metric]['sd'])}",
+                    bold=scores[metric]["mean"] == best[metric] > 0,
+                    share=scores[metric]["mean"] / best[metric] if best[metric] > 0 else None,
                 )
                 for metric in metrics
             ),
         ]
-        for name, row in subjects.items()
+        for name, scores in subjects.items()
     ]
     return ReportTable(["", *metrics], rows, "Every catalogue item scored, mean over the seeds")
 
@@ -89,13 +90,14 @@ def _build_seed_table(pooled: Mapping[str, Any]) -> ReportTable:
     rows = [
         [
             TableCell(format_name(name), f"seed {seed}"),
-            *(format_number(row[metric]["values"][at]) for metric in metrics),
+            *(format_number(scores[metric]["values"][index]) for metric in metrics),
         ]
-        for name, row in pooled["subjects"].items()
-        for at, seed in enumerate(pooled["seeds"])
+        for name, scores in pooled["subjects"].items()
+        for index, seed in enumerate(pooled["seeds"])
     ]
     return ReportTable(["", *metrics], rows)
 
 
 def _list_metrics(pooled: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics, which are the same for all subjects."""
     return list(next(iter(pooled["subjects"].values())))

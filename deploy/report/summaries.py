@@ -6,6 +6,7 @@ The suggested command works on this run's data and is quoted for a shell.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ from nonet.deploy.report.verdicts import get_verdict
 
 
 def format_summary(report: Mapping[str, Any]) -> str:
-    """Format the verdict and a table of baselines and stages by metric.
-
-    The metrics are computed on all held-out test events by full ranking.
+    """Format the verdict, a table of the test scores of baselines and stages, joins, time and memory.
 
     Args:
         report: The contents of report.json.
@@ -27,28 +26,29 @@ def format_summary(report: Mapping[str, Any]) -> str:
     Returns:
         Lines of text for a terminal.
     """
-    rows = {**report.get("baselines", {}), **report.get("stages", {})}
-    metrics = list(next(iter(rows.values()), {}))
+    scores_by_name = {**report.get("baselines", {}), **report.get("stages", {})}
+    metrics = list(next(iter(scores_by_name.values()), {}))
     lines = [*get_verdict(report), ""]
-    wide = {metric: max(11, len(metric) + 2) for metric in metrics}
-    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>{wide[metric]}}" for metric in metrics))
+    widths = {metric: max(11, len(metric) + 2) for metric in metrics}
+    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>{widths[metric]}}" for metric in metrics))
     lines += [
         f"{name:<20}"
-        + "".join(f"{values.get(metric, float('nan')):>{wide[metric]}.4f}" for metric in metrics)
-        for name, values in rows.items()
+        + "".join(f"{scores.get(metric, float('nan')):>{widths[metric]}.4f}" for metric in metrics)
+        for name, scores in scores_by_name.items()
     ]
     for name, readers in (report.get("joins") or {}).items():
-        looked_up, found = (sum(counts[key] for counts in readers.values()) for key in ("rows", "found"))
-        share = f" ({found / looked_up:.1%})" if looked_up else ""
-        lines.append(f"join {name}: found {found:,} of {looked_up:,} rows{share}")
-    wall, peak = report.get("wall_s", {}).get("total", 0), report.get("peak_rss_bytes", 0)
-    lines.append(
-        f"\n{wall:.0f} s" + (f", {peak / 1e9:.2f} GB at most (PSS of all processes)" if peak else "")
-    )
+        row_count, found_count = (
+            sum(counts[key] for counts in readers.values()) for key in ("rows", "found")
+        )
+        share = f" ({found_count / row_count:.1%})" if row_count else ""
+        lines.append(f"join {name}: found {found_count:,} of {row_count:,} rows{share}")
+    wall_s, peak_bytes = report.get("wall_s", {}).get("total", 0), report.get("peak_rss_bytes", 0)
+    memory = f", {peak_bytes / 1e9:.2f} GB at most (PSS of all processes)" if peak_bytes else ""
+    lines.append(f"\n{wall_s:.0f} s{memory}")
     return "\n".join(lines)
 
 
-_LONGEST = 60  # characters of a suggested title
+_MAX_TITLE_CHARS = 60  # longer titles are suggested only if there are not two shorter ones
 
 
 def suggest_command(run: RunFolder) -> str:
@@ -73,18 +73,24 @@ def suggest_command(run: RunFolder) -> str:
 
 
 def _find_popular_titles(folder: Path) -> list[str]:
-    """Return the two most popular titles that differ from the item's id and name exactly one item."""
+    """Return up to two of the most popular titles that differ from the item's id and name exactly one item.
+
+    Args:
+        folder: The folder of the run's sequences, with items.parquet.
+    """
     items = pq.read_table(folder / "items.parquet", columns=["item_id", "title", "events"]).sort_by(
         [("events", "descending")]
     )
     ids, titles = (list(map(str, items[name].to_pylist())) for name in ("item_id", "title"))
-    times: dict[str, int] = {}
-    for title in titles:
-        times[title] = times.get(title, 0) + 1
-    plain = [
+    item_counts = Counter(titles)
+    usable = [
         title
-        for title, item in zip(titles, ids, strict=True)
-        if title != item and times[title] == 1 and title.strip() and title.isprintable() and title[0] != "-"
+        for title, item_id in zip(titles, ids, strict=True)
+        if title != item_id
+        and item_counts[title] == 1
+        and title.strip()
+        and title.isprintable()
+        and title[0] != "-"  # would be read as an option of the command
     ]
-    short = [title for title in plain if len(title) <= _LONGEST]
-    return (short if len(short) > 1 else plain)[:2]
+    short = [title for title in usable if len(title) <= _MAX_TITLE_CHARS]
+    return (short if len(short) > 1 else usable)[:2]

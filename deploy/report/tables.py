@@ -1,6 +1,6 @@
 """The report's tables: pure functions of report.json's dictionary, any part of which may be missing.
 
-A table without rows is false and left out of the page. Texts are plain; the templates escape them.
+A table without rows is false (`bool(table)`) and left out of the page. Texts are not escaped; the templates do that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from nonet.deploy.report.scores import (
 from nonet.deploy.report.verdicts import choose_reward_digits, get_reward_direction
 
 _MIB = 2**20
-_FACTS = ("epochs", "trials", "loss")  # columns of a trained baseline in addition to its seconds
+_BASELINE_COLUMNS = (
+    "epochs",
+    "trials",
+    "loss",
+)  # facts of a trained baseline that have a column, besides seconds
 Report = Mapping[str, Any]
 
 
@@ -32,10 +36,10 @@ class TableCell:
 
     Attributes:
         text: The cell's text.
-        small: A small text behind it.
+        small: A text in small type after the text.
         bold: Whether the text is bold.
         share: Length in [0, 1] of a bar below the text; None for no bar.
-        tone: 1, 0 or -1 for a color and a sign; None for neither.
+        tone: 1 (good), 0 (neutral) or -1 (bad), shown by a color and a sign; None for neither.
     """
 
     text: str
@@ -68,9 +72,9 @@ class ReportTable:
 
 
 def build_score_table(report: Report, split: str, search: str, caption: str) -> ReportTable:
-    """Build the table of baselines and stages by metric.
+    """Build the table with a row for each baseline and stage, and a column for each metric.
 
-    It covers all held-out events and, beside them, the events that match the finetuning target.
+    There is a group of columns for all held-out events, and one for the events that match the finetuning target.
 
     Args:
         report: The contents of report.json.
@@ -78,47 +82,47 @@ def build_score_table(report: Report, split: str, search: str, caption: str) -> 
         search: "exhaustive" or "beam".
         caption: The table's caption.
     """
-    by_events = {
+    rows_by_events = {
         events: select_scores(report, split=split, search=search, events=events)
         for events in ("all", "target")
     }
-    by_events = {events: rows for events, rows in by_events.items() if rows}
-    columns = [(rows, metric) for rows in by_events.values() for metric in list_metrics(rows)]
-    shown = dict.fromkeys((row.name, row.kind) for rows in by_events.values() for row in rows)
+    rows_by_events = {events: rows for events, rows in rows_by_events.items() if rows}
+    columns = [(rows, metric) for rows in rows_by_events.values() for metric in list_metrics(rows)]
+    subjects = dict.fromkeys((row.name, row.kind) for rows in rows_by_events.values() for row in rows)
+    groups = [
+        (_format_events_title(report, split, events), len(list_metrics(rows)))
+        for events, rows in rows_by_events.items()
+    ]
     return ReportTable(
         ["", *(metric for _, metric in columns)],
         [
             [TableCell(format_name(name), kind), *(_make_score_cell(*column, name) for column in columns)]
-            for name, kind in shown
+            for name, kind in subjects
         ],
         caption,
-        [
-            ("", 1),
-            *(
-                (_format_events_title(report, split, events), len(list_metrics(rows)))
-                for events, rows in by_events.items()
-            ),
-        ],
+        [("", 1), *groups],
     )
 
 
 def _format_events_title(report: Report, split: str, events: str) -> str:
+    """Return the title of a group of columns: which events ("all" or "target"), and their number if it is known."""
     held_out = _get_part(_get_part(report, "data"), "held_out")
     count = held_out.get(split if events == "all" else f"{split}_target")
-    words = "all held-out events" if events == "all" else "events that match the finetuning target"
-    return f"{words} ({count:,})" if isinstance(count, int) else words
+    title = "all held-out events" if events == "all" else "events that match the finetuning target"
+    return f"{title} ({count:,})" if isinstance(count, int) else title
 
 
 def _make_score_cell(rows: Sequence[ScoreRow], metric: str, name: str) -> TableCell | str:
+    """Make the cell of one subject's score; the best of all rows is bold, and a bar shows the ratio to it."""
     scores = {row.name: row.scores.get(metric) for row in rows}
-    value, best = scores.get(name), max((score for score in scores.values() if score is not None), default=0)
-    if value is None:
+    score, best = scores.get(name), max((other for other in scores.values() if other is not None), default=0)
+    if score is None:
         return "–"
-    return TableCell(format_number(value), bold=value == best > 0, share=value / best if best > 0 else None)
+    return TableCell(format_number(score), bold=score == best > 0, share=score / best if best > 0 else None)
 
 
 def build_difference_table(differences: Sequence[Difference]) -> ReportTable:
-    """Build the table of paired differences and their intervals."""
+    """Build the table of paired differences and their 95 % intervals."""
     rows = [
         [
             f"{format_name(d.left)} − {format_name(d.right)}",
@@ -135,34 +139,35 @@ def build_reward_tables(report: Report) -> list[tuple[str, ReportTable]]:
     """Build the reward table of each RL stage.
 
     Returns:
-        (what the rewards were measured on, table) of each stage. Captions name the stages if there are
-        several.
+        (description of the prompts that the rewards were measured on, table) of each stage. Captions name the
+        stages if there are several.
     """
-    stages = _get_part(report, "stage_rewards") or {"": report}
+    part_by_stage = _get_part(report, "stage_rewards") or {"": report}
+    has_several = len(part_by_stage) > 1
     tables = [
-        (part.get("rewards_on") or "", build_reward_table(part, format_name(name) if len(stages) > 1 else ""))
-        for name, part in stages.items()
+        (part.get("rewards_on") or "", _build_reward_table(part, format_name(stage) if has_several else ""))
+        for stage, part in part_by_stage.items()
     ]
-    return [(on, table) for on, table in tables if table]
+    return [(prompts, table) for prompts, table in tables if table]
 
 
-def build_reward_table(report: Report, caption: str = "") -> ReportTable:
-    """Build the table of each objective before and after RL."""
+def _build_reward_table(stage_report: Report, caption: str) -> ReportTable:
+    """Build the table of each reward before and after one RL stage."""
     rows = []
-    for name, values in _get_part(report, "rewards").items():
+    for name, values in _get_part(stage_report, "rewards").items():
         digits, (before, after) = choose_reward_digits(list(values)), values[:2]
         change = TableCell(
             format_number(after - before, digits, sign=True), tone=get_reward_direction(list(values))
         )
-        own = TableCell(format_name(name), "trained by RL" if name == "total" else "")
-        rows.append([own, format_number(before, digits), format_number(after, digits), change])
+        name_cell = TableCell(format_name(name), "trained by RL" if name == "total" else "")
+        rows.append([name_cell, format_number(before, digits), format_number(after, digits), change])
     return ReportTable(["objective", "before", "after", "change"], rows, caption, narrow=True)
 
 
 def build_codebook_table(report: Report) -> ReportTable:
-    """Build the table of the tokenizer's levels."""
-    health = _get_part(report, "tokenizer")
-    levels = zip_longest(*(health.get(key) or [] for key in ("codes", "used", "perplexity")))
+    """Build the table of the levels of semantic ids: the size and the use of each codebook."""
+    tokenizer = _get_part(report, "tokenizer")
+    levels = zip_longest(*(tokenizer.get(key) or [] for key in ("codes", "used", "perplexity")))
     rows = [
         [
             f"level {level}",
@@ -180,38 +185,32 @@ def build_run_tables(report: Report) -> list[ReportTable]:
 
     They cover time, machine, baselines, work, joins, offloading, sparse tables, sizes and versions.
     """
-    return [
-        table
-        for table in (
-            made(report)
-            for made in (
-                _build_time_table,
-                _build_machine_table,
-                _build_baseline_table,
-                _build_work_table,
-                _build_join_table,
-                _build_offload_table,
-                _build_sparse_table,
-                _build_size_table,
-            )
-        )
-        if table
-    ]
+    tables = (
+        _build_time_table(report),
+        _build_machine_table(report),
+        _build_baseline_table(report),
+        _build_work_table(report),
+        _build_join_table(report),
+        _build_offload_table(report),
+        _build_sparse_table(report),
+        _build_size_table(report),
+    )
+    return [table for table in tables if table]
 
 
 def _build_time_table(report: Report) -> ReportTable:
     """Build the table of wall time, rows and speed by stage."""
-    wall = {name: s for name, s in _get_part(report, "wall_s").items() if isinstance(s, int | float)}
-    total = wall.pop("total", None) or sum(wall.values())
+    wall_s = {name: s for name, s in _get_part(report, "wall_s").items() if isinstance(s, int | float)}
+    total_s = wall_s.pop("total", None) or sum(wall_s.values())
     rows: list[list[TableCell | str]] = []
-    for name, seconds in wall.items():
-        done = _get_part(report, "rows").get(name)
-        counted = isinstance(done, int)
-        spent = TableCell(f"{format_number(seconds, 1)} s", share=seconds / total if total else None)
-        speed = f"{done / seconds:,.0f} rows/s" if counted and seconds > 0 else ""
-        rows.append([format_name(name), spent, f"{done:,}" if counted else "", speed])
-    if total:
-        rows.append(["total", TableCell(f"{format_number(total, 1)} s", bold=True), "", ""])
+    for name, seconds in wall_s.items():
+        row_count = _get_part(report, "rows").get(name)
+        has_count = isinstance(row_count, int)
+        time_cell = TableCell(f"{format_number(seconds, 1)} s", share=seconds / total_s if total_s else None)
+        speed = f"{row_count / seconds:,.0f} rows/s" if has_count and seconds > 0 else ""
+        rows.append([format_name(name), time_cell, f"{row_count:,}" if has_count else "", speed])
+    if total_s:
+        rows.append(["total", TableCell(f"{format_number(total_s, 1)} s", bold=True), "", ""])
     return ReportTable(["stage", "wall time", "rows trained", "speed"], rows, "Time")
 
 
@@ -220,24 +219,26 @@ def _build_baseline_table(report: Report) -> ReportTable:
     rows = []
     for name, facts in _get_part(report, "trained").items():
         seconds = facts.get("seconds")
-        spent = f"{format_number(seconds, 1)} s" if isinstance(seconds, int | float) else "–"
-        told = [str(facts.get(key, "–")) for key in _FACTS]
-        rest = [
-            f"{format_name(key)} {value}" for key, value in facts.items() if key not in ("seconds", *_FACTS)
+        time_text = f"{format_number(seconds, 1)} s" if isinstance(seconds, int | float) else "–"
+        cells = [str(facts.get(key, "–")) for key in _BASELINE_COLUMNS]
+        other_facts = [
+            f"{format_name(key)} {value}"
+            for key, value in facts.items()
+            if key not in ("seconds", *_BASELINE_COLUMNS)
         ]
-        rows.append([format_name(name), spent, *told, "; ".join(rest)])
-    return ReportTable(["baseline", "time", *_FACTS, ""], rows, "Baselines that were trained")
+        rows.append([format_name(name), time_text, *cells, "; ".join(other_facts)])
+    return ReportTable(["baseline", "time", *_BASELINE_COLUMNS, ""], rows, "Baselines that were trained")
 
 
 def _build_work_table(report: Report) -> ReportTable:
-    """Build the table of each group's idle time and of bytes that were sent."""
-    sent = _get_part(report, "bytes_out")
+    """Build the table of each worker group's idle time and returned bytes, and of rows that were sent to rollouts."""
+    returned_bytes = _get_part(report, "bytes_out")
     rows = [
-        [format_name(name), f"{format_number(100 * share, 0)} %", _format_mib(sent.get(name, 0))]
+        [format_name(name), f"{format_number(100 * share, 0)} %", _format_mib(returned_bytes.get(name, 0))]
         for name, share in _get_part(report, "idle").items()
     ]
     rows += [
-        [f"rows to rollout, {counts['updates']:,} {kind} updates", "", _format_mib(counts["bytes"], 2)]
+        [f"rows to rollout, {counts['updates']:,} {kind} updates", "", _format_mib(counts["bytes"], digits=2)]
         for kind, counts in _get_part(report, "published").items()
         if counts.get("updates")
     ]
@@ -264,7 +265,7 @@ def _build_join_table(report: Report) -> ReportTable:
 
 
 def _build_machine_table(report: Report) -> ReportTable:
-    """Build the table of hardware utilization by stage and of where the first trainer's time went."""
+    """Build the table of each stage's hardware utilization, and of the parts of the first trainer's time."""
     stages = _get_part(report, "machine")
     parts = list(dict.fromkeys(part for stage in stages.values() for part in stage["shares"]))
     rows = [
@@ -289,12 +290,12 @@ def _build_offload_table(report: Report) -> ReportTable:
     rows = [
         [
             name,
-            str(turns["offload"]),
-            str(turns["resume"]),
-            _format_mib(turns["bytes"]),
-            f"{format_number(turns['seconds'], 2)} s",
+            str(counts["offload"]),
+            str(counts["resume"]),
+            _format_mib(counts["bytes"]),
+            f"{format_number(counts['seconds'], 2)} s",
         ]
-        for name, turns in _get_part(report, "moved").items()
+        for name, counts in _get_part(report, "moved").items()
     ]
     note = "Offloading: groups that do not fit on their device together are kept in host memory while another one computes."
     return ReportTable(["group", "offloads", "resumes", "moved", "time"], rows, note)
@@ -303,43 +304,47 @@ def _build_offload_table(report: Report) -> ReportTable:
 def _build_sparse_table(report: Report) -> ReportTable:
     """Build the table of sparse tables; it is empty unless an id was refused, evicted or absent."""
     tables = _get_part(report, "sparse")
-    has_counts = any(
-        counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent")
-    )
+    is_shown = any(counts.get(key) for counts in tables.values() for key in ("refused", "evicted", "absent"))
     columns = ["rows", "admitted", "evicted", "refused", "absent"]
-    rows = [[name, *(f"{counts.get(what, 0):,}" for what in columns)] for name, counts in tables.items()]
+    rows = [[name, *(f"{counts.get(key, 0):,}" for key in columns)] for name, counts in tables.items()]
     note = "Refused and absent: lookups in training and in reading that returned the default row."
-    return ReportTable(["table", *columns], rows if has_counts else [], f"Sparse tables. {note}")
+    return ReportTable(["table", *columns], rows if is_shown else [], f"Sparse tables. {note}")
 
 
 def _build_size_table(report: Report) -> ReportTable:
     """Build the table of parameters, memory, held-out events, repeats and package versions."""
-    data, peak = _get_part(report, "data"), report.get("peak_rss_bytes")
+    data, peak_bytes = _get_part(report, "data"), report.get("peak_rss_bytes")
     titles = {"parameters": "dense parameters"}
-    weights = _get_part(report, "weights").items()
-    rows = [[titles.get(key, format_name(key)), f"{n:,}"] for key, n in weights if isinstance(n, int)]
-    if isinstance(peak, int | float) and peak > 0:
-        rows.append(["peak memory, all processes", f"{peak / 2**30:.2f} GiB"])
+    weight_counts = _get_part(report, "weights").items()
+    rows = [
+        [titles.get(key, format_name(key)), f"{count:,}"]
+        for key, count in weight_counts
+        if isinstance(count, int)
+    ]
+    if isinstance(peak_bytes, int | float) and peak_bytes > 0:
+        rows.append(["peak memory, all processes", f"{peak_bytes / 2**30:.2f} GiB"])
     rows += [
         [f"held-out events, {format_name(name)}", f"{count:,}"]
         for name, count in _get_part(data, "held_out").items()
     ]
-    shares = _get_part(_get_part(data, "repeats"), "share")
-    if isinstance(left_out := data.get("share_only_trained"), float):
-        rows.append(["users without a test event", format_percent(left_out)])
+    repeat_shares = _get_part(_get_part(data, "repeats"), "share")
+    if isinstance(untested_share := data.get("share_only_trained"), float):
+        rows.append(["users without a test event", format_percent(untested_share)])
     rows += [
-        [f"{name} events of an item seen before", format_percent(share)] for name, share in shares.items()
+        [f"{split} events of an item seen before", format_percent(share)]
+        for split, share in repeat_shares.items()
     ]
     rows += [[f"version of {name}", str(version)] for name, version in _get_part(report, "versions").items()]
     return ReportTable(["", ""], rows, "Sizes and versions", narrow=True)
 
 
 def _get_part(report: Report, key: str) -> Report:
+    """Return a part of the report; empty if it is missing."""
     return report.get(key) or {}
 
 
-def _format_mib(count: float, digits: int = 1) -> str:
-    return f"{format_number(count / _MIB, digits)} MiB"
+def _format_mib(byte_count: float, digits: int = 1) -> str:
+    return f"{format_number(byte_count / _MIB, digits)} MiB"
 
 
 def _format_count(value: int | None) -> str:

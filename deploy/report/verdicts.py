@@ -1,8 +1,8 @@
 """The verdict of a report: sentences that describe the results of a run.
 
-A difference is called better or worse only if the 95 % interval of the paired bootstrap excludes 0.
-Otherwise it is called not significant, whatever its size. The change of a reward without an interval is
-reported for the measured prompts only, without a claim of significance.
+A subject (a stage or a baseline) is called better or worse than another one only if the 95 % interval of their paired
+difference, from a bootstrap, excludes 0. Otherwise the difference is called not significant, whatever its size. The
+change of a reward without an interval is reported for the measured prompts only, without a claim of significance.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
     data, validation, and repeated items.
     """
     if not report.get("stages"):
-        return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
+        return [Finding("No stage has been evaluated, so there is nothing to compare.", tone=0)]
     comparisons = _compare_subjects(report) or [_list_scores(report)]
     validations = [Finding(*fields) for fields in describe_validations(report)]
     return (
@@ -58,7 +58,8 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
         + _describe_rewards(report)
         + _describe_reranking(report)
         + _find_reward_hacking(report)
-        + _describe_left_out(report)
+        + _describe_unscored_prompts(report)
+        + _describe_floors(report)
         + _find_data_limits(report)
         + validations
         + _describe_repeats(report)
@@ -70,32 +71,37 @@ def _compare_subjects(report: Mapping[str, Any]) -> list[Finding]:
     metrics = select_headline_metrics(report)
     if not metrics:
         return []
-    by_pair: dict[tuple[str, str], dict[str, Difference]] = {}
+    differences_by_pair: dict[tuple[str, str], dict[str, Difference]] = {}
     for difference in iterate_differences(report):
-        by_pair.setdefault((difference.left, difference.right), {})[difference.metric] = difference
+        by_metric = differences_by_pair.setdefault((difference.left, difference.right), {})
+        by_metric[difference.metric] = difference
     stages, comparisons = list(report.get("stages") or {}), []
-    for pair in _select_pairs(report, list(by_pair)):
-        shown = [by_pair[pair][metric] for metric in metrics if metric in by_pair[pair]]
-        if shown:
-            comparisons.append(_describe_comparison(report, shown, against_stage=pair[1] in stages))
+    for pair in _select_pairs(report, list(differences_by_pair)):
+        by_metric = differences_by_pair[pair]
+        differences = [by_metric[metric] for metric in metrics if metric in by_metric]
+        if differences:
+            comparisons.append(_describe_comparison(report, differences, against_stage=pair[1] in stages))
     return comparisons
 
 
 def _select_pairs(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Select the comparisons for the verdict; the section on comparisons of the report lists all of them.
+    """Select the pairs of subjects that the verdict compares; the report's own section compares all of them.
 
     Selected are: the last stage before RL against every baseline, every stage against the one before it,
     and the last stage against the strongest baseline. Pairs that name other subjects were requested by the
     user and are always included.
+
+    Returns:
+        The selected ones of `pairs`; all of them if none is selected.
     """
     stages, baselines = list(report.get("stages") or {}), list(report.get("baselines") or {})
-    focus = next((name for name in reversed(stages) if name != "rl"), stages[-1])
-    chosen = [(focus, baseline) for baseline in baselines]
-    chosen += list(pairwise(reversed(stages)))[::-1]
-    chosen += [(stages[-1], name) for name in find_strongest_baseline(report, baselines)]
-    known = {*stages, *baselines}
-    chosen += [pair for pair in pairs if not set(pair) <= known]
-    return [pair for pair in dict.fromkeys(chosen) if pair in pairs] or pairs
+    last_before_rl = next((name for name in reversed(stages) if name != "rl"), stages[-1])
+    selected = [(last_before_rl, baseline) for baseline in baselines]
+    selected += list(pairwise(reversed(stages)))[::-1]  # (stage, the one before it), first stages first
+    selected += [(stages[-1], name) for name in find_strongest_baseline(report, baselines)]
+    evaluated = {*stages, *baselines}
+    selected += [pair for pair in pairs if not set(pair) <= evaluated]
+    return [pair for pair in dict.fromkeys(selected) if pair in pairs] or pairs
 
 
 def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
@@ -106,20 +112,20 @@ def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> 
 
 
 def _describe_comparison(
-    report: Mapping[str, Any], shown: list[Difference], *, against_stage: bool
+    report: Mapping[str, Any], differences: list[Difference], *, against_stage: bool
 ) -> Finding:
-    """Describe the difference between two subjects; the first metric decides the wording."""
-    first, *others = shown
+    """Describe the differences between two subjects, one per metric; the first metric decides the wording."""
+    first, *others = differences
     left, right = format_name(first.left), format_name(first.right)
-    same = f"{left} against {right}: the difference is not significant"
+    no_difference = f"{left} against {right}: the difference is not significant"
     if first.left == "rl" and against_stage:
-        words = {1: f"RL improves on {right}", -1: f"RL is worse than {right}"}
-        same = f"RL made no significant difference against {right}"
+        text_by_direction = {1: f"RL improves on {right}", -1: f"RL is worse than {right}"}
+        no_difference = f"RL made no significant difference against {right}"
     elif against_stage:
-        words = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
+        text_by_direction = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
     else:
-        words = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
-    text = f"{words.get(first.direction, same)}: {_format_evidence(report, first)}"
+        text_by_direction = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
+    text = f"{text_by_direction.get(first.direction, no_difference)}: {_format_evidence(report, first)}"
     for other in others:
         if other.direction != first.direction:
             text += f"; in {other.metric} the difference {_describe_significance(other)} ({_format_interval(other)})"
@@ -132,11 +138,12 @@ def _format_evidence(report: Mapping[str, Any], difference: Difference) -> str:
     left, right = scores.get(difference.left), scores.get(difference.right)
     if left is None or right is None:
         return f"{difference.metric} {_format_interval(difference)}"
-    times = f", {left / right:.1f} times as much" if right > 0 and left / right >= 1.5 else ""
-    return f"{difference.metric} {format_number(left)} against {format_number(right)}{times} ({_format_interval(difference)})"
+    ratio = f", {left / right:.1f} times as much" if right > 0 and left / right >= 1.5 else ""
+    return f"{difference.metric} {format_number(left)} against {format_number(right)}{ratio} ({_format_interval(difference)})"
 
 
 def _format_interval(difference: Difference) -> str:
+    """Format a difference and its 95 % interval."""
     low, high = format_number(difference.low, sign=True), format_number(difference.high, sign=True)
     return f"{format_number(difference.diff, sign=True)}, 95 % interval {low} to {high}"
 
@@ -148,13 +155,13 @@ def _describe_significance(difference: Difference) -> str:
 
 
 def _list_scores(report: Mapping[str, Any]) -> Finding:
-    """List the scores of all stages if no pairs were compared."""
+    """List the scores of all subjects in one metric, for a report without comparisons."""
     rows = select_scores(report)
     metric = next(iter(select_headline_metrics(report)), None)
     if metric is None:
-        return Finding("The stages have no scores, so there is nothing to compare.", 0)
+        return Finding("The stages have no scores, so there is nothing to compare.", tone=0)
     scores = ", ".join(f"{format_name(row.name)} {format_number(row.scores.get(metric))}" for row in rows)
-    return Finding(f"{metric}: {scores}. No pairs were compared, so no stage is called better.", 0)
+    return Finding(f"{metric}: {scores}. No pairs were compared, so no stage is called better.", tone=0)
 
 
 def _describe_rewards(report: Mapping[str, Any]) -> list[Finding]:
@@ -163,84 +170,87 @@ def _describe_rewards(report: Mapping[str, Any]) -> list[Finding]:
     rewards = {name: values for name, values in rewards.items() if _is_finite_pair(values[:2])}
     if not rewards:
         return []
-    on, _, _ = str(report.get("rewards_on") or "").partition(";")
-    where = f" on {on}" if on else ""
-    total = rewards.pop("total", None)
+    prompts, _, _ = str(report.get("rewards_on") or "").partition(";")
+    on_prompts = f" on {prompts}" if prompts else ""
+    total = rewards.pop("total", None)  # the reward that RL trains: the weighted sum of the others
     parts = [f"{format_name(name)} {_describe_change(values)}" for name, values in rewards.items()]
     if total is None:
-        return [Finding(f"Rewards{where}: {'; '.join(parts)}.", 0)]
-    text = f"The trained reward {_describe_change(total)}{where}"
+        return [Finding(f"Rewards{on_prompts}: {'; '.join(parts)}.", tone=0)]
+    text = f"The trained reward {_describe_change(total)}{on_prompts}"
     return [Finding(f"{text}{': ' if parts else ''}{'; '.join(parts)}.", get_reward_direction(total))]
 
 
 def _find_reward_hacking(report: Mapping[str, Any]) -> list[Finding]:
     """Find stages whose trained reward rose while their held-out metrics fell, which is reward hacking."""
     findings, stages = [], list(report.get("stages") or {})
-    for name, part in (report.get("stage_rewards") or {}).items():
+    for stage, part in (report.get("stage_rewards") or {}).items():
         total = list((part.get("rewards") or {}).get("total") or [])
-        before = stages[stages.index(name) - 1] if name in stages and stages.index(name) else None
-        if len(total) < 2 or get_reward_direction(total) <= 0 or before is None:
+        stage_before = stages[stages.index(stage) - 1] if stage in stages and stages.index(stage) else None
+        if len(total) < 2 or get_reward_direction(total) <= 0 or stage_before is None:
             continue
-        worse = [
-            d
-            for d in iterate_differences(report)
-            if (d.left, d.right) == (name, before)
-            and d.direction < 0
-            and d.metric in select_headline_metrics(report)
+        losses = [
+            difference
+            for difference in iterate_differences(report)
+            if (difference.left, difference.right) == (stage, stage_before)
+            and difference.direction < 0
+            and difference.metric in select_headline_metrics(report)
         ]
-        if worse:
-            evidence = "; ".join(f"{d.metric} {_format_interval(d)}" for d in worse)
-            findings.append(
-                Finding(
-                    f"Reward hacking in {format_name(name)}: the trained reward {_describe_change(total)} "
-                    f"while held-out metrics fell against {format_name(before)}: {evidence}.",
-                    -1,
-                )
+        if losses:
+            evidence = "; ".join(f"{loss.metric} {_format_interval(loss)}" for loss in losses)
+            text = (
+                f"Reward hacking in {format_name(stage)}: the trained reward {_describe_change(total)} "
+                f"while held-out metrics fell against {format_name(stage_before)}: {evidence}."
             )
+            findings.append(Finding(text, tone=-1))
     return findings
 
 
 def _describe_reranking(report: Mapping[str, Any]) -> list[Finding]:
-    """Describe how re-ranking the start of an RL stage by its rewards compares with training."""
+    """Describe how re-ranking the lists of an RL stage's initial model by its rewards compares with training."""
     findings = []
     metric = next(iter(select_headline_metrics(report)), None)
     baselines, stages = report.get("baselines") or {}, report.get("stages") or {}
-    for name, part in (report.get("stage_rewards") or {}).items():
-        rerank, lists = part.get("rerank"), baselines.get(f"{name}_rerank") or {}
+    for stage, part in (report.get("stage_rewards") or {}).items():
+        rerank, rerank_scores = part.get("rerank"), baselines.get(f"{stage}_rerank") or {}
         if not rerank:
             continue
         text = (
-            f"Re-ranking the start of {format_name(name)} by the same rewards, without training (multiplier "
+            f"Re-ranking the start of {format_name(stage)} by the same rewards, without training (multiplier "
             f"{format_number(rerank['multiplier'])} nats): the trained reward {_describe_change(list(rerank['total']))}"
         )
-        if metric in lists and metric in stages.get(name, {}):
-            stage_score = format_number(stages[name][metric])
-            text += f"; {metric} {format_number(lists[metric])} against {stage_score} of {format_name(name)}"
-        findings.append(Finding(f"{text}.", 0))
+        if metric in rerank_scores and metric in stages.get(stage, {}):
+            stage_score = format_number(stages[stage][metric])
+            text += f"; {metric} {format_number(rerank_scores[metric])} against {stage_score} of {format_name(stage)}"
+        findings.append(Finding(f"{text}.", tone=0))
     return findings
 
 
-def _describe_left_out(report: Mapping[str, Any]) -> list[Finding]:
-    """Describe the prompts that were left out because a reward gave no score, and the floors of rewards."""
-    findings = [
+def _describe_unscored_prompts(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe the prompts that were left out of training because a reward gave them no score."""
+    return [
         Finding(
-            f"Reward {name} gave no score to {each['prompts']:,} prompts in {each['steps']:,} steps, which were left out: "
-            f"{each['why']}",
-            -1,
+            f"Reward {name} gave no score to {facts['prompts']:,} prompts in {facts['steps']:,} steps, which were left out: "
+            f"{facts['why']}",
+            tone=-1,
         )
-        for name, each in (report.get("quarantined") or {}).items()
+        for name, facts in (report.get("quarantined") or {}).items()
     ]
-    for name, each in (report.get("floors") or {}).items():
-        words = "held" if each["held"] else "was not held"
-        before, after = each.get("held_out") or (None, None)
-        shown = f"{format_number(each['mean'])} in the last {each['steps']} steps"
+
+
+def _describe_floors(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe whether each reward stayed above its floor."""
+    findings = []
+    for name, floor in (report.get("floors") or {}).items():
+        held_text = "held" if floor["held"] else "was not held"
+        before, after = floor.get("held_out") or (None, None)
+        values = f"{format_number(floor['mean'])} in the last {floor['steps']} steps"
         if after is not None:
-            shown = f"{format_number(after)} for users that RL never trained on ({format_number(before)} before), {shown}"
+            values = f"{format_number(after)} for users that RL never trained on ({format_number(before)} before), {values}"
         findings.append(
             Finding(
-                f"The floor of {name} {words}: at least {format_number(each['at_least'])}; {shown} (multiplier "
-                f"{format_number(each['multiplier'])}).",
-                1 if each["held"] else -1,
+                f"The floor of {name} {held_text}: at least {format_number(floor['at_least'])}; {values} (multiplier "
+                f"{format_number(floor['multiplier'])}).",
+                tone=1 if floor["held"] else -1,
             )
         )
     return findings
@@ -250,17 +260,20 @@ def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
     """Describe properties of the data or of the semantic ids that limit what the scores mean."""
     data, tokenizer = report.get("data") or {}, report.get("tokenizer") or {}
     texts = (describe_duplicates(data), describe_shared_codes(tokenizer, data.get("items", 0)))
-    return [Finding(text, -1) for text in texts if text]
+    return [Finding(text, tone=-1) for text in texts if text]
 
 
 def _describe_repeats(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe how events of items that the user has seen before are treated, if there are any."""
     data = report.get("data") or {}
     text = describe_repeats(data)
-    return [Finding(text, 0)] if text and any(data["repeats"]["share"].values()) else []
+    return [Finding(text, tone=0)] if text and any(data["repeats"]["share"].values()) else []
 
 
 def get_reward_direction(values: list[float]) -> int:
     """Return 1, 0 or -1 for a reward that rose, did not change or fell.
+
+    With an interval that contains 0, a reward did not change.
 
     Args:
         values: [before, after], or [before, after, low, high] with the 95 % interval of the difference.
@@ -282,16 +295,17 @@ def _describe_change(values: list[float]) -> str:
     before, after, *interval = values
     if len(interval) == 2 and get_reward_direction(values) == 0:
         low, high = (format_number(bound, digits, sign=True) for bound in interval)
-        span = f"{format_number(before, digits)} to {format_number(after, digits)}"
-        return f"did not change significantly ({span}, 95 % interval {low} to {high})"
+        before_to_after = f"{format_number(before, digits)} to {format_number(after, digits)}"
+        return f"did not change significantly ({before_to_after}, 95 % interval {low} to {high})"
     if format_number(before, digits) == format_number(after, digits):
         return f"stayed at {format_number(after, digits)}"
     verb = "rose" if after > before else "fell"
-    share = f" ({format_number(100 * (after / before - 1), 0, sign=True)} %)" if before > 0 else ""
-    return f"{verb} from {format_number(before, digits)} to {format_number(after, digits)}{share}"
+    percent = f" ({format_number(100 * (after / before - 1), 0, sign=True)} %)" if before > 0 else ""
+    return f"{verb} from {format_number(before, digits)} to {format_number(after, digits)}{percent}"
 
 
 def _is_finite_pair(values: list[Any]) -> bool:
+    """Return whether these are two finite numbers."""
     return len(values) == 2 and all(
         isinstance(value, int | float) and math.isfinite(value) for value in values
     )
