@@ -1,11 +1,10 @@
 """A batch of a stream: tensors without padding, and the slice of the order that they came from.
 
 A column of numbers becomes a tensor [B], a list column a `Jagged` (values [N], offsets [B + 1] int64), and text stays an
-Arrow array. Values are views of the decoded Arrow buffers where possible; they are not padded or copied and must not be
-written to.
+Arrow array. Where possible, values are views of the decoded Arrow buffers and not copies, so they must not be written to.
 """
 
-# Shapes: B rows, N values of a list column, L semantic-id levels.
+# Shapes: B rows, N values of a list column.
 
 from __future__ import annotations
 
@@ -25,16 +24,16 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """Part `number` of the `count` parts of a slice; a slice is done when all of its parts are.
+    """A batch: part `number` of the `count` parts of a slice. A slice is done when all of its parts are.
 
     Attributes:
-        columns: By name: a tensor [B], a Jagged [N] or an Arrow array.
-        slice: The places of the order that the batch came from.
-        rows: The same as physical rows, if rows are read in the file's order.
+        columns: The columns by name, each a tensor [B], a `Jagged` of B lists, or an Arrow array [B].
+        slice: The slice, as places in the order of an epoch.
+        rows: The slice as ranges of physical rows; empty if rows are shuffled within their row groups.
         number: Index of the part.
         count: Number of parts of the slice.
-        filtered: Rows of the slice that a filter removed.
-        skipped: Places of the order whose rows were invalid.
+        filtered: Number of rows of the slice that a filter removed.
+        skipped: Places of the slice's bad rows, which are left out.
     """
 
     columns: dict[str, Any]
@@ -61,42 +60,46 @@ class StreamBatch:
 
 
 def to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Convert the columns of a record batch to tensors, `Jagged` or Arrow arrays."""
-    return {name: _convert_column(rows.column(at)) for at, name in enumerate(rows.schema.names)}
+    """Convert the columns of a record batch to tensors, `Jagged` or Arrow arrays, by name."""
+    return {name: _convert_column(rows.column(index)) for index, name in enumerate(rows.schema.names)}
 
 
-def _convert_column(array: pa.Array) -> Any:
-    """Convert one column; lists may be nested."""
-    kind = array.type
+def _convert_column(column: pa.Array) -> Any:
+    """Convert one column to a tensor, a `Jagged` or an Arrow array."""
+    kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _convert_list(array)
+        return _convert_list(column)
     if pa.types.is_fixed_size_list(kind):
-        values = _convert_values(array.flatten())
-        return values.reshape(len(array), kind.list_size) if torch.is_tensor(values) else array
-    return _convert_values(array)
+        values = _convert_values(column.flatten())
+        return values.reshape(len(column), kind.list_size) if torch.is_tensor(values) else column
+    return _convert_values(column)
 
 
-def _convert_list(array: pa.Array) -> Any:
-    offsets = array.offsets.to_numpy()
-    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-    values = _convert_column(array.values.slice(first, last - first))
-    cuts = torch.from_numpy(offsets.astype(np.int64) - first)
-    return Jagged(values, cuts) if torch.is_tensor(values) else array
+def _convert_list(column: pa.Array) -> Any:
+    """Convert a list column to a `Jagged`; return it unchanged if its values do not become a tensor."""
+    offsets = column.offsets.to_numpy()
+    start, stop = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    values = _convert_column(column.values.slice(start, stop - start))
+    offsets_B1 = torch.from_numpy(offsets.astype(np.int64) - start)
+    return Jagged(values, offsets_B1) if torch.is_tensor(values) else column
 
 
-def _convert_values(array: pa.Array) -> Any:
-    """Convert numbers to a tensor, with NaN for missing ones; return other types unchanged."""
-    kind = array.type
+def _convert_values(column: pa.Array) -> Any:
+    """Convert a column without lists to a tensor; return types that are no numbers or times unchanged.
+
+    Missing numbers become NaN, so that integers with missing ones become floats; missing booleans become False.
+    """
+    kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
-        array = array.cast(pa.int64() if not pa.types.is_date32(kind) else pa.int32())
+        column = column.cast(pa.int64() if not pa.types.is_date32(kind) else pa.int32())
     elif pa.types.is_decimal(kind):
-        array = array.cast(pa.float64())
+        column = column.cast(pa.float64())
     elif pa.types.is_boolean(kind):
-        return torch.from_numpy(array.fill_null(False).to_numpy(zero_copy_only=False).copy())
+        return torch.from_numpy(column.fill_null(False).to_numpy(zero_copy_only=False).copy())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return array
-    if array.null_count:
-        return torch.from_numpy(array.to_numpy(zero_copy_only=False).copy())
-    if array.type == pa.uint64():
-        array = array.view(pa.int64())  # ids above 2^63 were rejected when they were read
-    return torch.from_dlpack(array) if len(array) else torch.from_numpy(array.to_numpy().copy())
+        return column
+    if column.null_count:
+        return torch.from_numpy(column.to_numpy(zero_copy_only=False).copy())
+    if column.type == pa.uint64():
+        column = column.view(pa.int64())  # Ids above 2^63 - 1 were rejected when they were read.
+    return torch.from_dlpack(column) if len(column) else torch.from_numpy(column.to_numpy().copy())

@@ -1,4 +1,4 @@
-"""An opened stream: the order of its rows, and batches from any place of the order, with either engine.
+"""An opened stream: the order of its rows, and batches from any place in the order, with either engine.
 
     feed = stream.open(rows=4096, step_rows=65536)
     ledger = feed.make_ledger()
@@ -32,7 +32,7 @@ from nonet.samples.streams.slices import RawSlice, SliceReader
 from nonet.suggest import join_names
 
 RAY_BYTES = 64 << 30
-"""Files of more bytes go through Ray Data where nothing else is said."""
+"""Files of more bytes in total are read through Ray Data, if the engine is not given."""
 ENGINES = ("local", "ray")
 
 
@@ -41,11 +41,11 @@ class StreamFeed(SliceReader):
 
     Args:
         stream: The stream.
-        rows: Rows of a slice.
-        step_rows: Rows of a global step.
+        rows: Number of rows of a slice.
+        step_rows: Number of rows of a global step.
         engine: "local" or "ray"; None to choose by the size of the files.
         manifest: The files as an earlier opening found them; None to inspect them.
-        name: What the order is drawn for beside the seed, such as a stage.
+        name: Name, such as that of a stage, that the random order depends on in addition to the seed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StreamFeed(SliceReader):
 
     @cached_property
     def order(self) -> str:
-        """A hash of everything, apart from the files, that decides which rows each global step reads."""
+        """A hash of everything, except the files, that determines which rows each global step reads."""
         facts = (
             self._collect_first_facts([leaf.order for leaf in self.leaves]),
             self.steps.step_rows,
@@ -73,45 +73,48 @@ class StreamFeed(SliceReader):
 
     def make_ledger(self) -> SampleLedger:
         """Create a new ledger for the rows of this feed."""
-        first = [leaf.order.rename(f"samples {number}") for number, leaf in enumerate(self.leaves)]
+        # In ledger format 1, the names of the orders did not have the name of a stage.
+        first_orders = [leaf.order.rename(f"samples {index}") for index, leaf in enumerate(self.leaves)]
 
         def use_first_rules() -> None:
-            for leaf, order in zip(self.leaves, first, strict=True):
+            for leaf, order in zip(self.leaves, first_orders, strict=True):
                 leaf.order = order
 
         return SampleLedger(
             self.manifest,
             self.order,
             self.rows,
-            first_order=_hash_facts(self._collect_first_facts(first)),
+            first_order=_hash_facts(self._collect_first_facts(first_orders)),
             use_first_rules=use_first_rules,
         )
 
     def _collect_first_facts(self, orders: Iterable[RowOrder]) -> tuple[Any, ...]:
-        """Return the values that the order hash of ledger format 1 covers."""
+        """Return the values that the order hash of ledger format 1 covers: order hashes, shares and rows of an epoch."""
         return [order.digest for order in orders], [share for _, share in self.stream.mixed], self.rows
 
     def get_slices(self, step: int, rank: int = 0, world: int = 1) -> list[OrderSlice]:
-        """Return a rank's slices of a global step."""
+        """Return the slices of a global step that rank `rank` of `world` reads."""
         return self.steps.cut_slices(step)[rank::world]
 
     def iterate_steps(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
-        """Return a rank's slices from a step on, epoch after epoch."""
+        """Return the slices that rank `rank` of `world` reads from a step on, epoch after epoch without end."""
         return StepRange(self.steps, first_step, None, rank, world)
 
     def iterate_epoch(
-        self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0
+        self, epoch: int, *, rank: int = 0, world: int = 1, first_step: int = 0
     ) -> Iterator[StreamBatch]:
         """Iterate over a rank's batches of one epoch from a given step on; empty batches are skipped.
 
         Args:
-            number: The epoch.
+            epoch: The epoch.
             rank: Index of the rank.
             world: Number of ranks.
             first_step: First step within the epoch.
         """
-        an_epoch = self.steps.an_epoch
-        slices = StepRange(self.steps, number * an_epoch + first_step, (number + 1) * an_epoch, rank, world)
+        steps_per_epoch = self.steps.an_epoch
+        slices = StepRange(
+            self.steps, epoch * steps_per_epoch + first_step, (epoch + 1) * steps_per_epoch, rank, world
+        )
         for batch in self.iterate_batches(slices, shared=world > 1):
             if len(batch):
                 yield batch
@@ -119,55 +122,55 @@ class StreamFeed(SliceReader):
     def iterate_batches(
         self, slices: Iterable[OrderSlice], ledger: SampleLedger | None = None, *, shared: bool = False
     ) -> Iterator[StreamBatch]:
-        """Yield what these slices become, in their order, at least one batch each, some of them without rows.
+        """Yield the batches of slices in order, at least one per slice; a batch may have no rows.
 
-        They are leased in the ledger as each comes; `Feed.apply_batch` or `Ledger.apply_step` makes them done.
+        Each slice is leased in the ledger when it is yielded; `apply_batch` or `SampleLedger.apply_step` marks it as done.
 
         Args:
-            slices: what to read.
-            ledger: the account of rows; None keeps none.
-            shared: whether other processes of this machine read the same row groups, so that each is decoded once.
+            slices: The slices to read.
+            ledger: The ledger of rows; None to record nothing.
+            shared: Whether other processes of this machine read the same row groups, so that each group is decoded once.
         """
         if self.engine == "ray":
             from nonet.samples.streams.ray_engine import read_on_ray
 
-            made: Iterator[RawSlice] = read_on_ray(self, slices)
+            raw_slices: Iterator[RawSlice] = read_on_ray(self, slices)
         else:
-            made = read_locally(self, slices, shared)
-        for raw in made:
+            raw_slices = read_locally(self, slices, shared)
+        for raw in raw_slices:
             if ledger is not None:
                 ledger.lease(raw.slice)
             yield from self.cut_batches(raw)
 
     def apply_batch(self, batch: StreamBatch, ledger: SampleLedger) -> None:
-        """Record that the optimizer step that used a batch is complete; the last batch of a slice marks the slice as done."""
+        """Record that the optimizer step that used a batch is complete: the last batch of a slice marks the slice as done."""
         if batch.last:
             ledger.apply(batch.slice, filtered=batch.filtered, skipped=batch.skipped)
 
     def cut_batches(self, raw: RawSlice) -> list[StreamBatch]:
         """Cut a slice into batches; more than one only if the stream packs."""
+        # At least 0, because a `map` operator may add rows.
         filtered = max(0, raw.read - len(raw.skipped) - len(raw.rows))
         if self.stream.tokens is None:
             return [StreamBatch(to_tensors(raw.rows), raw.slice, raw.ranges, 0, 1, filtered, raw.skipped)]
         from nonet.samples.batches import split_by_size
 
-        column, most = self.stream.tokens
-        lists = raw.rows.column(column)
-        parts = split_by_size(np.diff(lists.offsets.to_numpy()), most)
-        pieces = (to_tensors(raw.rows.slice(part.start, part.stop - part.start)) for part in parts)
+        column, max_tokens = self.stream.tokens
+        list_column = raw.rows.column(column)
+        list_lengths = np.diff(list_column.offsets.to_numpy())
+        parts = split_by_size(list_lengths, max_tokens)  # Ranges of rows.
+        tensors_of_parts = (to_tensors(raw.rows.slice(part.start, part.stop - part.start)) for part in parts)
         return [
-            StreamBatch(piece, raw.slice, raw.ranges, number, len(parts), filtered, raw.skipped)
-            for number, piece in enumerate(pieces)
+            StreamBatch(tensors, raw.slice, raw.ranges, part_index, len(parts), filtered, raw.skipped)
+            for part_index, tensors in enumerate(tensors_of_parts)
         ]
 
     def explain(self) -> str:
-        """Describe the plan in lines: files, columns, order, engine and operators."""
+        """Return a description of the plan, in lines: files, columns, order, operators and engine."""
         lines = [line for leaf in self.leaves for line in _explain_leaf(leaf)]
         if self.stream.mixed:
-            lines.append(
-                "mix: "
-                + ", ".join(f"{share:.3g} of stream {at}" for at, (_, share) in enumerate(self.stream.mixed))
-            )
+            shares = [f"{share:.3g} of stream {i}" for i, (_, share) in enumerate(self.stream.mixed)]
+            lines.append("mix: " + ", ".join(shares))
             lines += [
                 f"  {line}" for leaf in self.leaves for line in describe_operators(leaf.stream.operators)
             ]
@@ -181,15 +184,16 @@ class StreamFeed(SliceReader):
         lines.append(
             f"an epoch: {self.rows:,} rows in {self.steps.an_epoch:,} slices of {self.steps.slice_rows:,}"
         )
-        where = "threads of the trainer" if self.engine == "local" else "Ray Data"
-        lines.append(f"engine {self.engine}: {where}, {self.stream.ahead} slices ahead")
+        engine_place = "threads of the trainer" if self.engine == "local" else "Ray Data"
+        lines.append(f"engine {self.engine}: {engine_place}, {self.stream.ahead} slices ahead")
         lines.append(f"manifest {self.manifest.digest}")
         return "\n".join(lines)
 
-    def _choose_engine(self, said: str | None) -> str:
-        if said is not None and said not in ENGINES:
-            raise ConfigError(f"data.engine: {said!r}; there are local and ray")
-        return said or ("ray" if sum(leaf.bytes for leaf in self.leaves) > RAY_BYTES else "local")
+    def _choose_engine(self, given_engine: str | None) -> str:
+        """Return the given engine, or choose one by the size of the files. Raises ConfigError for an unknown one."""
+        if given_engine is not None and given_engine not in ENGINES:
+            raise ConfigError(f"data.engine: {given_engine!r}; there are local and ray")
+        return given_engine or ("ray" if sum(leaf.bytes for leaf in self.leaves) > RAY_BYTES else "local")
 
 
 def _hash_facts(facts: Any) -> str:
@@ -197,25 +201,28 @@ def _hash_facts(facts: Any) -> str:
 
 
 def _explain_leaf(leaf: StreamLeaf) -> list[str]:
-    """Describe the files of one leaf."""
-    files, kept = leaf.manifest.files, len(leaf.groups)
-    total = len(leaf.manifest.group_rows)
+    """Return lines that describe the files of one leaf, their columns and their order."""
+    files, read_groups = leaf.manifest.files, len(leaf.groups)
+    all_groups = len(leaf.manifest.group_rows)
     lines = [
-        f"read {leaf.form}: {len(files)} files, {_format_bytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in {total} groups"
+        f"read {leaf.form}: {len(files)} files, {_format_bytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in {all_groups} groups"
     ]
-    names = leaf.files.columns or leaf.schema.names
-    lines.append("  columns: " + ", ".join(f"{name} {leaf.schema.field(name).type}" for name in names))
-    left_out = [name for name in leaf.schema.names if name not in names]
-    lines += [f"  not read: {join_names(left_out)}"] if left_out else []
+    read_names = leaf.files.columns or leaf.schema.names
+    lines.append("  columns: " + ", ".join(f"{name} {leaf.schema.field(name).type}" for name in read_names))
+    unread_names = [name for name in leaf.schema.names if name not in read_names]
+    lines += [f"  not read: {join_names(unread_names)}"] if unread_names else []
     if leaf.files.where:
-        ruled_out = (
-            f"; statistics rule out {total - kept} groups ({leaf.pruned_rows:,} rows)" if kept < total else ""
+        pruned_groups = all_groups - read_groups
+        pruning = (
+            f"; statistics rule out {pruned_groups} groups ({leaf.pruned_rows:,} rows)"
+            if pruned_groups
+            else ""
         )
-        lines.append(f"  where {leaf.files.where}{ruled_out}")
+        lines.append(f"  where {leaf.files.where}{pruning}")
     lines += ["  rows that are no good are skipped and counted"] if leaf.files.on_bad_rows == "skip" else []
     order = "the files' own" if leaf.order.seed is None else f"row groups shuffled by seed {leaf.order.seed}"
-    inside = ", and rows inside each" if leaf.order.seed is not None and leaf.order.in_group else ""
-    return [*lines, f"  order: {order}{inside}"]
+    inside_groups = ", and rows inside each" if leaf.order.seed is not None and leaf.order.in_group else ""
+    return [*lines, f"  order: {order}{inside_groups}"]
 
 
 def _format_bytes(size: int) -> str:

@@ -19,7 +19,7 @@ from nonet.samples.streams.stream import Paths, read
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
-_MOST = 1 << 16  # longer lists are counted with this length
+_MAX_LENGTH = 1 << 16  # Longer lists are counted as having this length.
 
 
 def measure_files(paths: Paths, *, format: str | None = None, where: str | None = None) -> dict[str, Any]:
@@ -31,30 +31,30 @@ def measure_files(paths: Paths, *, format: str | None = None, where: str | None 
         where: Condition on the rows.
 
     Returns:
-        {"files", "bytes", "groups", "rows", "bad_rows", "filtered_rows", "seconds", "rows_per_s", "columns": {name:
-        facts}}. The
-        facts of a column are its type, missing values, least and largest number; for lists also values and quantiles of
-        lengths.
+        {"files", "bytes", "groups", "rows", "bad_rows", "filtered_rows", "seconds", "rows_per_s", "columns": {name: facts}}.
+        The facts of a column are its type, number of missing values, least and largest number, and for lists the number of
+        values and quantiles of the lengths.
 
     Raises:
         DataError: If files cannot be read.
     """
+    # Larger slices than those of training, because a slice has a fixed cost.
     feed: StreamFeed = read(paths, format=format, where=where, on_bad_rows="skip").open(rows=1 << 14)
     (leaf,) = feed.leaves
     columns = {field.name: _ColumnStats(field.type) for field in leaf.schema}
-    began, kept, bad = time.perf_counter(), 0, 0
+    started_s, kept_count, bad_count = time.perf_counter(), 0, 0
     for raw in _read_slices(feed):
-        kept, bad = kept + len(raw.rows), bad + len(raw.skipped)
+        kept_count, bad_count = kept_count + len(raw.rows), bad_count + len(raw.skipped)
         for name, column in columns.items():
             column.add(raw.rows.column(name))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_s
     return {
         "files": len(leaf.manifest.files),
         "bytes": leaf.bytes,
         "groups": len(leaf.manifest.group_rows),
         "rows": leaf.manifest.rows,
-        "bad_rows": bad,
-        "filtered_rows": leaf.manifest.rows - kept - bad,
+        "bad_rows": bad_count,
+        "filtered_rows": leaf.manifest.rows - kept_count - bad_count,
         "seconds": round(seconds, 3),
         "rows_per_s": round(feed.rows / max(1e-9, seconds)),
         "columns": {name: column.get_facts() for name, column in columns.items()},
@@ -62,8 +62,9 @@ def measure_files(paths: Paths, *, format: str | None = None, where: str | None 
 
 
 def _read_slices(feed: StreamFeed) -> Iterator[RawSlice]:
+    """Read all slices of one epoch."""
     slices: Iterator[OrderSlice] = (
-        part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step)
+        order_slice for step in range(feed.steps.an_epoch) for order_slice in feed.get_slices(step)
     )
     return read_locally(feed, slices)
 
@@ -72,34 +73,40 @@ class _ColumnStats:
     """Accumulates the statistics of one column."""
 
     def __init__(self, kind: pa.DataType):
-        self._kind, self._missing, self._values = kind, 0, 0
-        self._least: Any = None
-        self._largest: Any = None
-        self._lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        self._lengths = np.zeros(_MOST + 1, np.int64) if self._lists else np.zeros(0, np.int64)
+        self._kind, self._missing_count, self._value_count = kind, 0, 0
+        self._min: Any = None
+        self._max: Any = None
+        self._is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        # The number of lists of each length.
+        self._length_counts = np.zeros(_MAX_LENGTH + 1 if self._is_list else 0, np.int64)
 
     def add(self, array: pa.Array) -> None:
-        self._missing += array.null_count
-        if self._lists:
-            lengths = np.minimum(np.diff(array.offsets.to_numpy()), _MOST)
-            self._lengths += np.bincount(lengths, minlength=_MOST + 1)
+        """Add the values of the column in one slice."""
+        self._missing_count += array.null_count
+        if self._is_list:
+            lengths = np.minimum(np.diff(array.offsets.to_numpy()), _MAX_LENGTH)
+            self._length_counts += np.bincount(lengths, minlength=_MAX_LENGTH + 1)
             array = array.flatten()
-        self._values += len(array)
+        self._value_count += len(array)
         if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-            ends = pc.min_max(array).as_py()
-            if ends["min"] is not None:
-                self._least = ends["min"] if self._least is None else min(self._least, ends["min"])
-                self._largest = ends["max"] if self._largest is None else max(self._largest, ends["max"])
+            min_and_max = pc.min_max(array).as_py()
+            if min_and_max["min"] is not None:
+                self._min = min_and_max["min"] if self._min is None else min(self._min, min_and_max["min"])
+                self._max = min_and_max["max"] if self._max is None else max(self._max, min_and_max["max"])
 
     def get_facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"type": str(self._kind), "missing": self._missing}
-        if self._least is not None:
-            facts |= {"least": self._least, "largest": self._largest}
-        if self._lists:
-            ends = np.cumsum(self._lengths)
-            at = {f"p{q}": int(np.searchsorted(ends, q / 100 * ends[-1])) for q in (50, 90, 99)}
+        """Return the statistics of the column by name; see `measure_files`."""
+        facts: dict[str, Any] = {"type": str(self._kind), "missing": self._missing_count}
+        if self._min is not None:
+            facts |= {"least": self._min, "largest": self._max}
+        if self._is_list:
+            cumulative_counts = np.cumsum(self._length_counts)
+            quantiles = {
+                f"p{percent}": int(np.searchsorted(cumulative_counts, percent / 100 * cumulative_counts[-1]))
+                for percent in (50, 90, 99)
+            }
             facts |= {
-                "values": self._values,
-                "lengths": {**at, "most": int(np.flatnonzero(self._lengths).max(initial=0))},
+                "values": self._value_count,
+                "lengths": {**quantiles, "most": int(np.flatnonzero(self._length_counts).max(initial=0))},
             }
         return facts

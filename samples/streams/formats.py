@@ -3,9 +3,9 @@
 A Parquet file has row groups; its fingerprint is a hash of the footer. The groups of a packed Arrow file (`nonet pack SRC
 FOLDER`, or any Arrow IPC file) are its record batches; a local file is memory-mapped, without copying values. Never overwrite a
 mapped file in place: replace it by a rename, as `nonet pack` does. A text file is cut at line ends into groups of about 8 MiB
-when it is inspected (1 GB/s); its fingerprint is a hash of the cuts and of its first and last bytes. In the format "lines", a
-line `user item item ...` is a row with the columns user_id and item_id (a list). A column is integer if all its values in the
-first group of the first file are.
+when it is inspected (1 GB/s); its fingerprint is a hash of where the groups start, of their row counts, and of its first and
+last bytes. In the format "lines", a line `user item item ...` is a row with the columns user_id and item_id (a list). A column of
+a text file is integer if all its values in the first group of the first file are.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # Its functions are generated at import time, so type checkers do not know them.
 
-_GROUP_BYTES = 8 << 20
-_OPEN_FILES = 4
-_thread_local = local()  # `files`: the open readers of this thread by (path, fingerprint).
-_ENDINGS = {
+_GROUP_BYTES = 8 << 20  # The bytes of a row group of a text file, up to the end of its last line.
+_MAX_OPEN_FILES = 4  # Maximum number of open readers per thread.
+_thread_local = local()  # `files`: the open readers of this thread by (path, fingerprint), the oldest first.
+_FORMAT_BY_ENDING = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
@@ -49,8 +49,8 @@ _ENDINGS = {
     ".inter": "lines",
 }
 FOLDER_ENDINGS = {
-    form: tuple(ending for ending, its_form in _ENDINGS.items() if its_form == form)
-    for form in dict.fromkeys(_ENDINGS.values())
+    file_format: tuple(ending for ending in _FORMAT_BY_ENDING if _FORMAT_BY_ENDING[ending] == file_format)
+    for file_format in dict.fromkeys(_FORMAT_BY_ENDING.values())
 }
 """The endings of the files that are read from a folder, by format."""
 FORMATS = ("parquet", "arrow", "csv", "lines")
@@ -58,7 +58,12 @@ FORMATS = ("parquet", "arrow", "csv", "lines")
 
 @dataclass(frozen=True)
 class OpenedFile:
-    """The result of inspecting a file: its entry in a manifest and its columns."""
+    """The result of inspecting a file.
+
+    Attributes:
+        file: Its entry in a manifest: size, rows of each row group, and fingerprint.
+        schema: Names and types of its columns.
+    """
 
     file: DataFile
     schema: pa.Schema
@@ -78,27 +83,27 @@ def detect_format(path: str, given_format: str | None) -> str:
         raise ConfigError(
             f"format is {given_format!r}; it must be one of {join_names(FORMATS)}.{suggest_sentence(given_format, FORMATS)}"
         )
-    name = path.rpartition("/")[2]
-    ending = name[name.rfind(".") :].lower() if "." in name else ""
-    if given_format is None and not ending:
-        return (
-            "parquet"  # Hive writes files without an ending; the footer is checked when the file is opened.
-        )
-    if given_format is None and ending not in _ENDINGS:
+    file_name = path.rpartition("/")[2]
+    file_ending = file_name[file_name.rfind(".") :].lower() if "." in file_name else ""
+    if given_format is None and not file_ending:
+        return "parquet"  # Hive writes files without an ending. The footer is checked when a file is opened.
+    if given_format is None and file_ending not in _FORMAT_BY_ENDING:
         raise ConfigError(
             f"{path}: the ending does not determine the format; set format= to one of {join_names(FORMATS)}"
         )
-    return given_format or _ENDINGS[ending]
+    return given_format or _FORMAT_BY_ENDING[file_ending]
 
 
-def inspect_file(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
+def inspect_file(
+    system: pafs.FileSystem, path: str, file_format: str, first_schema: pa.Schema | None
+) -> OpenedFile:
     """Inspect a file's row groups and columns.
 
     Args:
         system: Filesystem of the file.
         path: Path of the file.
-        form: Format of the file.
-        first: Columns of the first file, which text files must have too; None for the first file.
+        file_format: Format of the file.
+        first_schema: Columns of the stream's first file, which text files must have too; None for the first file itself.
 
     Raises:
         DataError: If the file cannot be read or has other columns.
@@ -106,9 +111,9 @@ def inspect_file(system: pafs.FileSystem, path: str, form: str, first: pa.Schema
 
     def read() -> OpenedFile:
         return (
-            _INSPECTORS[form](system, path)
-            if form in _INSPECTORS
-            else _inspect_text(system, path, form, first)
+            _INSPECTORS[file_format](system, path)
+            if file_format in _INSPECTORS
+            else _inspect_text(system, path, file_format, first_schema)
         )
 
     try:
@@ -123,7 +128,7 @@ def read_group(
     system: pafs.FileSystem,
     file: DataFile,
     group: int,
-    form: str,
+    file_format: str,
     schema: pa.Schema,
     columns: Sequence[str] | None,
 ) -> pa.Table:
@@ -133,32 +138,33 @@ def read_group(
         system: Filesystem of the file.
         file: Entry of the file in the manifest.
         group: Index of the row group.
-        form: Format of the file.
+        file_format: Format of the file.
         schema: Types of the columns of text files.
-        columns: Columns to read; None for all.
+        columns: Columns to read, those that the file has; None for all.
 
     Raises:
         CorruptDataError: If the content is invalid; the message names the file and the row group.
         UnreachableDataError: If the file could not be read after several attempts.
+        DataError: If the file has changed since the manifest was made.
     """
-    opened = False  # Errors before the file is open are connection errors, not corruption.
+    is_open = False  # Errors before the file is open are connection errors, not corruption.
 
     def read() -> pa.Table:
-        nonlocal opened
-        opened = form not in ("parquet", "arrow")
-        if form == "parquet":
-            parquet = _open_parquet(system, file.path, file.fingerprint)
-            opened = True
-            return parquet.read_row_group(
+        nonlocal is_open
+        is_open = file_format not in ("parquet", "arrow")  # A text file counts as open from the start.
+        if file_format == "parquet":
+            reader = _open_parquet(system, file.path, file.fingerprint)
+            is_open = True
+            return reader.read_row_group(
                 group, columns=None if columns is None else list(columns), use_threads=False
             )
-        if form == "arrow":
+        if file_format == "arrow":
             _check_size(system, file)
             reader = _open_arrow(system, file.path, file.fingerprint)
-            opened = True
+            is_open = True
             table = pa.Table.from_batches([reader.get_batch(group)])
         else:
-            table = _read_text_group(system, file, group, form, schema)
+            table = _read_text_group(system, file, group, file_format, schema)
         return (
             table
             if columns is None
@@ -166,7 +172,7 @@ def read_group(
         )
 
     def is_corrupt(error: OSError) -> bool:
-        if opened and is_corruption(error, system, file.path):
+        if is_open and is_corruption(error, system, file.path):
             return True
         _thread_local.__dict__.pop("files", None)  # A broken connection is not reused.
         return False
@@ -184,35 +190,37 @@ def read_group(
 
 def _inspect_parquet(system: pafs.FileSystem, path: str) -> OpenedFile:
     """Inspect a Parquet file."""
-    with system.open_input_file(path) as source:
-        size, (footer, digest) = source.size(), _read_footer(source)
-        parquet = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
-        meta, schema = parquet.metadata, parquet.schema_arrow
-    groups = tuple(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
-    return OpenedFile(DataFile(path, size, groups, digest), schema.remove_metadata())
+    with system.open_input_file(path) as file_source:
+        size, (footer, fingerprint) = file_source.size(), _read_footer(file_source)
+        footer_file = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
+        metadata, schema = footer_file.metadata, footer_file.schema_arrow
+    group_rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    return OpenedFile(DataFile(path, size, group_rows, fingerprint), schema.remove_metadata())
 
 
 def _read_footer(source: pa.NativeFile) -> tuple[bytes, str]:
     """Return a valid Parquet file that consists only of the footer, and the hash of the footer."""
     size = source.size()
-    if size < 12:
+    if size < 12:  # Two markers of four bytes and the length of the footer.
         raise pa.ArrowInvalid(f"{size} bytes are not a Parquet file")
-    tail = source.read_at(8, size - 8)
-    length = int.from_bytes(tail[:4], "little")
-    if tail[4:] != b"PAR1" or length + 12 > size:
+    last_bytes = source.read_at(8, size - 8)  # The length of the footer and the marker PAR1.
+    footer_bytes = int.from_bytes(last_bytes[:4], "little")
+    if last_bytes[4:] != b"PAR1" or footer_bytes + 12 > size:
         raise pa.ArrowInvalid("it does not end in a Parquet footer")
-    footer = source.read_at(length, size - 8 - length)
-    return b"PAR1" + footer + tail, hashlib.blake2b(footer, digest_size=12).hexdigest()
+    footer = source.read_at(footer_bytes, size - 8 - footer_bytes)
+    return b"PAR1" + footer + last_bytes, hashlib.blake2b(footer, digest_size=12).hexdigest()
 
 
 def _open_parquet(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
+    """Return this thread's reader of a Parquet file. Raises DataError if the file does not have the fingerprint."""
+
     def open_source() -> Any:
-        return system.open_input_file(path), lambda source: _read_footer(source)[1], _make_reader
+        return system.open_input_file(path), lambda source: _read_footer(source)[1], _make_parquet_reader
 
     return _open_once(path, fingerprint, open_source)
 
 
-def _make_reader(source: Any) -> pq.ParquetFile:
+def _make_parquet_reader(source: Any) -> pq.ParquetFile:
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")  # Nanoseconds overflow in the year 2262.
 
 
@@ -228,15 +236,15 @@ def _open_once(path: str, fingerprint: str, open_file: Callable[[], Any]) -> Any
     Raises:
         DataError: If the file does not have the fingerprint.
     """
-    files: dict[tuple[str, str], Any] = _thread_local.__dict__.setdefault("files", {})
-    if (path, fingerprint) not in files:
+    readers: dict[tuple[str, str], Any] = _thread_local.__dict__.setdefault("files", {})
+    if (path, fingerprint) not in readers:
         source, compute_fingerprint, make_reader = open_file()
         if compute_fingerprint(source) != fingerprint:
             raise DataError(f"{path}: its content changed since it was listed")
-        files[path, fingerprint] = make_reader(source)
-        while len(files) > _OPEN_FILES:
-            del files[next(iter(files))]
-    return files[path, fingerprint]
+        readers[path, fingerprint] = make_reader(source)
+        while len(readers) > _MAX_OPEN_FILES:
+            del readers[next(iter(readers))]
+    return readers[path, fingerprint]
 
 
 # --- packed Arrow -------------------------------------------------------------------------------------------------
@@ -245,41 +253,46 @@ def _open_once(path: str, fingerprint: str, open_file: Callable[[], Any]) -> Any
 def _inspect_arrow(system: pafs.FileSystem, path: str) -> OpenedFile:
     """Inspect an Arrow IPC file."""
     with system.open_input_file(path) as source:
-        size, digest = source.size(), _hash_arrow_footer(source)
+        size, fingerprint = source.size(), _hash_arrow_footer(source)
         reader = pa.ipc.open_file(source)
-        group_rows = (reader.schema.metadata or {}).get(GROUP_ROWS)
-        if group_rows is not None:
-            groups = tuple(int(rows) for rows in group_rows.decode().split(",") if rows)
+        listed_rows = (reader.schema.metadata or {}).get(GROUP_ROWS)
+        if listed_rows is not None:
+            group_rows = tuple(int(rows) for rows in listed_rows.decode().split(",") if rows)
         else:
-            groups = tuple(reader.get_batch(at).num_rows for at in range(reader.num_record_batches))
-        return OpenedFile(DataFile(path, size, groups, digest), reader.schema.remove_metadata())
+            group_rows = tuple(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+        return OpenedFile(DataFile(path, size, group_rows, fingerprint), reader.schema.remove_metadata())
 
 
 def _hash_arrow_footer(source: pa.NativeFile) -> str:
-    """Compute a hash of the footer, which has the position of each batch, and of the file's size."""
+    """Return a hash of the file's size and of its footer, which has the position of each batch."""
     size = source.size()
-    tail = source.read_at(min(10, size), max(0, size - 10))
-    if size < 18 or tail[4:] != b"ARROW1":
+    # The length of the footer (4 bytes) and the marker ARROW1.
+    last_bytes = source.read_at(min(10, size), max(0, size - 10))
+    if size < 18 or last_bytes[4:] != b"ARROW1":
         raise pa.ArrowInvalid("it does not end in an Arrow footer")
-    length = int.from_bytes(tail[:4], "little")
-    footer = source.read_at(length, size - 10 - length)
+    footer_bytes = int.from_bytes(last_bytes[:4], "little")
+    footer = source.read_at(footer_bytes, size - 10 - footer_bytes)
     return hashlib.blake2b(footer + size.to_bytes(8, "little"), digest_size=12).hexdigest()
 
 
 def _open_arrow(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.RecordBatchFileReader:
-    """Open an Arrow IPC file; a local one is memory-mapped."""
-    mapped = isinstance(system, pafs.LocalFileSystem)
+    """Return this thread's reader of an Arrow IPC file; a local file is memory-mapped.
+
+    Raises:
+        DataError: If the file does not have the fingerprint.
+    """
+    is_local = isinstance(system, pafs.LocalFileSystem)
 
     def open_source() -> Any:
         # The file is checked with plain reads before it is mapped, because reading a truncated mapped file kills the process.
-        reader = (lambda _: pa.ipc.open_file(pa.memory_map(path))) if mapped else pa.ipc.open_file
-        return system.open_input_file(path), _hash_arrow_footer, reader
+        make_reader = (lambda _: pa.ipc.open_file(pa.memory_map(path))) if is_local else pa.ipc.open_file
+        return system.open_input_file(path), _hash_arrow_footer, make_reader
 
     return _open_once(path, fingerprint, open_source)
 
 
 def _check_size(system: pafs.FileSystem, file: DataFile) -> None:
-    """Raise DataError if a mapped file does not have the size that the manifest lists."""
+    """Raise DataError if a local file, which is mapped, does not have the size that the manifest lists."""
     if isinstance(system, pafs.LocalFileSystem) and os.stat(file.path).st_size != file.bytes:
         raise DataError(f"{file.path}: its content changed since it was listed")
 
@@ -287,107 +300,128 @@ def _check_size(system: pafs.FileSystem, file: DataFile) -> None:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-_WHITESPACE = b" \t\v\f\x1c\x1d\x1e\x1f"  # what `_parse_users` trims from a line
+_LINE_WHITESPACE = (
+    b" \t\v\f\x1c\x1d\x1e\x1f"  # What `_parse_user_lines` trims from a line, besides \r and \n.
+)
 
 
-def _inspect_text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
-    """Inspect a text file and cut it into groups at line ends."""
-    marks, rows = [], []
+def _inspect_text(
+    system: pafs.FileSystem, path: str, file_format: str, first_schema: pa.Schema | None
+) -> OpenedFile:
+    """Inspect a text file and cut it into groups at line ends; arguments as for `inspect_file`."""
+    group_starts, group_rows = [], []
     with system.open_input_file(path) as source:
         size = source.size()
-        at = len(_read_header(source)) if form == "csv" else 0
+        # The first group of a CSV file starts after the header.
+        start = len(_read_first_line(source)) if file_format == "csv" else 0
         first_and_last = [
             source.read_at(min(4096, size), 0),
             source.read_at(min(4096, size), max(0, size - 4096)),
         ]
-        while at < size:
-            block = source.read_at(min(_GROUP_BYTES, size - at), at)
-            while block[-1:] != b"\n" and at + len(block) < size:
-                block += source.read_at(min(1 << 16, size - at - len(block)), at + len(block))
-                cut = block.find(b"\n", _GROUP_BYTES - 1)
-                block = block[: cut + 1] if cut >= 0 else block
-            marks.append(at)
-            rows.append(_count_lines(block, _WHITESPACE if form == "lines" else b""))
-            at += len(block)
-    digest = hashlib.blake2b(repr((marks, rows, first_and_last)).encode(), digest_size=12).hexdigest()
-    file = DataFile(path, size, tuple(rows), digest, (*marks, size))
-    if first is None:
-        first = _read_text_group(system, file, 0, form, None).schema if rows else pa.schema([])
-    elif form == "csv" and (names := _read_names(system, path)) != first.names:
-        raise DataError(
-            f"{path}: its columns are {join_names(names)}, those of the first file {join_names(first.names)}"
+        while start < size:
+            group_bytes = source.read_at(min(_GROUP_BYTES, size - start), start)
+            while group_bytes[-1:] != b"\n" and (stop := start + len(group_bytes)) < size:
+                group_bytes += source.read_at(min(1 << 16, size - stop), stop)
+                line_end = group_bytes.find(b"\n", _GROUP_BYTES - 1)
+                group_bytes = group_bytes[: line_end + 1] if line_end >= 0 else group_bytes
+            group_starts.append(start)
+            group_rows.append(_count_lines(group_bytes, _LINE_WHITESPACE if file_format == "lines" else b""))
+            start += len(group_bytes)
+    facts = repr((group_starts, group_rows, first_and_last))
+    fingerprint = hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
+    file = DataFile(path, size, tuple(group_rows), fingerprint, (*group_starts, size))
+    if first_schema is None:
+        first_schema = (
+            _read_text_group(system, file, 0, file_format, None).schema if group_rows else pa.schema([])
         )
-    return OpenedFile(file, first)
+    elif file_format == "csv" and (names := _read_csv_names(system, path)) != first_schema.names:
+        raise DataError(
+            f"{path}: its columns are {join_names(names)}, those of the first file {join_names(first_schema.names)}"
+        )
+    return OpenedFile(file, first_schema)
 
 
-def _read_header(source: pa.NativeFile) -> bytes:
-    line = source.read_at(min(1 << 16, source.size()), 0)
-    return line[: line.find(b"\n") + 1] if b"\n" in line else line
+def _read_first_line(source: pa.NativeFile) -> bytes:
+    """Return the first line of a file with its end, or the first 64 KiB if they have no end of a line."""
+    first_bytes = source.read_at(min(1 << 16, source.size()), 0)
+    return first_bytes[: first_bytes.find(b"\n") + 1] if b"\n" in first_bytes else first_bytes
 
 
-def _read_names(system: pafs.FileSystem, path: str) -> list[str]:
+def _read_csv_names(system: pafs.FileSystem, path: str) -> list[str]:
+    """Return the column names of a CSV file."""
     with system.open_input_file(path) as source:
-        return pc_csv.read_csv(io.BytesIO(_read_header(source))).column_names
+        return pc_csv.read_csv(io.BytesIO(_read_first_line(source))).column_names
 
 
-def _count_lines(block: bytes, blank: bytes) -> int:
-    """Count the lines of a block that have another character than those in `blank` and the end of the line."""
-    data = np.frombuffer(block, np.uint8)
+def _count_lines(text_bytes: bytes, blank_bytes: bytes) -> int:
+    """Count the lines of a text that have a byte other than those in `blank_bytes` and the end of the line."""
+    codes = np.frombuffer(text_bytes, np.uint8)
     is_blank = np.zeros(256, bool)
-    is_blank[list(blank + b"\r\n")] = True
-    starts = np.concatenate([[0], np.flatnonzero(data == ord("\n")) + 1])
-    return int(np.logical_or.reduceat(~is_blank[data], starts[starts < len(data)]).sum()) if len(data) else 0
+    is_blank[list(blank_bytes + b"\r\n")] = True
+    line_starts = np.concatenate([[0], np.flatnonzero(codes == ord("\n")) + 1])
+    line_starts = line_starts[
+        line_starts < len(codes)
+    ]  # No line starts after a newline at the end of the text.
+    return int(np.logical_or.reduceat(~is_blank[codes], line_starts).sum()) if len(codes) else 0
 
 
 def _read_text_group(
-    system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema | None
+    system: pafs.FileSystem, file: DataFile, group: int, file_format: str, schema: pa.Schema | None
 ) -> pa.Table:
-    """Read one group of a text file."""
+    """Read one row group of a text file; without a schema, the types are detected from its values."""
     start, stop = file.marks[group : group + 2]
     with system.open_input_file(file.path) as source:
-        block = source.read_at(stop - start, start)
-        if len(block) < stop - start:
+        group_bytes = source.read_at(stop - start, start)
+        if len(group_bytes) < stop - start:
             raise pa.ArrowInvalid(
-                f"it ends at byte {start + len(block)}, but had {file.bytes} bytes when it was listed: truncated"
+                f"it ends at byte {start + len(group_bytes)}, but had {file.bytes} bytes when it was listed: truncated"
             )
-        header = _read_header(source) if form == "csv" else b""
-    if form == "lines":
-        return _parse_users(block, schema)
+        header = _read_first_line(source) if file_format == "csv" else b""
+    if file_format == "lines":
+        return _parse_user_lines(group_bytes, schema)
     types = {} if schema is None else {field.name: field.type for field in schema}
     return pc_csv.read_csv(
-        io.BytesIO(header + block),
-        read_options=pc_csv.ReadOptions(use_threads=False, block_size=len(header) + len(block) + 1),
+        io.BytesIO(header + group_bytes),
+        read_options=pc_csv.ReadOptions(use_threads=False, block_size=len(header) + len(group_bytes) + 1),
         convert_options=pc_csv.ConvertOptions(column_types=types),
     )
 
 
-def _parse_users(block: bytes, schema: pa.Schema | None) -> pa.Table:
-    """Parse lines of `user item item ...` to the columns user_id and item_id."""
-    text = pa.array([block.decode("utf-8")])
-    lines = pc.list_flatten(pc.split_pattern_regex(text, r"\r?\n"))
+def _parse_user_lines(text_bytes: bytes, schema: pa.Schema | None) -> pa.Table:
+    """Parse lines of `user item item ...` to the columns user_id and item_id (a list).
+
+    Args:
+        text_bytes: Whole lines; blank ones are left out.
+        schema: Types of the columns; None to detect whether ids are integers.
+    """
+    one_text = pa.array([text_bytes.decode("utf-8")])
+    lines = pc.list_flatten(pc.split_pattern_regex(one_text, r"\r?\n"))
     lines = pc.utf8_trim_whitespace(lines)
-    words = pc.split_pattern_regex(lines.filter(pc.not_equal(lines, "")), r"[ \t]+")
-    user = pc.list_element(words, 0)
-    flat, ends = words.values, words.offsets.to_numpy()
-    keep = np.ones(len(flat), bool)
-    keep[ends[:-1]] = False
-    items = flat.filter(pa.array(keep))
-    offsets = pa.array((ends - np.arange(len(ends))).astype(np.int32))
+    words_by_line = pc.split_pattern_regex(lines.filter(pc.not_equal(lines, "")), r"[ \t]+")
+    user_ids = pc.list_element(words_by_line, 0)
+    all_words, word_offsets = words_by_line.values, words_by_line.offsets.to_numpy()
+    is_item = np.ones(len(all_words), bool)
+    is_item[word_offsets[:-1]] = False  # The first word of each line is the user.
+    item_ids = all_words.filter(pa.array(is_item))
+    # Each line before an offset has one word, its user, that is not an item.
+    item_offsets = pa.array((word_offsets - np.arange(len(word_offsets))).astype(np.int32))
     if schema is None:
-        user, items = _parse_integers(user), _parse_integers(items)
+        user_ids, item_ids = _parse_integers(user_ids), _parse_integers(item_ids)
     else:
-        user, items = (
-            user.cast(schema.field("user_id").type),
-            items.cast(schema.field("item_id").type.value_type),
+        user_ids, item_ids = (
+            user_ids.cast(schema.field("user_id").type),
+            item_ids.cast(schema.field("item_id").type.value_type),
         )
-    return pa.table({"user_id": user, "item_id": pa.ListArray.from_arrays(offsets, items)})
+    return pa.table({"user_id": user_ids, "item_id": pa.ListArray.from_arrays(item_offsets, item_ids)})
 
 
 def _parse_integers(texts: pa.Array) -> pa.Array:
+    """Convert texts to int64 if all of them are integers; otherwise return them unchanged."""
     try:
         return texts.cast(pa.int64())
     except pa.ArrowException:
         return texts
 
 
+# The formats whose files list their row groups; text files are inspected by `_inspect_text`.
 _INSPECTORS = {"parquet": _inspect_parquet, "arrow": _inspect_arrow}

@@ -1,7 +1,8 @@
-"""The local engine: reader threads in the trainer's process, without an object store.
+"""The local engine: reads slices with threads in the trainer's process, without an object store.
 
-Two threads decode the current row group and the next ones. If slices need work, `workers` threads process them `ahead` of
-the reader; otherwise the reader takes views directly. Memory holds a few row groups. Slices are returned in order.
+Two threads decode the current row group and the next ones. If slices need work (`SliceReader.needs_work`), as many threads as the
+operators have `workers` process slices before the caller takes them, at most `ahead` of them; otherwise the caller takes views of
+the row groups. Memory holds a few row groups. Slices are returned in order.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from nonet.samples.streams.leaf import DecodedGroup
 from nonet.samples.streams.operators import MapOperator, compose_operators
 from nonet.samples.streams.slices import RawSlice, SliceReader
 
-_READERS = 2
-_GROUPS = 2  # groups that are decoded ahead of the current slices
+_DECODE_THREADS = 2
+_GROUPS_AHEAD = 2  # Row groups that are decoded ahead of the current slice.
 
-Key = tuple[int, int, int]  # leaf, epoch, row group
+GroupKey = tuple[int, int, int]  # (leaf, epoch, row group)
 
 
 def read_locally(feed: SliceReader, slices: Iterable[OrderSlice], shared: bool = False) -> Iterator[RawSlice]:
-    """Read slices in order, ahead of the reader in threads, or in the caller's thread if the stream has `prefetch(0)`.
+    """Read slices in order, ahead of the caller in threads, or in the caller's thread if the stream has `prefetch(0)`.
 
     Args:
         feed: The opened stream.
@@ -34,100 +35,114 @@ def read_locally(feed: SliceReader, slices: Iterable[OrderSlice], shared: bool =
     if feed.stream.ahead < 1:
         yield from _read_without_threads(feed, slices, shared)
         return
-    workers = max(
+    worker_count = max(
         [1, *(operator.workers for operator in feed.stream.operators if isinstance(operator, MapOperator))]
     )
-    readers, makers = (
-        ThreadPoolExecutor(_READERS, "samples-read"),
-        ThreadPoolExecutor(workers, "samples-make"),
+    decode_pool, slice_pool = (
+        ThreadPoolExecutor(_DECODE_THREADS, "samples-read"),
+        ThreadPoolExecutor(worker_count, "samples-make"),
     )
     try:
-        groups = _GroupCache(feed, readers, shared)
-        mine, ahead = tee(slices)
-        planned = ((part, feed.locate_parts(part)) for part in ahead)
-        per_thread = local()
+        group_cache = _GroupCache(feed, decode_pool, shared)
+        slices_to_read, slices_to_plan = tee(slices)  # Planning is ahead of reading.
+        parts_of_slices = ((order_slice, feed.locate_parts(order_slice)) for order_slice in slices_to_plan)
+        per_thread = local()  # `apply`: the thread's own instances of the operators.
 
-        def make(part: OrderSlice, decoded: dict[tuple[int, int], Future[DecodedGroup]]) -> RawSlice:
-            if not hasattr(per_thread, "work"):
-                per_thread.work = compose_operators(feed.stream.operators)
-            return feed.apply_operators(
-                feed.read_slice(part, lambda *key: decoded[key].result()), per_thread.work
-            )
+        def make(order_slice: OrderSlice, decoded: dict[tuple[int, int], Future[DecodedGroup]]) -> RawSlice:
+            if not hasattr(per_thread, "apply"):
+                per_thread.apply = compose_operators(feed.stream.operators)
+            raw = feed.read_slice(order_slice, lambda leaf, group: decoded[leaf, group].result())
+            return feed.apply_operators(raw, per_thread.apply)
 
-        if not feed.works:
-            for part in mine:
-                groups.plan(planned, part)
-                raw = make(part, groups.get_groups(part))
-                groups.release_groups(part)
+        if not feed.needs_work:
+            for order_slice in slices_to_read:
+                group_cache.plan(parts_of_slices, order_slice)
+                raw = make(order_slice, group_cache.get_groups(order_slice))
+                group_cache.release_groups(order_slice)
                 yield raw
             return
-        waiting: deque[tuple[OrderSlice, Future[RawSlice]]] = deque()
-        for part in mine:
-            groups.plan(planned, part)
-            waiting.append((part, makers.submit(make, part, groups.get_groups(part))))
-            if len(waiting) > feed.stream.ahead:
-                yield _take_next(waiting, groups)
-        while waiting:
-            yield _take_next(waiting, groups)
+        pending: deque[tuple[OrderSlice, Future[RawSlice]]] = deque()
+        for order_slice in slices_to_read:
+            group_cache.plan(parts_of_slices, order_slice)
+            future = slice_pool.submit(make, order_slice, group_cache.get_groups(order_slice))
+            pending.append((order_slice, future))
+            if len(pending) > feed.stream.ahead:
+                yield _finish_next(pending, group_cache)
+        while pending:
+            yield _finish_next(pending, group_cache)
     finally:
-        for pool in (makers, readers):
+        for pool in (slice_pool, decode_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _take_next(waiting: deque[tuple[OrderSlice, Future[RawSlice]]], groups: _GroupCache) -> RawSlice:
-    part, made = waiting.popleft()
-    raw = made.result()
-    groups.release_groups(part)
+def _finish_next(pending: deque[tuple[OrderSlice, Future[RawSlice]]], group_cache: _GroupCache) -> RawSlice:
+    """Remove the next pending slice, wait for it, release its row groups and return it."""
+    order_slice, future = pending.popleft()
+    raw = future.result()
+    group_cache.release_groups(order_slice)
     return raw
 
 
 class _GroupCache:
-    """Decoded row groups, each kept as long as a planned slice needs it."""
+    """Cache of the decoded row groups of planned slices; a group is released when no planned slice needs it any more.
 
-    def __init__(self, feed: SliceReader, readers: ThreadPoolExecutor, shared: bool):
-        self._feed, self._readers, self._shared = feed, readers, shared
-        self._decoded: dict[Key, Future[DecodedGroup]] = {}
-        self._uses: dict[Key, int] = {}
-        self._slices: dict[OrderSlice, list[Key]] = {}
+    Args:
+        feed: The opened stream.
+        decode_pool: Threads that decode groups.
+        shared: Whether other processes of this machine read the same row groups.
+    """
 
-    def plan(self, planned: Iterator, part: OrderSlice) -> None:
-        """Plan slices until `part` is planned and enough groups are on their way."""
-        while part not in self._slices or len(self._decoded) <= _GROUPS:
-            following = next(planned, None)
-            if following is None:
+    def __init__(self, feed: SliceReader, decode_pool: ThreadPoolExecutor, shared: bool):
+        self._feed, self._decode_pool, self._shared = feed, decode_pool, shared
+        self._decoded: dict[GroupKey, Future[DecodedGroup]] = {}
+        self._use_counts: dict[GroupKey, int] = {}
+        self._keys_by_slice: dict[OrderSlice, list[GroupKey]] = {}
+
+    def plan(self, parts_of_slices: Iterator, order_slice: OrderSlice) -> None:
+        """Start decoding the groups of the next slices, until `order_slice` is planned and enough groups are in the cache.
+
+        Args:
+            parts_of_slices: Iterator over the slices, each with its `GroupPart`s; it is advanced.
+            order_slice: The slice that is read next.
+        """
+        while order_slice not in self._keys_by_slice or len(self._decoded) <= _GROUPS_AHEAD:
+            next_slice = next(parts_of_slices, None)
+            if next_slice is None:
                 return
-            each, parts = following
-            keys = self._slices[each] = list(dict.fromkeys((p.leaf, p.epoch, p.group) for p in parts))
+            planned_slice, parts = next_slice
+            keys = list(dict.fromkeys((part.leaf, part.epoch, part.group) for part in parts))
+            self._keys_by_slice[planned_slice] = keys
             for key in keys:
+                leaf, _, group = key
                 if key not in self._decoded:
-                    self._decoded[key] = self._readers.submit(
-                        self._feed.read_group, key[0], key[2], self._shared
-                    )
-                self._uses[key] = self._uses.get(key, 0) + 1
+                    decode = self._feed.read_group
+                    self._decoded[key] = self._decode_pool.submit(decode, leaf, group, self._shared)
+                self._use_counts[key] = self._use_counts.get(key, 0) + 1
 
-    def get_groups(self, part: OrderSlice) -> dict[tuple[int, int], Future[DecodedGroup]]:
+    def get_groups(self, order_slice: OrderSlice) -> dict[tuple[int, int], Future[DecodedGroup]]:
         """Return the groups of a planned slice by leaf and group index."""
-        return {(leaf, group): self._decoded[leaf, epoch, group] for leaf, epoch, group in self._slices[part]}
+        keys = self._keys_by_slice[order_slice]
+        return {(leaf, group): self._decoded[leaf, epoch, group] for leaf, epoch, group in keys}
 
-    def release_groups(self, part: OrderSlice) -> None:
-        """Release the groups of a finished slice that no other planned slice needs."""
-        for key in self._slices.pop(part):
-            self._uses[key] -= 1
-            if not self._uses[key]:
-                del self._uses[key], self._decoded[key]
+    def release_groups(self, order_slice: OrderSlice) -> None:
+        """Remove a finished slice from the plan, and the groups that no other planned slice needs from the cache."""
+        for key in self._keys_by_slice.pop(order_slice):
+            self._use_counts[key] -= 1
+            if not self._use_counts[key]:
+                del self._use_counts[key], self._decoded[key]
 
 
 def _read_without_threads(
     feed: SliceReader, slices: Iterable[OrderSlice], shared: bool
 ) -> Iterator[RawSlice]:
-    """Read slices without threads, keeping the newest group of each leaf."""
-    kept: dict[int, tuple[int, DecodedGroup]] = {}
-    work = compose_operators(feed.stream.operators)
+    """Read slices in the caller's thread, keeping the newest group of each leaf."""
+    newest_groups: dict[int, tuple[int, DecodedGroup]] = {}  # By leaf: the group's index and the group.
+    apply = compose_operators(feed.stream.operators)
 
     def read(leaf: int, group: int) -> DecodedGroup:
-        if leaf not in kept or kept[leaf][0] != group:
-            kept[leaf] = group, feed.read_group(leaf, group, shared)
-        return kept[leaf][1]
+        if leaf not in newest_groups or newest_groups[leaf][0] != group:
+            newest_groups[leaf] = group, feed.read_group(leaf, group, shared)
+        return newest_groups[leaf][1]
 
-    for part in slices:
-        yield feed.apply_operators(feed.read_slice(part, read), work)
+    for order_slice in slices:
+        yield feed.apply_operators(feed.read_slice(order_slice, read), apply)

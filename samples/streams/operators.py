@@ -31,11 +31,10 @@ class MapOperator:
     """Applies a function to batches of at most `batch` rows.
 
     Attributes:
-        function: A callable, a class that is instantiated once per worker, or "file.py:Name". It takes a RecordBatch
-            and returns a
-            RecordBatch, a Table or a mapping of arrays.
-        batch: Most rows of a call.
-        workers: Number of parallel calls.
+        function: A callable, a class that is instantiated once per worker, or "file.py:Name" of one of them. The callable takes a
+            RecordBatch and returns a RecordBatch, a Table or a mapping from names to arrays.
+        batch: Maximum number of rows per call.
+        workers: Maximum number of calls at the same time.
     """
 
     function: Any
@@ -47,13 +46,13 @@ class MapOperator:
         function = load_heavy(self.function)
         function = function() if isinstance(function, type) else function
         return lambda rows: _concat_batches(
-            [_to_batch(self._call_function(function, part)) for part in _split_batch(rows, self.batch)], rows
+            [_to_batch(self._call_function(function, part)) for part in _split_batch(rows, self.batch)]
         )
 
-    def _call_function(self, function: Callable[[pa.RecordBatch], Any], part: pa.RecordBatch) -> Any:
-        """Call the function and convert its errors to DataError."""
+    def _call_function(self, function: Callable[[pa.RecordBatch], Any], rows: pa.RecordBatch) -> Any:
+        """Call the function and convert its errors, except those of Nonet, to DataError."""
         try:
-            return function(part)
+            return function(rows)
         except NonetError:
             raise
         except Exception as error:
@@ -67,7 +66,12 @@ class MapOperator:
 
 @dataclass(frozen=True)
 class FilterOperator:
-    """Keeps rows: a condition such as "rating >= 4", or a function of a batch that gives [B] bool."""
+    """Keeps the rows that meet a condition.
+
+    Attributes:
+        keep: A condition such as "rating >= 4", or a function of a RecordBatch that returns which rows to keep, [B] bool, or
+            "file.py:Name" of one.
+    """
 
     keep: Any
 
@@ -88,11 +92,13 @@ class FilterOperator:
 
 @dataclass(frozen=True)
 class TokenizeOperator:
-    """Adds `sid`, the semantic ids of a column's items: [N, L] int32 for a list column.
+    """Adds the column `sid`, the semantic id of each item of a column: L codes int32 per row, or per list element.
 
     Attributes:
-        sids: An array [I, L] for a column of dense indices, or the folder of a run's artifacts for a column of item ids.
-        column: The column of items.
+        sids: The semantic ids of all items: an array [I, L] for a column of item indices, or the folder of a run's artifacts for
+            a column of item ids.
+        column: Name of the column of items.
+        title: The operator as messages show it.
     """
 
     sids: Any
@@ -113,33 +119,34 @@ class TokenizeOperator:
                 f"{self.title}: there is no such column; there are {', '.join(rows.schema.names)}"
             )
         column = rows.column(self.column)
-        nested = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        index = self._index_items(column.flatten() if nested else column)
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        item_index = self._find_item_indices(column.flatten() if is_list else column)
         codes = pa.FixedSizeListArray.from_arrays(
-            pa.array(self._codes[index].reshape(-1)), self._codes.shape[1]
+            pa.array(self._item_codes[item_index].reshape(-1)), self._item_codes.shape[1]
         )
-        if nested:
+        if is_list:
             offsets = column.offsets.to_numpy()
             codes = type(column).from_arrays(pa.array(offsets - offsets[0]), codes)
         return rows.append_column("sid", codes)
 
-    def _index_items(self, items: pa.Array) -> np.ndarray:
-        """Return the dense index of each item. Raises DataError for items without a semantic id."""
-        if self._item_id is None:
+    def _find_item_indices(self, items: pa.Array) -> np.ndarray:
+        """Return the row in `_item_codes` of each item [N]. Raises DataError for items without a semantic id."""
+        if self._item_ids is None:
             index = items.to_numpy(zero_copy_only=False)
-            wrong = (index < 0) | (index >= len(self._codes))
+            is_unknown = (index < 0) | (index >= len(self._item_codes))
         else:
-            index = pc.index_in(items, value_set=self._item_id.cast(items.type)).fill_null(-1).to_numpy()
-            wrong = index < 0
-        if wrong.any():
-            first = items[int(np.flatnonzero(wrong)[0])].as_py()
+            index = pc.index_in(items, value_set=self._item_ids.cast(items.type)).fill_null(-1).to_numpy()
+            is_unknown = index < 0
+        if is_unknown.any():
+            first_unknown = items[int(np.flatnonzero(is_unknown)[0])].as_py()
             raise DataError(
-                f"{self.title}: {int(wrong.sum())} items have no semantic id, the first: {first!r}"
+                f"{self.title}: {int(is_unknown.sum())} items have no semantic id, the first: {first_unknown!r}"
             )
         return index
 
     @cached_property
-    def _codes(self) -> np.ndarray:
+    def _item_codes(self) -> np.ndarray:
+        """The semantic ids of all items, [I, L] int32."""
         if isinstance(self.sids, np.ndarray):
             return np.ascontiguousarray(self.sids, np.int32)
         table = pq.read_table(self._find_artifact("sids") / "sids.parquet")
@@ -147,15 +154,15 @@ class TokenizeOperator:
         return np.stack([table[name].to_numpy() for name in levels], 1).astype(np.int32)
 
     @cached_property
-    def _item_id(self) -> pa.Array | None:
+    def _item_ids(self) -> pa.Array | None:
+        """The item id of each row of `_item_codes` [I]; None for a column of item indices."""
         if isinstance(self.sids, np.ndarray):
             return None
-        return pq.read_table(self._find_artifact("sequences") / "items.parquet", columns=["item_id"])[
-            "item_id"
-        ].combine_chunks()
+        items = pq.read_table(self._find_artifact("sequences") / "items.parquet", columns=["item_id"])
+        return items["item_id"].combine_chunks()
 
     def _find_artifact(self, kind: str) -> Path:
-        """Return the newest artifact folder of a kind."""
+        """Return the artifact folder of a kind, such as "sids", that is last by name. Raises ConfigError if there is none."""
         folders = sorted(Path(os.fspath(self.sids)).glob(f"{kind}-*"))
         if not folders:
             raise ConfigError(
@@ -166,16 +173,16 @@ class TokenizeOperator:
 
 @dataclass(frozen=True)
 class JoinOperator:
-    """Adds columns of a store by the ids in a column; ids that are missing in the store give null.
+    """Adds columns of a store by the ids in a column; an id that is missing in the store gives null.
 
-    For a list column, each added column is a list of the same length.
+    For a list column of ids, each added column has lists of the same lengths.
 
     Attributes:
         store: An address (`nonet.samples.stores.open_store`), or an open store.
-        on: The column of ids.
+        on: Name of the column of ids.
         columns: Names, or name -> name in the store.
-        as_of: The column of times; each row or list element gets the latest value written strictly before its time.
-            None for the latest value.
+        as_of: Name of the column of times; each row or list element gets the newest value written strictly before its time.
+            None for the newest value of all.
     """
 
     store: Any
@@ -191,18 +198,19 @@ class JoinOperator:
     def title(self) -> str:
         """The operator as messages show it."""
         names = list(self.columns)
-        named = self.store if isinstance(self.store, str) else self.store.name
-        return f"join({named}, on={self.on}, columns={', '.join(names)}, as_of={self.as_of or 'newest'})"
+        store_name = self.store if isinstance(self.store, str) else self.store.name
+        return f"join({store_name}, on={self.on}, columns={', '.join(names)}, as_of={self.as_of or 'newest'})"
 
     @cached_property
     def _join(self) -> StoreJoin:
         if isinstance(self.store, str):
-            return StoreJoin.open(self.store, self.columns, self._when)
+            return StoreJoin.open(self.store, self.columns, self._as_of_mode)
         names = self.columns if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
-        return StoreJoin(self.store, names, self._when)
+        return StoreJoin(self.store, names, self._as_of_mode)
 
     @property
-    def _when(self) -> str:
+    def _as_of_mode(self) -> str:
+        """The argument `as_of` of `StoreJoin`."""
         return "time" if self.as_of else "newest"
 
     def _add_columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -212,52 +220,57 @@ class JoinOperator:
                 raise ConfigError(
                     f"{self.title}: there is no column {name!r}; there are {', '.join(rows.schema.names)}"
                 )
-        column, lists = rows.column(self.on), None
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            lists, column = column, column.flatten()
-        times = np.zeros(len(column), np.int64)
+        ids, list_column = rows.column(self.on), None
+        if pa.types.is_list(ids.type) or pa.types.is_large_list(ids.type):
+            list_column, ids = ids, ids.flatten()
+        times = np.zeros(len(ids), np.int64)
         if self.as_of is not None:
-            times = _get_times(rows.column(self.as_of), lists)
-        for name, values in self._join.read(column, times).items():
-            if lists is not None:
-                offsets = lists.offsets.to_numpy()
-                values = type(lists).from_arrays(pa.array(offsets - offsets[0]), values)
+            times = _get_times(rows.column(self.as_of), list_column)
+        for name, values in self._join.read(ids, times).items():
+            if list_column is not None:
+                offsets = list_column.offsets.to_numpy()
+                values = type(list_column).from_arrays(pa.array(offsets - offsets[0]), values)
             rows = rows.append_column(name, values)
         return rows
 
 
-def _get_times(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
-    """Return unix seconds [N] for each id; a time per row is repeated for each element of the row's list."""
+def _get_times(column: pa.Array, list_column: pa.Array | None) -> np.ndarray:
+    """Return the time of each id in unix seconds [N].
+
+    Args:
+        column: Times, one per row or a list per row.
+        list_column: The list column of the ids, for whose elements a time per row is repeated; None for one id per row.
+    """
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        column, lists = column.flatten(), None
+        column, list_column = column.flatten(), None
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("s"), safe=False)
     times = column.cast(pa.int64()).to_numpy()
-    return times if lists is None else np.repeat(times, pc.list_value_length(lists).to_numpy())
+    return times if list_column is None else np.repeat(times, pc.list_value_length(list_column).to_numpy())
 
 
 Operator = MapOperator | FilterOperator | TokenizeOperator | JoinOperator
 
 
 def list_row_changes(operators: tuple[Operator, ...]) -> list[str]:
-    """Return what decides which rows there are after these operators, as text that is the same in every process."""
-    said = []
+    """Describe the operators that may change which rows there are, as texts that are the same in every process."""
+    descriptions = []
     for operator in operators:
         if isinstance(operator, MapOperator) and not getattr(operator.function, "keeps_rows", False):
-            said.append(f"map {_get_qualified_name(operator.function)} {operator.batch}")
+            descriptions.append(f"map {_get_qualified_name(operator.function)} {operator.batch}")
         elif isinstance(operator, FilterOperator):
             keep = operator.keep
-            said.append(f"filter {keep if isinstance(keep, str) else _get_qualified_name(keep)}")
-    return said
+            descriptions.append(f"filter {keep if isinstance(keep, str) else _get_qualified_name(keep)}")
+    return descriptions
 
 
 def describe_operators(operators: tuple[Operator, ...]) -> list[str]:
-    """Return one line per operator."""
+    """Return a line of text per operator."""
     return [operator.title for operator in operators]
 
 
 def _split_batch(rows: pa.RecordBatch, max_rows: int) -> list[pa.RecordBatch]:
-    return [rows.slice(at, max_rows) for at in range(0, max(1, len(rows)), max_rows)]
+    return [rows.slice(start, max_rows) for start in range(0, max(1, len(rows)), max_rows)]
 
 
 def _to_batch(value: Any) -> pa.RecordBatch:
@@ -277,28 +290,30 @@ def _to_batch(value: Any) -> pa.RecordBatch:
     return value
 
 
-def _concat_batches(parts: list[pa.RecordBatch], rows: pa.RecordBatch) -> pa.RecordBatch:
+def _concat_batches(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
 def _get_qualified_name(function: Any) -> str:
+    """Return the module and qualified name of a function, or of the class of a callable object; "file.py:Name" as it is."""
     if isinstance(function, str):
         return function
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    named_object = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named_object.__module__}.{named_object.__qualname__}"
 
 
 def _get_name(function: Any) -> str:
+    """Return the short name of a function, or of the class of a callable object; "file.py:Name" as it is."""
     return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
 
 
 def compose_operators(operators: Iterable[Operator]) -> ComposedOperators:
-    """Compose operators to one function, for one worker."""
-    works = [operator.build() for operator in operators]
+    """Compose operators to one function, for one thread or actor."""
+    functions = [operator.build() for operator in operators]
 
-    def work(rows: pa.RecordBatch) -> pa.RecordBatch:
-        for each in works:
-            rows = each(rows)
+    def apply(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for function in functions:
+            rows = function(rows)
         return rows
 
-    return work
+    return apply

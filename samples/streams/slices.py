@@ -1,7 +1,8 @@
-"""The slices of an opened stream: where the rows of each one are, and how they are read.
+"""Locates and reads the slices of an opened stream.
 
-The content of a slice depends on the slice alone, so both engines and any number of ranks give the same rows in the same
-order.
+A slice (`OrderSlice`) is a range of places, that is of positions in the order in which an epoch reads the rows. Its content
+depends on the slice alone, so both engines and any number of ranks give the same rows in the same order. A leaf is one stream
+of files: a mixture has several, any other stream has one.
 """
 
 # Shapes: B rows of a slice.
@@ -23,20 +24,21 @@ from nonet.samples.streams.operators import ComposedOperators, compose_operators
 from nonet.samples.streams.plan import StreamPlan, schedule_turns
 from nonet.types import RowRange
 
-ReadGroup = Callable[[int, int], DecodedGroup]  # (leaf, row group) -> decoded group
+# Takes the index of a leaf and that of a row group in its order.
+ReadGroup = Callable[[int, int], DecodedGroup]
 
 
 @dataclass(frozen=True)
 class GroupPart:
-    """Places [first, last) of a row group's own order, in one leaf.
+    """Consecutive rows, in the order in which they are read, of one row group of a leaf.
 
     Attributes:
         leaf: Index of the leaf.
-        epoch: Epoch of the leaf.
+        epoch: Epoch of the leaf, which in a mixture is not that of the stream.
         group: Index of the row group among those of the leaf that are read.
-        first: First place in the group.
-        last: Place past the last one.
-        places: Places of these rows in the stream's order [B].
+        first: Position of the first row in the (maybe shuffled) order of the group.
+        last: Position after the last row.
+        places: Places of these rows in the stream's epoch [last - first].
     """
 
     leaf: int
@@ -49,7 +51,15 @@ class GroupPart:
 
 @dataclass(frozen=True)
 class RawSlice:
-    """The rows of a slice before the stream's operators, with their counts."""
+    """The rows of a slice, before the stream's operators or after them (`SliceReader.apply_operators`).
+
+    Attributes:
+        slice: The slice.
+        rows: The rows, without bad and filtered ones.
+        ranges: The slice as ranges of physical rows; see `SliceReader.get_row_ranges`.
+        read: Number of rows of the slice, with bad and filtered ones.
+        skipped: Places of the bad rows, which are left out.
+    """
 
     slice: OrderSlice
     rows: pa.RecordBatch
@@ -63,15 +73,15 @@ class SliceReader:
 
     Args:
         stream: The stream.
-        rows: Rows of a slice.
-        step_rows: Rows of a global step.
+        rows: Number of rows of a slice.
+        step_rows: Number of rows of a global step.
         manifest: The files as an earlier opening found them; None to inspect them.
-        name: What the order is drawn for beside the seed, such as a stage.
+        name: Name, such as that of a stage, that the random order depends on in addition to the seed.
 
     Attributes:
         stream: The stream.
         leaves: The inspected files of each stream of a mixture, or of the one stream.
-        rows: Rows of an epoch.
+        rows: Number of rows of an epoch.
         steps: The global steps of an epoch and their slices.
     """
 
@@ -79,16 +89,18 @@ class SliceReader:
         self, stream: StreamPlan, rows: int, step_rows: int, manifest: DataManifest | None, name: str = ""
     ):
         self.stream = stream
-        streams = [part for part, _ in stream.mixed] or [stream]
+        streams = [mixed_stream for mixed_stream, _ in stream.mixed] or [stream]
         if manifest is not None and len(streams) > 1:
             raise ConfigError("open: a manifest belongs to one stream; a mixture finds its own files")
-        drawn_for = f"{name} samples" if name else "samples"
+        order_name = f"{name} samples" if name else "samples"
         self.leaves = [
-            StreamLeaf(each, f"{drawn_for} {number}", manifest) for number, each in enumerate(streams)
+            StreamLeaf(leaf_stream, f"{order_name} {leaf_index}", manifest)
+            for leaf_index, leaf_stream in enumerate(streams)
         ]
+        # The index of the leaf that provides each of 1,000 rows; the mixture repeats this pattern. None without a mixture.
         self._turns = schedule_turns([share for _, share in stream.mixed]) if stream.mixed else None
-        whole = self._count_epoch_rows()
-        self.rows = whole if stream.most is None else min(whole, stream.most)
+        epoch_rows = self._count_epoch_rows()
+        self.rows = epoch_rows if stream.most is None else min(epoch_rows, stream.most)
         self.steps = EpochSteps(self.rows, step_rows, rows)
 
     @cached_property
@@ -97,101 +109,130 @@ class SliceReader:
         return DataManifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
 
     @cached_property
-    def works(self) -> bool:
+    def needs_work(self) -> bool:
         """Whether a slice is more than a view of its row group: operators, filters or a shuffle within groups apply."""
-        leaves = (leaf.stream.operators or leaf.files.where or leaf.order.permutes for leaf in self.leaves)
-        return bool(self.stream.operators) or len(self.leaves) > 1 or any(leaves)
+        return (
+            bool(self.stream.operators)
+            or len(self.leaves) > 1
+            or any(leaf.stream.operators or leaf.files.where or leaf.order.permutes for leaf in self.leaves)
+        )
 
-    def compute_row_ids(self, part: OrderSlice) -> np.ndarray:
+    def compute_row_ids(self, order_slice: OrderSlice) -> np.ndarray:
         """Return the 64-bit ids [B] of a slice's rows in the order of their places."""
-        ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for each in self.locate_parts(part):
-            leaf = self.leaves[each.leaf]
-            group = int(leaf.groups[each.group]) + self._get_first_group(each.leaf)
-            ids.append(self.manifest.compute_row_ids(group, self._get_part_rows(each)))
-            places.append(each.places)
-        return np.concatenate(ids)[np.argsort(np.concatenate(places), kind="stable")]
+        ids_of_parts, places_of_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for part in self.locate_parts(order_slice):
+            leaf = self.leaves[part.leaf]
+            # The index of the row group in the manifest of all leaves.
+            group_index = int(leaf.groups[part.group]) + self._get_first_group(part.leaf)
+            ids_of_parts.append(self.manifest.compute_row_ids(group_index, self._get_part_rows(part)))
+            places_of_parts.append(part.places)
+        return np.concatenate(ids_of_parts)[np.argsort(np.concatenate(places_of_parts), kind="stable")]
 
-    def read_group(self, leaf: int, group: int, shared: bool = False) -> DecodedGroup:
-        """Return a decoded row group of a leaf; a `shared` one is decoded once on this machine. Raises DataError."""
-        each = self.leaves[leaf]
-        groups = get_node_groups(each.digest) if shared else None
-        if groups is None:
-            return each.read(group)
-        return groups.read(str(int(each.groups[group])), lambda: each.read(group))
+    def read_group(self, leaf_index: int, group_index: int, shared: bool = False) -> DecodedGroup:
+        """Return a decoded row group of a leaf.
 
-    def locate_parts(self, part: OrderSlice) -> list[GroupPart]:
-        """Return where the rows of a slice are."""
+        Args:
+            leaf_index: Index of the leaf.
+            group_index: Index of the row group among those of the leaf that are read.
+            shared: Whether other processes of this machine read it too, so that only one of them decodes it.
+
+        Raises:
+            DataError: If it cannot be read.
+        """
+        leaf = self.leaves[leaf_index]
+        node_groups = get_node_groups(leaf.digest) if shared else None
+        if node_groups is None:
+            return leaf.read(group_index)
+        return node_groups.read(str(int(leaf.groups[group_index])), lambda: leaf.read(group_index))
+
+    def locate_parts(self, order_slice: OrderSlice) -> list[GroupPart]:
+        """Return the parts of row groups that hold the rows of a slice, leaf by leaf."""
+        epoch, start, stop = order_slice.epoch, order_slice.start, order_slice.stop
         if self._turns is None:
-            return list(self._iterate_leaf_parts(0, part.epoch, part.start, np.arange(part.start, part.stop)))
-        first = part.epoch * self.rows + part.start
-        places = np.arange(first, first + part.stop - part.start)
-        turns = self._turns[places % len(self._turns)]
-        found: list[GroupPart] = []
-        for number, leaf in enumerate(self.leaves):
-            mine = places[turns == number] - part.epoch * self.rows
-            start, size = self._count_rows_before(number, first), leaf.order.rows
-            while len(mine):
-                epoch, at = divmod(start, size)
-                now = min(len(mine), size - at)
-                found += self._iterate_leaf_parts(number, epoch, at, mine[:now])
-                mine, start = mine[now:], start + now
-        return found
+            return list(self._iterate_leaf_parts(0, epoch, start, np.arange(start, stop)))
+        # In a mixture, places are counted from the first epoch on, because the leaves start over at other times.
+        first_place = epoch * self.rows + start
+        places = np.arange(first_place, first_place + stop - start)
+        leaf_of_place = self._turns[places % len(self._turns)]
+        parts: list[GroupPart] = []
+        for leaf_index, leaf in enumerate(self.leaves):
+            leaf_places = places[leaf_of_place == leaf_index] - epoch * self.rows
+            next_row, epoch_rows = self._count_rows_before(leaf_index, first_place), leaf.order.rows
+            while len(leaf_places):
+                leaf_epoch, leaf_start = divmod(next_row, epoch_rows)
+                # Up to the end of the leaf's epoch.
+                row_count = min(len(leaf_places), epoch_rows - leaf_start)
+                parts += self._iterate_leaf_parts(leaf_index, leaf_epoch, leaf_start, leaf_places[:row_count])
+                leaf_places, next_row = leaf_places[row_count:], next_row + row_count
+        return parts
 
-    def read_slice(self, part: OrderSlice, read: ReadGroup) -> RawSlice:
+    def read_slice(self, order_slice: OrderSlice, read: ReadGroup) -> RawSlice:
         """Read a slice's rows, before the operators of the whole stream.
 
         Args:
-            part: The slice.
-            read: Returns a decoded row group, given leaf and group.
+            order_slice: The slice.
+            read: Function that returns a decoded row group.
 
         Raises:
             DataError: If rows cannot be read, or mixed streams have different columns.
         """
-        tables, skipped, count = [], [], 0
-        for each in self.locate_parts(part):
-            group = read(each.leaf, each.group)
-            rows = self._get_part_rows(each) if group.keep is not None or self._is_shuffled(each) else None
-            count += each.last - each.first
+        batches, skipped, read_count = [], [], 0
+        for part in self.locate_parts(order_slice):
+            group = read(part.leaf, part.group)
+            # None for all rows of the part in the order of the file, which are a view of the group.
+            rows = self._get_part_rows(part) if group.keep is not None or self._is_shuffled(part) else None
+            read_count += part.last - part.first
             if group.bad is not None and rows is not None:
-                skipped += each.places[group.bad[rows]].tolist()
-            if group.rows is None:
+                skipped += part.places[group.bad[rows]].tolist()
+            if group.rows is None:  # The group cannot be read; all its rows are bad.
                 continue
-            tables.append(self._apply_leaf_operators(each.leaf, _pick_rows(group, each, rows)))
-        if not tables:
-            leaf = self.leaves[0]
-            tables = [
-                pa.RecordBatch.from_pylist(
-                    [], leaf.schema if leaf.files.columns is None else _select_schema(leaf)
-                )
-            ]
+            batches.append(self._apply_leaf_operators(part.leaf, _pick_rows(group, part, rows)))
+        if not batches:
+            batches = [pa.RecordBatch.from_pylist([], _get_read_schema(self.leaves[0]))]
         try:
-            rows_of_slice = tables[0] if len(tables) == 1 else pa.concat_batches(tables)
+            rows_of_slice = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         except pa.ArrowException as error:
             raise DataError(f"the mixed streams have unlike columns: {str(error).splitlines()[0]}") from None
-        return RawSlice(part, rows_of_slice, self.get_row_ranges(part), count, tuple(skipped))
-
-    def get_row_ranges(self, part: OrderSlice) -> tuple[RowRange, ...]:
-        """Return a slice as ranges of physical rows; empty if rows are shuffled within groups, see `compute_row_ids`."""
-        parts = self.locate_parts(part)
-        return (
-            ()
-            if any(self._is_shuffled(each) for each in parts)
-            else tuple(self._get_row_range(each) for each in parts)
+        return RawSlice(
+            order_slice, rows_of_slice, self.get_row_ranges(order_slice), read_count, tuple(skipped)
         )
 
-    def apply_operators(self, raw: RawSlice, work: ComposedOperators) -> RawSlice:
-        """Apply the stream's operators to a slice. Raises DataError that names the rows."""
+    def get_row_ranges(self, order_slice: OrderSlice) -> tuple[RowRange, ...]:
+        """Return the physical rows of a slice as ranges.
+
+        Returns:
+            One range per part; none if rows are shuffled within groups (`compute_row_ids` gives their ids).
+        """
+        parts = self.locate_parts(order_slice)
+        return (
+            ()
+            if any(self._is_shuffled(part) for part in parts)
+            else tuple(self._get_row_range(part) for part in parts)
+        )
+
+    def apply_operators(self, raw: RawSlice, apply: ComposedOperators) -> RawSlice:
+        """Apply the stream's operators to a slice.
+
+        Args:
+            raw: The slice before the operators.
+            apply: The composed operators of the stream.
+
+        Returns:
+            The slice with the resulting rows and the same counts.
+
+        Raises:
+            DataError: If an operator raises it; the message names the first row of the slice.
+        """
         try:
-            return RawSlice(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
+            return RawSlice(raw.slice, apply(raw.rows), raw.ranges, raw.read, raw.skipped)
         except DataError as error:
-            first = int(self.compute_row_ids(raw.slice)[0])
+            first_id = int(self.compute_row_ids(raw.slice)[0])
             raise DataError(
-                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.describe_row(first)}"
+                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.describe_row(first_id)}"
             ) from error
 
     def _count_epoch_rows(self) -> int:
-        """Return the rows of an epoch; a mixture's epoch ends when its longest stream was read once."""
+        """Return the number of rows of an epoch; a mixture's epoch ends when the stream that lasts longest was read once."""
         if self._turns is None:
             return self.leaves[0].order.rows
         return max(
@@ -200,53 +241,67 @@ class SliceReader:
         )
 
     def _iterate_leaf_parts(
-        self, leaf: int, epoch: int, start: int, places: np.ndarray
+        self, leaf_index: int, epoch: int, start: int, places: np.ndarray
     ) -> Iterator[GroupPart]:
-        at = 0
-        for group, first, last in self.leaves[leaf].order.iterate_parts(epoch, start, start + len(places)):
-            yield GroupPart(leaf, epoch, group, first, last, places[at : at + last - first])
-            at += last - first
+        """Yield the parts of a leaf's row groups that hold its rows from `start` of its epoch on, one row for each place."""
+        position = 0
+        for group, first, last in self.leaves[leaf_index].order.iterate_parts(
+            epoch, start, start + len(places)
+        ):
+            yield GroupPart(leaf_index, epoch, group, first, last, places[position : position + last - first])
+            position += last - first
 
-    def _count_rows_before(self, leaf: int, place: int) -> int:
-        """Count the rows of a leaf before a place of the endless mixture."""
+    def _count_rows_before(self, leaf_index: int, place: int) -> int:
+        """Count the rows that a leaf provides before a place of the mixture, counted from the first epoch on."""
         assert self._turns is not None
-        rounds, rest = divmod(place, len(self._turns))
-        mine = self._turns == leaf
-        return rounds * int(mine.sum()) + int(mine[:rest].sum())
+        full_rounds, rest_turns = divmod(place, len(self._turns))
+        is_leaf_turn = self._turns == leaf_index
+        return full_rounds * int(is_leaf_turn.sum()) + int(is_leaf_turn[:rest_turns].sum())
 
     def _is_shuffled(self, part: GroupPart) -> bool:
         return self.leaves[part.leaf].order.permutes
 
     def _get_part_rows(self, part: GroupPart) -> np.ndarray:
-        """Return the rows of the group that a part reads."""
-        within = self.leaves[part.leaf].order.get_group_order(part.epoch, part.group)
-        return np.arange(part.first, part.last) if within is None else within[part.first : part.last]
+        """Return the indices in the row group of a part's rows, in the order in which they are read."""
+        group_order = self.leaves[part.leaf].order.get_group_order(part.epoch, part.group)
+        return (
+            np.arange(part.first, part.last) if group_order is None else group_order[part.first : part.last]
+        )
 
-    def _apply_leaf_operators(self, leaf: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Apply a mixed stream's own operators."""
+    def _apply_leaf_operators(self, leaf_index: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Apply the operators of a mixed stream to rows of its leaf; a stream that is no mixture applies them later."""
         if self._turns is None:
             return rows
-        return compose_operators(self.leaves[leaf].stream.operators)(rows)
+        return compose_operators(self.leaves[leaf_index].stream.operators)(rows)
 
-    def _get_first_group(self, leaf: int) -> int:
-        """Return the number of a leaf's first row group in the manifest of all leaves."""
-        return sum(len(each.manifest.group_rows) for each in self.leaves[:leaf])
+    def _get_first_group(self, leaf_index: int) -> int:
+        """Return the index of a leaf's first row group in the manifest of all leaves."""
+        return sum(len(leaf.manifest.group_rows) for leaf in self.leaves[:leaf_index])
 
     def _get_row_range(self, part: GroupPart) -> RowRange:
         """Return the physical rows of a part whose group is not shuffled."""
-        group = int(self.leaves[part.leaf].groups[part.group]) + self._get_first_group(part.leaf)
-        return self.manifest.get_row_range(group, part.first, part.last, part.epoch)
+        group_index = int(self.leaves[part.leaf].groups[part.group]) + self._get_first_group(part.leaf)
+        return self.manifest.get_row_range(group_index, part.first, part.last, part.epoch)
 
 
-def _pick_rows(group: DecodedGroup, part: GroupPart, rows: np.ndarray | None) -> pa.RecordBatch:
-    """Select the rows of a part from its group, without those that a filter removed."""
+def _pick_rows(group: DecodedGroup, part: GroupPart, group_rows: np.ndarray | None) -> pa.RecordBatch:
+    """Select the rows of a part from its group, without bad and filtered ones.
+
+    Args:
+        group: The decoded group.
+        part: The part.
+        group_rows: Indices of the part's rows in the group; None for a group without a filter that is not shuffled.
+    """
     assert group.rows is not None
-    if rows is None:
+    if group_rows is None:
         return group.rows.slice(part.first, part.last - part.first)
     if group.keep is not None:
-        rows = rows[group.keep[rows]]
-    return group.rows.take(pa.array(rows))
+        group_rows = group_rows[group.keep[group_rows]]
+    return group.rows.take(pa.array(group_rows))
 
 
-def _select_schema(leaf: StreamLeaf) -> pa.Schema:
-    return pa.schema([leaf.schema.field(name) for name in leaf.files.columns or ()])
+def _get_read_schema(leaf: StreamLeaf) -> pa.Schema:
+    """Return the schema of the columns that a leaf reads."""
+    if leaf.files.columns is None:
+        return leaf.schema
+    return pa.schema([leaf.schema.field(name) for name in leaf.files.columns])

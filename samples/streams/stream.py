@@ -32,23 +32,37 @@ from nonet.samples.streams.operators import (
 from nonet.samples.streams.plan import StreamFiles, StreamPlan
 
 ROWS = 4096
-"""Rows of a slice, and of a batch that nothing else cuts."""
+"""Default number of rows of a slice, which becomes one batch unless the stream packs, and of a call of a `map` function."""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, eq=False)
 class Stream(StreamPlan):
-    """A lazy chain of operations on files of rows; reads `files`, or the `mixed` streams by their shares. See the module."""
+    """A lazy chain of operations on the rows of files, or of a mixture of other streams. See the module.
+
+    Attributes: see `StreamPlan`.
+    """
 
     def map(self, function: Any, *, batch: int = ROWS, workers: int = 1) -> Stream:
-        """Change batches of at most `batch` rows, `workers` at once (`operators.MapOperator`). The number of rows may change."""
+        """Apply a function to the rows. The number of rows may change.
+
+        Args:
+            function: A function of a RecordBatch; see `operators.MapOperator`.
+            batch: Maximum number of rows per call.
+            workers: Maximum number of calls at the same time.
+        """
         return self._append_operator(MapOperator(function, batch, workers))
 
     def filter(self, keep: Any) -> Stream:
-        """Keep rows by a condition ("rating >= 4") or a function. Before any `map`, statistics rule row groups out by it."""
-        leading = self.files is not None and not self.operators and isinstance(keep, str) and ":" not in keep
-        if leading and self.files is not None:
+        """Keep the rows that meet a condition ("rating >= 4") or for which a function returns true (`operators.FilterOperator`).
+
+        If a condition is the first operation, row groups that cannot meet it according to their statistics are not read.
+        """
+        can_prune = (
+            self.files is not None and not self.operators and isinstance(keep, str) and ":" not in keep
+        )
+        if can_prune and self.files is not None:
             where = keep if self.files.where is None else f"({self.files.where}) and ({keep})"
             return replace(self, files=replace(self.files, where=where))
         return self._append_operator(FilterOperator(keep))
@@ -62,11 +76,14 @@ class Stream(StreamPlan):
         return self._append_operator(JoinOperator(store, on, columns, as_of))
 
     def pack(self, tokens: int, column: str = "item_id") -> Stream:
-        """Cut batches whose lists sum to at most `tokens`; a longer list is a batch of its own. Must come last."""
+        """Cut batches in which the lengths of a list column sum to at most `tokens`; a longer list is a batch of its own.
+
+        This must be the last operation.
+        """
         return replace(self, tokens=(column, tokens))
 
     def shuffle(self, seed: int, *, in_group: bool = True) -> Stream:
-        """Read row groups in an order that the seed gives, and (`in_group`) the rows of each group too."""
+        """Read row groups in a random order that the seed determines, and with `in_group` also the rows within each group."""
         if self.mixed:
             raise ConfigError("shuffle what is mixed, not the mixture: a.shuffle(1).mix({b.shuffle(2): 0.3})")
         return replace(self, seed=seed, in_group=in_group)
@@ -80,23 +97,23 @@ class Stream(StreamPlan):
         Raises:
             ConfigError: If shares are invalid, or a stream is itself mixed or packed.
         """
-        whole = dict(shares) if self in shares else {self: 1 - sum(shares.values()), **shares}
-        if any(share <= 0 for share in whole.values()) or abs(sum(whole.values()) - 1) > 1e-6:
+        all_shares = dict(shares) if self in shares else {self: 1 - sum(shares.values()), **shares}
+        if any(share <= 0 for share in all_shares.values()) or abs(sum(all_shares.values()) - 1) > 1e-6:
             raise ConfigError(
-                f"mix: shares must be above 0 and sum to 1, got {[round(s, 6) for s in whole.values()]}"
+                f"mix: shares must be above 0 and sum to 1, got {[round(share, 6) for share in all_shares.values()]}"
             )
-        if any(stream.mixed or stream.tokens for stream in whole):
+        if any(stream.mixed or stream.tokens for stream in all_shares):
             raise ConfigError(
                 "mix: streams that are mixed or packed themselves cannot be mixed; pack the mixture"
             )
-        return Stream(mixed=tuple(whole.items()), ahead=self.ahead)
+        return Stream(mixed=tuple(all_shares.items()), ahead=self.ahead)
 
     def prefetch(self, slices: int) -> Stream:
-        """Set the number of slices that are prepared ahead of the reader; 0 reads in the reader's own thread."""
+        """Set the number of slices that are prepared ahead of the caller; 0 reads in the caller's own thread."""
         return replace(self, ahead=slices)
 
     def take(self, rows: int) -> Stream:
-        """Keep the first rows of each epoch's order, counted before filters."""
+        """Keep the first `rows` rows of each epoch's order, counted before filters."""
         return replace(self, most=rows if self.most is None else min(rows, self.most))
 
     def open(
@@ -111,12 +128,12 @@ class Stream(StreamPlan):
         """Inspect the files and return a `StreamFeed`.
 
         Args:
-            rows: Rows of a slice.
-            step_rows: Rows of a global step; by default `rows`.
+            rows: Number of rows of a slice.
+            step_rows: Number of rows of a global step; by default `rows`.
             engine: "local" or "ray"; None to choose by the size of the files.
             manifest: The files as an earlier opening found them; footers are then not read again.
-            name: What the order is drawn for beside the seed, such as a stage, so that two stages read in different
-                orders.
+            name: Name, such as that of a stage, that the random order depends on in addition to the seed, so that two stages
+                read in different orders.
 
         Raises:
             DataError: If files cannot be read.
@@ -129,7 +146,7 @@ class Stream(StreamPlan):
         return iter(self.open().iterate_epoch(0))
 
     def explain(self, engine: str | None = None) -> str:
-        """Describe the plan in lines: files, order, engine and operators."""
+        """Return a description of the plan, in lines: files, columns, order, operators and engine."""
         return self.open(engine=engine).explain()
 
     def _append_operator(self, operator: Operator) -> Stream:
@@ -161,9 +178,11 @@ def read(
     """
     if on_bad_rows not in ("fail", "skip"):
         raise ConfigError(f"on_bad_rows: {on_bad_rows!r}; there are fail and skip")
-    every = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    names = tuple(os.fspath(path) for path in every)
-    if not names:
+    path_list = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    path_texts = tuple(os.fspath(path) for path in path_list)
+    if not path_texts:
         raise ConfigError("read: no path was given")
-    wanted = None if columns is None else tuple(columns)
-    return Stream(StreamFiles(names, format, wanted, where, on_bad_rows, None if ids is None else tuple(ids)))
+    column_names = None if columns is None else tuple(columns)
+    return Stream(
+        StreamFiles(path_texts, format, column_names, where, on_bad_rows, None if ids is None else tuple(ids))
+    )

@@ -81,7 +81,7 @@ def test_ranks_of_one_process_share_groups_and_read_the_rows_that_they_read_alon
 
 def test_only_the_newest_groups_stay(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("nonet.samples.streams.node_groups._KEPT", 2)
+    monkeypatch.setattr("nonet.samples.streams.node_groups._MAX_GROUPS", 2)
     write_groups(tmp_path / "a.parquet")
     feed = read(str(tmp_path / "a.parquet")).shuffle(7).open(rows=50, step_rows=400)
     assert sum(len(batch) for batch in feed.iterate_epoch(0, rank=0, world=2)) == 2000
