@@ -303,7 +303,9 @@ def _inspect_files(
     """Inspect files in parallel, after the first one, whose columns the others are compared with."""
     first = inspect_file(*located_files[0], file_format, None)
     with ThreadPoolExecutor(_INSPECTION_THREADS) as pool:
-        rest = pool.map(lambda located: inspect_file(*located, file_format, first.schema), located_files[1:])
+        rest = pool.map(
+            lambda file: inspect_file(file[0], file[1], file_format, first.schema), located_files[1:]
+        )
         return [first, *rest]
 
 

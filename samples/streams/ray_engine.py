@@ -179,14 +179,14 @@ def _pack_slices(raws: list[RawSlice]) -> pa.Table:
     """Convert slices to a table with one row per slice."""
     slices = pa.array([[*astuple(raw.slice)] for raw in raws], pa.list_(pa.int64()))
     skipped = pa.array([list(raw.skipped) for raw in raws], pa.list_(pa.int64()))
-    serialized_rows = [_serialize_rows(raw.rows) for raw in raws]
+    serialized_rows = [_encode_rows(raw.rows) for raw in raws]
     offsets = np.cumsum([0, *(serialized.size for serialized in serialized_rows)]).astype(np.int64)
     data = serialized_rows[0] if len(serialized_rows) == 1 else pa.py_buffer(b"".join(serialized_rows))
     rows = pa.Array.from_buffers(pa.large_binary(), len(serialized_rows), [None, pa.py_buffer(offsets), data])
     return pa.table({"slice": slices, "rows": rows, "skipped": skipped})
 
 
-def _serialize_rows(rows: pa.RecordBatch) -> pa.Buffer:
+def _encode_rows(rows: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
