@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 # Shapes: S stacked matrices of R rows and C columns.
-_SERIES = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values into 0.7 .. 1.2 in five steps
-_STEPS = 5
+# Jordan's coefficients: they bring singular values into 0.7 .. 1.2 in five steps.
+_SERIES = (3.4445, -4.7750, 2.0315)
+_STEPS = 5  # Newton-Schulz steps.
 
 
 class Muon(torch.optim.Optimizer):
@@ -27,11 +28,11 @@ class Muon(torch.optim.Optimizer):
         matrices: Weights that Muon updates.
         others: Weights that AdamW updates.
         lr: Learning rate of AdamW.
-        speed: Muon's learning rate is `lr * speed`.
+        speed: Muon's learning rate, relative to `lr`.
         momentum: Momentum of Muon.
         betas: Decay rates of AdamW's moments.
         eps: Term that AdamW adds to the denominator.
-        weight_decay: Weight decay, relative to the learning rate.
+        weight_decay: Weight decay; a step multiplies weights by 1 - learning rate * `weight_decay`.
     """
 
     def __init__(
@@ -77,23 +78,23 @@ class Muon(torch.optim.Optimizer):
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Update matrices by orthogonalised Nesterov momentum; matrices of the same shape are processed as one stack."""
-        by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+        parameters_by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-            by_shape[tuple(p.shape)].append(p)
-        rate = group["lr"] * group["speed"]
-        for (rows, columns), matrices in by_shape.items():
+            parameters_by_shape[tuple(p.shape)].append(p)
+        learning_rate = group["lr"] * group["speed"]
+        for (rows, columns), matrices in parameters_by_shape.items():
             grads: list[Any] = [p.grad for p in matrices]  # `step` leaves out parameters without a gradient
             moments = [self.state[p]["momentum"] for p in matrices]
             torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
             nesterov = torch._foreach_lerp(grads, moments, group["momentum"])
             updates = list(orthogonalise(torch.stack(nesterov)).unbind(0))
-            torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
-            torch._foreach_add_(matrices, updates, alpha=-rate * max(1.0, rows / columns) ** 0.5)
+            torch._foreach_mul_(matrices, 1 - learning_rate * group["weight_decay"])
+            torch._foreach_add_(matrices, updates, alpha=-learning_rate * max(1.0, rows / columns) ** 0.5)
 
     def _step_adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update weights by AdamW with fused foreach kernels."""
+        """Update weights by AdamW with foreach kernels; all have made the same number of steps."""
         for p in parameters:
             if not self.state[p]:
                 self.state[p].update(
@@ -101,27 +102,29 @@ class Muon(torch.optim.Optimizer):
                 )
         states = [self.state[p] for p in parameters]
         grads: list[Tensor] = [p.grad for p in parameters]  # type: ignore[misc]
-        first, second = [s["first"] for s in states], [s["second"] for s in states]
+        first_moments, second_moments = [s["first"] for s in states], [s["second"] for s in states]
         beta1, beta2 = group["betas"]
         torch._foreach_add_([s["step"] for s in states], 1)
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        step = float(states[0]["step"])
-        scale = torch._foreach_sqrt(second)
-        torch._foreach_div_(scale, (1 - beta2**step) ** 0.5)
-        torch._foreach_add_(scale, group["eps"])
+        torch._foreach_lerp_(first_moments, grads, 1 - beta1)
+        torch._foreach_mul_(second_moments, beta2)
+        torch._foreach_addcmul_(second_moments, grads, grads, 1 - beta2)
+        n_steps = float(states[0]["step"])
+        denominators = torch._foreach_sqrt(second_moments)
+        torch._foreach_div_(denominators, (1 - beta2**n_steps) ** 0.5)
+        torch._foreach_add_(denominators, group["eps"])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(parameters, first, scale, value=-group["lr"] / (1 - beta1**step))
+        torch._foreach_addcdiv_(
+            parameters, first_moments, denominators, value=-group["lr"] / (1 - beta1**n_steps)
+        )
 
 
 def orthogonalise(x_SRC: Tensor) -> Tensor:
     """Orthogonalise each matrix approximately by Newton-Schulz steps, which bring its singular values near 1."""
     a, b, c = _SERIES
-    tall = x_SRC.shape[-2] > x_SRC.shape[-1]
-    x = x_SRC.mT if tall else x_SRC
+    is_tall = x_SRC.shape[-2] > x_SRC.shape[-1]
+    x = x_SRC.mT if is_tall else x_SRC
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(_STEPS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return x.mT if is_tall else x

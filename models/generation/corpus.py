@@ -27,7 +27,15 @@ from nonet.samples.tokenised import StoredSequences
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The items in dense order, their semantic ids [I, L] int32, the number of codes per level, and the trie of all items."""
+    """The items of a run and their semantic ids.
+
+    Attributes:
+        folders: Folder of each artifact by kind.
+        items: The item table, in the order of dense item indices.
+        sids: Semantic ids [I, L] int32.
+        codes: Number of codes per level.
+        trie: Trie of all items.
+    """
 
     folders: Mapping[str, str]
     items: pa.Table
@@ -42,11 +50,11 @@ class Catalogue:
         Args:
             folders: Folder of each artifact by kind: `sequences` (for the item table), `sids` and `catalogue` (the trie).
         """
-        table = pq.read_table(Path(folders["sids"]) / "sids.parquet")
-        levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
+        sid_table = pq.read_table(Path(folders["sids"]) / "sids.parquet")
+        levels = [sid_table[name].to_numpy() for name in sid_table.column_names if name != "item"]
         trie = Trie.load(Path(folders["catalogue"]))
-        codes = np.stack(levels, axis=1).astype(np.int32)
-        return cls(folders, read_items(folders), codes, tuple(trie.codes), trie)
+        sids = np.stack(levels, axis=1).astype(np.int32)
+        return cls(folders, read_items(folders), sids, tuple(trie.codes), trie)
 
     @cached_property
     def item_id(self) -> np.ndarray:
@@ -55,11 +63,16 @@ class Catalogue:
 
 
 class Corpus(Catalogue):
-    """A catalogue and the events of users over it."""
+    """A catalogue and the events of users with its items.
+
+    Attributes:
+        joins: Joins of event columns from stores; None for none.
+        stored: The store that users' events are read from; None to read them from the artifact.
+    """
 
     @cached_property
     def transitions(self) -> Transitions:
-        """Counts of how often items came soon after others in training."""
+        """Counts of how often an item followed another one closely in training events."""
         return Transitions.load(Path(self.folders["transitions"]))
 
     joins: StoreJoins | None = None
@@ -71,8 +84,8 @@ class Corpus(Catalogue):
         seq = Sequences.load(Path(self.folders["sequences"]))
         if self.stored:
             folder = Path(self.folders["sequences"])
-            copied = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
-            seq = self.stored.open_events(self.folders, seq).load_sequences(copied)
+            store_copy = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
+            seq = self.stored.open_events(self.folders, seq).load_sequences(store_copy)
         return add_joins(seq, self.joins, self.item_id) if self.joins else seq
 
     def read_stored_events(self, user: str) -> Mapping[str, Any] | None:
@@ -84,7 +97,7 @@ class Corpus(Catalogue):
         )
 
     def attach_store(self, stored: StoredSequences | None) -> Corpus:
-        """Return a copy that reads each user's events from a store. Events that are loaded already stay."""
+        """Return a copy that reads each user's events from a store; if `seq` has been accessed before, the copy keeps it."""
         other = copy.copy(self)
         other.__dict__["stored"] = stored
         return other
@@ -96,13 +109,13 @@ class Corpus(Catalogue):
                 getattr(self, name).release_pages()
 
     def attach_joins(self, joins: StoreJoins) -> Corpus:
-        """Return the corpus with event columns joined from stores; call it before the events are first read."""
+        """Return a copy whose events have columns joined from stores; call it before `seq` is first accessed."""
         other = copy.copy(self)
         other.__dict__["joins"] = joins
         return other
 
     def replace_events(self, seq: Sequences) -> Corpus:
-        """Return the same items with other events."""
+        """Return a copy with other events of the same items."""
         other = copy.copy(self)
         other.__dict__["seq"] = seq
         return other
@@ -110,7 +123,7 @@ class Corpus(Catalogue):
 
 @dataclass(frozen=True)
 class JoinedEvents:
-    """Reads the joined columns of events; `add_joins` sets it as `Sequences.joined`.
+    """Reads the joined columns of events; `add_joins` sets an instance as `Sequences.joined`.
 
     Attributes:
         joins: The joins of the run.

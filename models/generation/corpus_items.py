@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 
 def read_items(folders: Mapping[str, str]) -> pa.Table:
-    """Read the item table alone, for processes without torch."""
+    """Read the item table of an artifact folder, without the rest of the corpus."""
     return pq.read_table(Path(folders["sequences"]) / "items.parquet")
 
 

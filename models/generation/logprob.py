@@ -18,7 +18,7 @@ from nonet.models import PromptCache, SidModel
 from nonet.models.generation.trie import Trie
 from nonet.types import SampleBatch
 
-# Shapes: U users (prompts), W beams, X leaves per prompt, M distinct nodes of a level per prompt, L levels, K codes of the level.
+# Shapes: U users (prompts), W beams, X leaves per prompt, M evaluated nodes of a level per prompt, L levels, K codes of a level.
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
@@ -47,33 +47,35 @@ def log_prob(
 
 
 def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie) -> Tensor:
-    """Compute `log_prob` after the prefill: the cache holds the U prompts."""
+    """Compute `log_prob` from the cache of a prefill of the U prompts."""
     sids_UWL = sids.long()
     valid_UW = (sids_UWL >= 0).all(-1)
     node_UW = torch.zeros_like(valid_UW, dtype=torch.int64)
-    known_UWL = sids_UWL.clamp_min(0)
-    out = []
+    codes_UWL = sids_UWL.clamp_min(0)
+    logp_by_level = []
     for level in range(trie.levels):
-        beams = (
-            slice(0, 1) if level == 0 else slice(None)
-        )  # no code is known yet: one step serves a user's beams
+        # On level 0 all beams of a user have the same, empty prefix, so one of them is computed.
+        beams = slice(0, 1) if level == 0 else slice(None)
         child_UWK = trie.find_children(level, node_UW[:, beams])
-        logp_UWK = legal_log_softmax(model.step(cache, known_UWL[:, beams, :level], level), child_UWK >= 0)
+        logp_UWK = legal_log_softmax(model.step(cache, codes_UWL[:, beams, :level], level), child_UWK >= 0)
         child_UWK, logp_UWK = (x.expand(-1, sids_UWL.shape[1], -1) for x in (child_UWK, logp_UWK))
-        code_UW1 = known_UWL[:, :, level, None]
+        code_UW1 = codes_UWL[:, :, level, None]
         node_UW = child_UWK.gather(-1, code_UW1).squeeze(-1)
-        _refuse_illegal(sids_UWL, valid_UW & (node_UW < 0), trie)
+        _require_in_catalogue(sids_UWL, valid_UW & (node_UW < 0), trie)
         chosen_UW = logp_UWK.gather(-1, code_UW1).squeeze(-1)
-        out.append(torch.where(valid_UW, chosen_UW, 0.0))
+        logp_by_level.append(torch.where(valid_UW, chosen_UW, 0.0))
         node_UW = node_UW.clamp_min(0)
-    return torch.stack(out, -1)
+    return torch.stack(logp_by_level, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class SortedLeaves:
-    """Leaves [U, X] in ascending order per prompt, the codes of their paths [U, X, L], and their original places [U, X].
+    """Leaves in ascending order per prompt.
 
-    A leaf of -1 is no leaf; it gives 0 on every level.
+    Attributes:
+        leaf: Sorted leaves [U, X]; -1 is no leaf, its log-probability is 0 on every level.
+        codes: Codes [U, X, L] of their paths.
+        order: Original index [U, X] of each sorted leaf.
     """
 
     leaf: Tensor
@@ -89,7 +91,7 @@ class SortedLeaves:
 
 
 def compute_path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leaves: SortedLeaves) -> Tensor:
-    """Compute the constrained log-probability [U, X, L] of every level of the paths to leaves; differentiable.
+    """Compute the constrained log-probability [U, X, L] in nats of every level of the paths to leaves; differentiable.
 
     The result is in the original order of the leaves.
     """
@@ -102,28 +104,31 @@ def compute_path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leav
 def _compute_level(
     model: SidModel, cache: PromptCache, trie: Trie, leaves: SortedLeaves, level: int
 ) -> Tensor:
-    """Compute the log-probabilities of one level [U, X], in the order of the sorted leaves."""
+    """Compute the log-probabilities of one level [U, X], in the order of the sorted leaves.
+
+    Only nodes with several children are evaluated, once per prompt: leaves below one node are adjacent.
+    """
     device = leaves.leaf.device
-    first_leaf, first = (trie.get_tensor(name, level, device) for name in ("first_leaf", "first_child"))
+    first_leaf, first_child = (trie.get_tensor(name, level, device) for name in ("first_leaf", "first_child"))
     node_UX = torch.searchsorted(first_leaf, leaves.leaf.clamp_min(0), right=True) - 1
-    choice_UX = first[node_UX + 1] - first[node_UX] > 1
-    new_UX = choice_UX.clone()
-    new_UX[:, 1:] &= (node_UX[:, 1:] != node_UX[:, :-1]) | ~choice_UX[:, :-1]
-    slot_UX = (new_UX.cumsum(1) - 1).clamp_min(0)
-    most = int(new_UX.sum(1).max()) if new_UX.numel() else 0
-    if not most:
+    has_choice_UX = first_child[node_UX + 1] - first_child[node_UX] > 1
+    is_new_node_UX = has_choice_UX.clone()
+    is_new_node_UX[:, 1:] &= (node_UX[:, 1:] != node_UX[:, :-1]) | ~has_choice_UX[:, :-1]
+    column_UX = (is_new_node_UX.cumsum(1) - 1).clamp_min(0)
+    n_columns = int(is_new_node_UX.sum(1).max()) if is_new_node_UX.numel() else 0
+    if not n_columns:
         return cache.state.new_zeros(leaves.leaf.shape)
-    user, place = new_UX.nonzero(as_tuple=True)
-    slot = slot_UX[user, place]
-    node_UM = node_UX.new_zeros(len(node_UX), most)
-    node_UM[user, slot] = node_UX[user, place]
-    prefix_UMl = leaves.codes.new_zeros(len(node_UX), most, level)
-    prefix_UMl[user, slot] = leaves.codes[user, place, :level]
+    new_user, new_leaf = is_new_node_UX.nonzero(as_tuple=True)
+    new_column = column_UX[new_user, new_leaf]
+    node_UM = node_UX.new_zeros(len(node_UX), n_columns)
+    node_UM[new_user, new_column] = node_UX[new_user, new_leaf]
+    prefix_UMl = leaves.codes.new_zeros(len(node_UX), n_columns, level)
+    prefix_UMl[new_user, new_column] = leaves.codes[new_user, new_leaf, :level]
     legal_UMK = trie.find_children(level, node_UM) >= 0
     logp_UMK = legal_log_softmax(model.step(cache, prefix_UMl, level), legal_UMK)
-    codes = logp_UMK.shape[-1]
-    chosen_UX = logp_UMK.flatten(1).gather(1, slot_UX * codes + leaves.codes[..., level])
-    return torch.where(choice_UX, chosen_UX, 0.0)
+    n_codes = logp_UMK.shape[-1]
+    chosen_UX = logp_UMK.flatten(1).gather(1, column_UX * n_codes + leaves.codes[..., level])
+    return torch.where(has_choice_UX, chosen_UX, 0.0)
 
 
 def find_leaves(sids: Tensor, trie: Trie) -> Tensor:
@@ -138,13 +143,13 @@ def find_leaves(sids: Tensor, trie: Trie) -> Tensor:
     for level in range(trie.levels):
         code_UW1 = sids_UWL[..., level, None].clamp_min(0)
         node_UW = trie.find_children(level, node_UW).gather(-1, code_UW1).squeeze(-1)
-        _refuse_illegal(sids_UWL, valid_UW & (node_UW < 0), trie)
+        _require_in_catalogue(sids_UWL, valid_UW & (node_UW < 0), trie)
         node_UW = node_UW.clamp_min(0)
     return node_UW.masked_fill(~valid_UW, -1)
 
 
-def _refuse_illegal(sids_UWL: Tensor, illegal_UW: Tensor, trie: Trie) -> None:
-    """Raise DataError for the first SID that is outside the catalogue."""
+def _require_in_catalogue(sids_UWL: Tensor, illegal_UW: Tensor, trie: Trie) -> None:
+    """Raise DataError, which names the first illegal SID, if any SID is outside the catalogue."""
     if not bool(illegal_UW.any()):
         return
     user, beam = illegal_UW.nonzero()[0].tolist()

@@ -6,9 +6,9 @@ p is the model's probability of an item, and v(y) the weight of the votes for it
 that followed them in training events; the leaves of these items are the voted leaves. The decoder generalises through codes,
 transitions memorise pairs of items. The mixture ranks better than either and has a higher likelihood than the model (quickstart:
 recall@10 0.146 to 0.188, 6.63 to 6.52 nats per event). b = 0 is a plain mixture of model and votes, b = 1 nearly a product of
-experts. The model is evaluated at the voted leaves only. A prompt without votes
-has l = 0. The log-probability of a level is the difference of two node masses, log Pi(child) - log Pi(node), so code that reads
-log-probabilities level by level works unchanged.
+experts. The model is evaluated at the voted leaves only. A prompt without votes has l = 0. The log-probability of a level is the
+difference of the log-masses of two nodes, log Pi(child) - log Pi(node), where Pi(node) is the sum of pi over the leaves below.
+So code that reads log-probabilities level by level works unchanged.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from nonet.models.generation.nearest import QUERY
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 
-# Shapes: U prompts, W paths, V votes, L levels.
+# Shapes: U prompts, W leaves to score, V voted leaves, L levels.
 
 MEMORY_WEIGHTS = "memory"
-"""Name of the buffer of a model with its weights (l, b, c), followed by m if the nearest items vote too.
+"""Name of a model's buffer with the memory weights (l, b, c), followed by m if the nearest items vote too.
 
 Being a buffer, it is stored in checkpoints and published versions like the other weights."""
 _INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE = (0.2, 0.75, 1.2), 0.25  # (l, b, c) and m before they are fitted
-_QUERY_STD = 0.05
+_QUERY_STD = 0.05  # Standard deviation of the initial query matrix.
 
 
 def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
-    """Add the memory weights (l, b, c) to a model, with their initial values.
+    """Add the memory weights (l, b, c) to a model as a buffer with their initial values.
 
     Args:
         model: The model.
         seed: Seed of the query matrix.
         row_width: Width of an item's embedding row, to let the items nearest to the model's state vote too. Adds their share m of
-            the votes and a matrix that maps a state to a query for rows. None for no such votes.
+            the votes to the weights, and to the model a matrix that maps a state to a query for rows. None for no such votes.
     """
     initial = _INITIAL_WEIGHTS if row_width is None else (*_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE)
     model.register_buffer(MEMORY_WEIGHTS, torch.tensor(initial, dtype=torch.float32))
@@ -91,17 +91,21 @@ class VoteMixture:
         return cls(votes, q_UV, has_votes_U.to(q_UV.dtype) * l)
 
     def mix_levels(self, trie: Trie, leaf_UW: Tensor, logp_UWL: Tensor) -> Tensor:
-        """Convert the model's log-probabilities [U, W, L] by level on the paths to leaves [U, W] into the mixture's."""
-        parent_logp, logp, out = torch.zeros_like(logp_UWL[..., 0]), torch.zeros_like(logp_UWL[..., 0]), []
+        """Return the mixture's log-probabilities [U, W, L] by level for leaves [U, W], given the model's."""
+        parent_logp, logp, mixed_levels = (
+            torch.zeros_like(logp_UWL[..., 0]),
+            torch.zeros_like(logp_UWL[..., 0]),
+            [],
+        )
         for level in range(trie.levels):
             logp = logp + logp_UWL[..., level]
             node_logp = self.mix(logp, self._sum_votes_below(trie, level + 1, leaf_UW))
-            out.append(node_logp - parent_logp)
+            mixed_levels.append(node_logp - parent_logp)
             parent_logp = node_logp
-        return torch.stack(out, -1)
+        return torch.stack(mixed_levels, -1)
 
     def mix(self, logp_UW: Tensor, q_UW: Tensor) -> Tensor:
-        """Compute log((1 - l) p + l q) [U, W] from log p and q."""
+        """Compute log((1 - l) p + l q) [U, W] from log p and q of leaves or nodes."""
         share_U1 = self.share[:, None]
         has_votes = (q_UW > 0) & (share_U1 > 0)
         logp_votes = torch.where(has_votes, share_U1 * q_UW, 1.0).log()
@@ -113,14 +117,14 @@ class VoteMixture:
         """Sum q over the voted leaves below the nodes of a level on the paths to leaves, [U, W]."""
         node_UW = trie.find_nodes(level, leaf_UW)
         node_UV = trie.find_nodes(level, self.votes.leaf)
-        same_UWV = node_UW[:, :, None] == node_UV[:, None, :]
-        return (same_UWV * self.q[:, None, :]).sum(-1)
+        is_below_UWV = node_UW[:, :, None] == node_UV[:, None, :]
+        return (is_below_UWV * self.q[:, None, :]).sum(-1)
 
 
 def remember(
     model: SidModel, cache: PromptCache, trie: Trie, votes: Votes, leaf_UW: Tensor | None = None
 ) -> tuple[VoteMixture, Tensor, Tensor]:
-    """Score the voted leaves and, if given, other leaves in one pass of the model, and build the mixture of each prompt.
+    """Score the voted leaves, and other leaves `leaf_UW` if given, in one pass of the model; build the mixture of each prompt.
 
     Returns:
         The mixture of each prompt in `cache`, and the model's log-probabilities by level of the voted leaves [U, V, L] and of
@@ -135,6 +139,7 @@ def remember(
 
 
 def _as_module(model: SidModel) -> nn.Module:
+    """Return the model with the type of a module, which every model is."""
     assert isinstance(model, nn.Module)
     return model
 
@@ -155,9 +160,9 @@ def compute_policy_log_prob(
 def compute_leaf_log_probs(
     model: SidModel, cache: PromptCache, trie: Trie, leaf_UW: Tensor, votes: Votes | None
 ) -> Tensor:
-    """Compute the policy's log-probability [U, W, L] in nats of every level of the paths to leaves; differentiable.
+    """Compute the policy's log-probability [U, W, L] in nats of every level of the paths to leaves [U, W]; differentiable.
 
-    A leaf of -1 gives 0.
+    A leaf of -1 gives 0. With votes the policy is the mixture, without them the model.
     """
     if votes is None:
         return compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UW))
@@ -180,5 +185,6 @@ def score_leaves(
 def compute_vote_shares(model: SidModel, cache: PromptCache, votes: Votes, leaf_UX: Tensor) -> Tensor:
     """Return the share [U, X] of a prompt's votes that each leaf received, from transitions and nearest items together."""
     all_votes = votes.mix_nearest(_as_module(model), cache.state, get_nearest_share(_as_module(model)))
-    same_UXV = leaf_UX[:, :, None] == all_votes.leaf.masked_fill(all_votes.leaf < 0, -2)[:, None, :]
-    return (same_UXV * all_votes.weight[:, None, :]).sum(-1)
+    # The padding -1 of the votes becomes -2, because a leaf of -1 receives no votes.
+    is_same_UXV = leaf_UX[:, :, None] == all_votes.leaf.masked_fill(all_votes.leaf < 0, -2)[:, None, :]
+    return (is_same_UXV * all_votes.weight[:, None, :]).sum(-1)

@@ -27,24 +27,25 @@ from nonet.types import Jagged, SampleBatch
 
 
 def get_keys(batch: SampleBatch, feature: str) -> Tensor:
-    """Return the sparse keys of a feature: one per event [N] for items and event features, one per sequence [B] for users."""
+    """Return the sparse keys of a feature: [N], one per event, for items and event features, or [B], one per user."""
     values = batch.context[feature]
     return values if isinstance(values, Tensor) else values.values
 
 
 def move_batch(batch: SampleBatch, device: Any) -> SampleBatch:
-    """Move a batch to a device; return the same batch if the device is the CPU, because batches are created there."""
+    """Return a batch on a device; it is the same batch if the device is the CPU, where batches are created."""
     if torch.device(device).type == "cpu":
         return batch
-    context = {name: _move(value, device) for name, value in batch.context.items()}
+    context = {name: _move_to_device(value, device) for name, value in batch.context.items()}
     moved = {
-        field: _move(getattr(batch, field), device)
+        field: _move_to_device(getattr(batch, field), device)
         for field in ("item", "sid", "time", "event", "loss_mask", "target")
     }
     return replace(batch, context=context, **moved)
 
 
-def _move(value: Any, device: Any) -> Any:
+def _move_to_device(value: Any, device: Any) -> Any:
+    """Return a tensor or a Jagged of tensors on a device; None stays None."""
     if isinstance(value, Jagged):
         return Jagged(value.values.to(device), value.offsets.to(device))
     return None if value is None else value.to(device)
@@ -59,7 +60,7 @@ class Recommender:
     Args:
         model: The model.
         reader: Reader of the sparse rows.
-        features: Table by sparse feature.
+        features: Name of the table of each sparse feature.
         corpus: The sequences, semantic ids and trie.
         history: Maximum number of events in a prompt.
         voters: The memory; with it, the distribution is the mixture of the model and the memory.
@@ -74,7 +75,7 @@ class Recommender:
         history: int,
         voters: Voters | None = None,
     ):
-        self.voters, self._read_version = voters, None
+        self.voters, self._item_rows_version = voters, None
         self.model, self.reader, self.features, self.corpus, self.history = (
             model,
             reader,
@@ -89,7 +90,7 @@ class Recommender:
         return next(self.model.parameters()).device
 
     def batch(self, users: np.ndarray, positions: np.ndarray, stage: str = "ask") -> SampleBatch:
-        """Build a batch of prompts."""
+        """Build a batch of prompts on the host, with at most `history` events each."""
         return make_prompt_batch(
             self.corpus.seq, self.corpus.sids, users, positions, history=self.history, stage=stage
         )
@@ -136,24 +137,25 @@ class Recommender:
     @torch.no_grad()
     def score_catalogue(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Compute the log-probability [U, I] in nats of every catalogue item for each prompt, without masking any item."""
-        return self._score_both(batch, users, positions)[0].cpu()
+        return self._score_with_and_without_votes(batch, users, positions)[0].cpu()
 
     @torch.no_grad()
     def score_with_and_without_votes(
         self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """Compute the scores of `score_catalogue` with and without the memory's votes, [U, I] each, in one pass."""
-        mixed, own = self._score_both(batch, users, positions)
-        return mixed.cpu(), own.cpu()
+        mixed, unmixed = self._score_with_and_without_votes(batch, users, positions)
+        return mixed.cpu(), unmixed.cpu()
 
-    def _score_both(
+    def _score_with_and_without_votes(
         self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
     ) -> tuple[Tensor, Tensor]:
+        """Compute the result of `score_with_and_without_votes` on the device of the model."""
         cache, votes = self.prefill(batch), self.compute_votes(users, positions)
-        own = score_items(self.model, cache, self.corpus.trie)
+        unmixed = score_items(self.model, cache, self.corpus.trie)
         if votes is None:
-            return own, own
-        return mix_votes(self.model, self.corpus.trie, own, votes, cache.state), own
+            return unmixed, unmixed
+        return mix_votes(self.model, self.corpus.trie, unmixed, votes, cache.state), unmixed
 
     def compute_votes(
         self,
@@ -175,20 +177,20 @@ class Recommender:
         if self.voters is None:
             return None
         if self.voters.nearest:
-            self._read_items(self.voters)
+            self._refresh_item_rows(self.voters)
         seq = self.corpus.seq if seq is None else seq
         return self.voters.compute_votes(seq, users, positions, hidden, within).to(self.device)
 
-    def _read_items(self, voters: Voters) -> None:
-        """Read the rows of the voters' items if the reader has a new version.
+    def _refresh_item_rows(self, voters: Voters) -> None:
+        """Give the voters the present rows of their items, which are read only if the reader has a new version.
 
-        A `LocalReader` is in the process that trains, where rows change without a new version, so they are read on each call.
+        A `LocalReader` is in the process that trains, where rows change without a new version, so it is read on each call.
         """
         version = None if isinstance(self.reader, LocalReader) else self.reader.version
-        if version is None or version != self._read_version:
+        if version is None or version != self._item_rows_version:
             keys = torch.from_numpy(self.corpus.seq.get_item_keys(voters.items))
             voters.read(self.reader.read_rows(self.features["item"], keys))
-            self._read_version = version
+            self._item_rows_version = version
 
     def prefill(self, batch: SampleBatch) -> Any:
         """Run the model's prefill on the histories of the prompts, in evaluation mode and on the model's device."""
@@ -200,5 +202,5 @@ class Recommender:
     ) -> Iterator[tuple[SampleBatch, np.ndarray, np.ndarray]]:
         """Yield batches of up to `size` prompts in order, with their users and positions."""
         for start in range(0, len(users), size):
-            part = slice(start, start + size)
-            yield self.batch(users[part], positions[part]), users[part], positions[part]
+            prompts = slice(start, start + size)
+            yield self.batch(users[prompts], positions[prompts]), users[prompts], positions[prompts]

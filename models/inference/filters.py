@@ -161,7 +161,9 @@ class FilteredBatch(SubCatalogue):
         """Return a mask [F] of the (question, leaf) pairs that are excluded."""
         return ~self._bits.allow(self._bits.trie.levels, self._filter_of_Q.to(user_F.device)[user_F], leaf_F)
 
-    def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
+    def mask_complete(
+        self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int
+    ) -> Tensor:
         """Return a mask [D]: whether `count_D` leaves are all that the questions may get below the nodes of a level.
 
         A few leaves of each node are checked first, and all of them only if these do not decide.

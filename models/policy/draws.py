@@ -2,11 +2,12 @@
 
     sample  independent draws, at a temperature and a top_p; a group may hold an item twice
     gumbel  draws without replacement: stochastic beam search (Kool et al., arXiv 1903.06059), top-down Gumbel noise
-    beam    the most likely items, and `tail` draws from all the others
+    beam    the most likely items, and `tail` independent draws from all the others
 
-The policy is the distribution that is served: the model, mixed with its memory if it has one, without the masked items. The
-weighted sum over a group is the policy's expectation over the allowed items: `weight` and `chance` are those of
-`nonet.rl.Draws`. The weights of a tempered sample are self-normalised ratios, so they are only consistent for many draws.
+The policy is the distribution that is served: the model, mixed with its memory if it has one, restricted to the items that are
+not masked. The sum over a group, weighted by `weight`, estimates the expectation under the policy; `weight` and `chance` (the
+inclusion probability) are those of `nonet.rl.Draws`. The weights of a tempered sample are
+self-normalised ratios, so they are only consistent for many draws.
 Noise is a function of a prompt's own generator, so it does not depend on chunks and ranks.
 """
 
@@ -25,16 +26,22 @@ from nonet.models.policy.walk import TrieWalk
 from nonet.samples.batches import gather_masked_items, locate_events
 from nonet.types import Jagged, SampleBatch
 
-# Shapes: U prompts, W beams, M candidates, L levels, K codes of a level, F masked items, I items.
+# Shapes: U prompts, W beams, M candidates, X candidates that are included for certain, L levels, F masked items, I items.
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnBeams:
-    """Drawn items, fields as in `Beams`, the likeliest first.
+    """The drawn items of each prompt, the likeliest first.
 
-    `weight` and `chance` [U, W] are the importance weights and inclusion probabilities. `added` [U, W] bool marks the prompt's
-    target where it was added and not drawn. A tempered sample also has the log-probabilities it was drawn with, sampling_logp
-    [U, W, L].
+    Attributes:
+        item: Dense item indices [U, W] int64; -1 for none.
+        sid: Semantic ids [U, W, L] int64; -1 for none.
+        logp: Log-probabilities per level [U, W, L] in nats.
+        valid: Mask [U, W] of the entries that hold an item.
+        weight: Importance weights [U, W].
+        chance: Inclusion probabilities [U, W].
+        added: Mask [U, W] of the prompt's target where it was added and not drawn.
+        sampling_logp: Log-probabilities per level [U, W, L] with which a tempered sample was drawn; None for other samples.
     """
 
     item: Tensor
@@ -49,9 +56,15 @@ class DrawnBeams:
 
 @dataclass(slots=True)
 class _CandidateGroup:
-    """Candidates of each prompt: leaf, log-probability by level, weight and chance.
+    """Candidates of each prompt, some of which are its group.
 
-    The first candidates that `chosen` marks are the group.
+    Attributes:
+        leaf: Leaves [U, M].
+        logp: Log-probabilities per level [U, M, L].
+        chosen: Mask [U, M] of the candidates in the group.
+        weight: Importance weights [U, M].
+        chance: Inclusion probabilities [U, M].
+        sampling: Log-probabilities per level [U, M, L] with which a tempered sample was drawn; None for other samples.
     """
 
     leaf: Tensor
@@ -62,7 +75,7 @@ class _CandidateGroup:
     sampling: Tensor | None = None
 
     def join(self, other: _CandidateGroup) -> _CandidateGroup:
-        """Concatenate the candidates of both groups, these first."""
+        """Return a group of the candidates of both, those of this group first."""
         sampling = None if other.sampling is None else torch.cat([self.logp, other.sampling], 1)
         return _CandidateGroup(
             torch.cat([self.leaf, other.leaf], 1),
@@ -79,7 +92,7 @@ class ItemSampler:
 
     def __init__(
         self,
-        asked: Recommender,
+        recommender: Recommender,
         batch: SampleBatch,
         users: np.ndarray,
         positions: np.ndarray,
@@ -87,180 +100,191 @@ class ItemSampler:
         within: SubCatalogue | None = None,
     ):
         self._within = within
-        self._asked, self._batch, self._users, self._positions = asked, batch, users, positions
-        self._noise, self.trie = noise, asked.corpus.trie
-        self._votes, self._cache = asked.compute_votes(users, positions), asked.prefill(batch)
+        self._recommender, self._batch, self._users, self._positions = recommender, batch, users, positions
+        self._noise, self.trie = noise, recommender.corpus.trie
+        self._votes, self._cache = recommender.compute_votes(users, positions), recommender.prefill(batch)
         self.device = self._cache.state.device
-        self._hidden = gather_masked_items(asked.corpus.seq, users, positions)
+        self._hidden = gather_masked_items(recommender.corpus.seq, users, positions)
         if within is not None:
             self._hidden = _append_masked(self._hidden, within.list_excluded_items(len(users)))
 
     @torch.no_grad()
     def draw_items(self, width: int, options: Mapping[str, Any]) -> DrawnBeams:
-        """Draw `width` items per prompt by a rollout's options: use, temperature, top_p, tail, with_target."""
+        """Draw `width` items per prompt by a rollout's options: use, temperature, top_p, tail, with_target.
+
+        A group begins with the items that are included for certain: the target, then the most likely items.
+        """
         kind, target = options["use"], self._find_targets() if options.get("with_target") else None
-        sure = self._make_sure_group(target)
-        added = sure.leaf.shape[1]
+        group = self._start_group(target)
+        n_added = group.leaf.shape[1]
         if kind == "beam":
-            sure = self._select_top(width - int(options.get("tail", 0)), sure)
-        left = width - sure.leaf.shape[1]
-        if not left:
-            return self._make_beams(sure, width, added)
+            group = self._select_top(width - int(options.get("tail", 0)), group)
+        n_left = width - group.leaf.shape[1]
+        if not n_left:
+            return self._make_beams(group, width, n_added)
         if kind == "gumbel":
-            return self._make_beams(sure.join(self._draw_without_replacement(left, sure)), width, added)
+            return self._make_beams(group.join(self._draw_without_replacement(n_left, group)), width, n_added)
         temperature, top_p = options.get("temperature", 1.0), options.get("top_p", 1.0)
         return self._make_beams(
-            sure.join(self._draw_independent(left, sure, temperature, top_p)), width, added
+            group.join(self._draw_independent(n_left, group, temperature, top_p)), width, n_added
         )
 
     def _find_targets(self) -> Tensor:
         """Return the leaf [U] of each prompt's next event."""
-        seq = self._asked.corpus.seq
+        seq = self._recommender.corpus.seq
         item_U = torch.from_numpy(seq.item[locate_events(seq, self._users, self._positions)]).to(self.device)
         return self.trie.get_tensor("leaf_of_item", 0, self.device)[item_U.long()].long()
 
-    def _make_sure_group(self, target_U: Tensor | None) -> _CandidateGroup:
-        """Return the group of items that are always included: the target, or none."""
-        users = len(self._users)
-        leaf_U1 = torch.empty(users, 0, dtype=torch.int64, device=self.device)
-        return self._make_group(leaf_U1 if target_U is None else target_U[:, None])
+    def _start_group(self, target_U: Tensor | None) -> _CandidateGroup:
+        """Return the group of the target only, or an empty group without a target."""
+        n_prompts = len(self._users)
+        leaf_U1 = torch.empty(n_prompts, 0, dtype=torch.int64, device=self.device)
+        return self._make_certain_group(leaf_U1 if target_U is None else target_U[:, None])
 
-    def _make_group(self, leaf_UX: Tensor) -> _CandidateGroup:
-        """Build a group of leaves with inclusion probability 1; -1 for none."""
+    def _make_certain_group(self, leaf_UX: Tensor) -> _CandidateGroup:
+        """Build a group of leaves [U, X] with inclusion probability 1; -1 for none. The weight is the policy's probability."""
         logp_UXL = compute_leaf_log_probs(
-            self._asked.model, self._cache, self.trie, leaf_UX.contiguous(), self._votes
+            self._recommender.model, self._cache, self.trie, leaf_UX.contiguous(), self._votes
         )
-        there_UX = leaf_UX >= 0
-        chance_UX = (logp_UXL.sum(-1).double() - self._compute_allowed_mass()).exp()
-        weight_UX = torch.where(there_UX, chance_UX, 0.0)
-        return _CandidateGroup(leaf_UX.clamp_min(0), logp_UXL, there_UX, weight_UX, there_UX.double())
+        is_leaf_UX = leaf_UX >= 0
+        chance_UX = (logp_UXL.sum(-1).double() - self._compute_allowed_log_mass()).exp()
+        weight_UX = torch.where(is_leaf_UX, chance_UX, 0.0)
+        return _CandidateGroup(leaf_UX.clamp_min(0), logp_UXL, is_leaf_UX, weight_UX, is_leaf_UX.double())
 
-    def _select_top(self, width: int, sure: _CandidateGroup) -> _CandidateGroup:
-        """Append the most likely items to the ones that are always included, `width` in total."""
-        target = sure.leaf.shape[1]
-        beams = self._asked.generate_beams(self._batch, width, self._users, self._positions, self._within)
+    def _select_top(self, width: int, group: _CandidateGroup) -> _CandidateGroup:
+        """Append the most likely other items to the target, `width` items in total."""
+        n_targets = group.leaf.shape[1]
+        beams = self._recommender.generate_beams(
+            self._batch, width, self._users, self._positions, self._within
+        )
         leaf_I = self.trie.get_tensor("leaf_of_item", 0, self.device).long()
         item_UW = beams.item.to(self.device)
         leaf_UW = leaf_I[item_UW.clamp_min(0)].masked_fill(item_UW < 0, -1)
-        if not target:
-            return self._make_group(leaf_UW)
-        again_UW = leaf_UW == sure.leaf
-        last_UW = torch.arange(width, device=self.device) == width - 1
-        drop_UW = torch.where(again_UW.any(1, keepdim=True), again_UW, last_UW)
-        kept_UW = leaf_UW[~drop_UW].unflatten(0, (len(leaf_UW), width - 1))
-        return self._make_group(torch.cat([sure.leaf, kept_UW], 1))
+        if not n_targets:
+            return self._make_certain_group(leaf_UW)
+        is_target_UW = leaf_UW == group.leaf
+        is_last_W = torch.arange(width, device=self.device) == width - 1
+        is_dropped_UW = torch.where(is_target_UW.any(1, keepdim=True), is_target_UW, is_last_W)
+        others_UV = leaf_UW[~is_dropped_UW].unflatten(0, (len(leaf_UW), width - 1))
+        return self._make_certain_group(torch.cat([group.leaf, others_UV], 1))
 
-    def _compute_allowed_mass(self) -> Tensor:
+    def _compute_allowed_log_mass(self) -> Tensor:
         """Compute the log of the policy's probability of all items that are not masked, [U, 1]."""
         counts = np.diff(np.asarray(self._hidden.offsets, dtype=np.int64))
-        most = int(counts.max(initial=0))
-        if not most:
+        max_masked = int(counts.max(initial=0))
+        if not max_masked:
             return torch.zeros(len(counts), 1, dtype=torch.float64, device=self.device)
-        leaf_UF = torch.full((len(counts), most), -1, dtype=torch.int64)
-        place = np.arange(most)[None, :] < counts[:, None]
-        leaf = np.asarray(self.trie.leaf_of_item)[np.asarray(self._hidden.values)]
-        leaf_UF[torch.from_numpy(place)] = torch.from_numpy(leaf.astype(np.int64))
+        leaf_UF = torch.full((len(counts), max_masked), -1, dtype=torch.int64)
+        is_masked_UF = np.arange(max_masked)[None, :] < counts[:, None]
+        masked_leaf = np.asarray(self.trie.leaf_of_item)[np.asarray(self._hidden.values)]
+        leaf_UF[torch.from_numpy(is_masked_UF)] = torch.from_numpy(masked_leaf.astype(np.int64))
         leaf_UF = _mask_repeats(leaf_UF).to(self.device)
-        logp_UFL = compute_leaf_log_probs(self._asked.model, self._cache, self.trie, leaf_UF, self._votes)
-        masked_U = torch.where(leaf_UF >= 0, logp_UFL.sum(-1).double().exp(), 0.0).sum(1, keepdim=True)
-        return torch.log1p(-masked_U.clamp(max=1 - 1e-9))
+        logp_UFL = compute_leaf_log_probs(
+            self._recommender.model, self._cache, self.trie, leaf_UF, self._votes
+        )
+        masked_mass_U1 = torch.where(leaf_UF >= 0, logp_UFL.sum(-1).double().exp(), 0.0).sum(1, keepdim=True)
+        return torch.log1p(-masked_mass_U1.clamp(max=1 - 1e-9))
 
-    def _mask_free(self, leaf_UM: Tensor, sure: _CandidateGroup) -> Tensor:
-        """Return a mask [U, M] of the candidates that can still be drawn: neither masked nor in the group."""
-        users, leaves = len(leaf_UM), self.trie.n_leaves
-        pairs = _list_masked_pairs(self._hidden, np.asarray(self.trie.leaf_of_item), leaves).to(self.device)
-        rows = torch.arange(users, device=self.device)[:, None] * leaves
-        again_UM = (leaf_UM[:, :, None] == sure.leaf[:, None, :]) & sure.chosen[:, None, :]
-        return ~torch.isin(rows + leaf_UM, pairs) & ~again_UM.any(-1)
+    def _mask_drawable(self, leaf_UM: Tensor, group: _CandidateGroup) -> Tensor:
+        """Return a mask [U, M] of the candidates that can be drawn, because they are neither masked nor in the group."""
+        n_prompts, n_leaves = len(leaf_UM), self.trie.n_leaves
+        leaf_of_item = np.asarray(self.trie.leaf_of_item)
+        masked_keys = _encode_masked_pairs(self._hidden, leaf_of_item, n_leaves).to(self.device)
+        first_key_U1 = torch.arange(n_prompts, device=self.device)[:, None] * n_leaves
+        is_in_group_UM = (leaf_UM[:, :, None] == group.leaf[:, None, :]) & group.chosen[:, None, :]
+        return ~torch.isin(first_key_U1 + leaf_UM, masked_keys) & ~is_in_group_UM.any(-1)
 
     def _draw_independent(
-        self, width: int, sure: _CandidateGroup, temperature: float, top_p: float
+        self, width: int, group: _CandidateGroup, temperature: float, top_p: float
     ) -> _CandidateGroup:
-        """Draw independently from the remaining items, and keep the first `width` that are allowed."""
-        walk = TrieWalk(self._asked.model, self._cache, self.trie, self._votes)
-        most = 4 * width + 8
-        noise = np.stack([each.random((self.trie.levels, most)) for each in self._noise])
-        drawn = walk.sample(torch.from_numpy(noise).to(self.device), temperature, top_p)
-        free_UM = self._mask_free(drawn.leaf, sure)
+        """Draw independently, and choose the first `width` draws that are neither masked nor in the group."""
+        walk = TrieWalk(self._recommender.model, self._cache, self.trie, self._votes)
+        n_draws = 4 * width + 8  # a surplus, because draws can be masked or in the group
+        noise = np.stack([generator.random((self.trie.levels, n_draws)) for generator in self._noise])
+        draws = walk.sample(torch.from_numpy(noise).to(self.device), temperature, top_p)
+        free_UM = self._mask_drawable(draws.leaf, group)
         chosen_UM = free_UM & (free_UM.cumsum(1) <= width)
-        rest_U1 = (1 - torch.where(sure.chosen, sure.weight, 0.0).sum(1, keepdim=True)).clamp_min(0)
-        share_UM = chosen_UM.double()
-        tempered = (temperature, top_p) != (1.0, 1.0)
-        if tempered:
-            share_UM = share_UM * (drawn.logp - drawn.sampling).sum(-1).double().exp()
-        weight_UM = rest_U1 * share_UM / share_UM.sum(1, keepdim=True).clamp_min(1e-30)
-        sampling = drawn.sampling if tempered else None
+        # The draws share the probability that the group does not have.
+        rest_mass_U1 = (1 - torch.where(group.chosen, group.weight, 0.0).sum(1, keepdim=True)).clamp_min(0)
+        ratio_UM = chosen_UM.double()
+        is_tempered = (temperature, top_p) != (1.0, 1.0)
+        if is_tempered:
+            ratio_UM = ratio_UM * (draws.logp - draws.sampling).sum(-1).double().exp()
+        weight_UM = rest_mass_U1 * ratio_UM / ratio_UM.sum(1, keepdim=True).clamp_min(1e-30)
+        sampling = draws.sampling if is_tempered else None
         return _CandidateGroup(
-            drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.zeros_like(weight_UM), sampling
+            draws.leaf, draws.logp, chosen_UM, weight_UM, torch.zeros_like(weight_UM), sampling
         )
 
-    def _draw_without_replacement(self, width: int, sure: _CandidateGroup) -> _CandidateGroup:
-        """Draw without replacement from the remaining items, with their inclusion probabilities."""
-        walk = TrieWalk(self._asked.model, self._cache, self.trie, self._votes)
-        drawn = walk.perturb(2 * width + 4, self._noise)
-        there_UM = drawn.noisy > -torch.inf
-        free_UM = self._mask_free(drawn.leaf, sure) & there_UM
-        place_UM = free_UM.cumsum(1)
-        all_U1 = ~there_UM.all(1, keepdim=True) | (drawn.leaf.shape[1] >= self.trie.n_leaves)
-        next_UM = free_UM & (place_UM == width + 1)
-        last_U1 = torch.where(all_U1, -torch.inf, drawn.noisy[:, -1:])
-        bound_U1 = torch.where(
-            next_UM.any(1, keepdim=True),
-            drawn.noisy.masked_fill(~next_UM, -torch.inf).amax(1, keepdim=True),
-            last_U1,
+    def _draw_without_replacement(self, width: int, group: _CandidateGroup) -> _CandidateGroup:
+        """Draw `width` items without replacement that are neither masked nor in the group, with their inclusion probabilities."""
+        walk = TrieWalk(self._recommender.model, self._cache, self.trie, self._votes)
+        draws = walk.perturb(2 * width + 4, self._noise)
+        is_leaf_UM = draws.noisy > -torch.inf
+        free_UM = self._mask_drawable(draws.leaf, group) & is_leaf_UM
+        free_rank_UM = free_UM.cumsum(1)
+        has_all_leaves_U1 = ~is_leaf_UM.all(1, keepdim=True) | (draws.leaf.shape[1] >= self.trie.n_leaves)
+        is_next_UM = free_UM & (free_rank_UM == width + 1)
+        last_noisy_U1 = torch.where(has_all_leaves_U1, -torch.inf, draws.noisy[:, -1:])
+        threshold_U1 = torch.where(
+            is_next_UM.any(1, keepdim=True),
+            draws.noisy.masked_fill(~is_next_UM, -torch.inf).amax(1, keepdim=True),
+            last_noisy_U1,
         )
-        chosen_UM = free_UM & (place_UM <= width) & (drawn.noisy > bound_U1)
-        total_UM = drawn.logp.sum(-1).double()
-        chance_UM = -torch.expm1(-(total_UM - bound_U1).exp())
-        weight_UM = (total_UM - self._compute_allowed_mass()).exp() / chance_UM.clamp_min(1e-30)
+        # The items above the threshold, the noisy value of the next free item, are a sample (Kool et al.).
+        chosen_UM = free_UM & (free_rank_UM <= width) & (draws.noisy > threshold_U1)
+        logp_UM = draws.logp.sum(-1).double()
+        chance_UM = -torch.expm1(-(logp_UM - threshold_U1).exp())
+        weight_UM = (logp_UM - self._compute_allowed_log_mass()).exp() / chance_UM.clamp_min(1e-30)
         weight_UM = torch.where(chosen_UM, weight_UM, 0.0)
         return _CandidateGroup(
-            drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.where(chosen_UM, chance_UM, 0.0)
+            draws.leaf, draws.logp, chosen_UM, weight_UM, torch.where(chosen_UM, chance_UM, 0.0)
         )
 
-    def _make_beams(self, group: _CandidateGroup, width: int, added: int) -> DrawnBeams:
+    def _make_beams(self, group: _CandidateGroup, width: int, n_added: int) -> DrawnBeams:
         """Return the chosen candidates on the host, the likeliest first, since listwise rewards read a group as a ranking.
 
-        Slots without an item are at the end. The first `added` candidates were added and not drawn.
+        Slots without an item are at the end. The first `n_added` candidates were added and not drawn.
         """
-        total_UM = group.logp.sum(-1).masked_fill(~group.chosen, -torch.inf)
-        order_UM = total_UM.argsort(dim=1, descending=True, stable=True)
-        missing = max(0, width - order_UM.shape[1])
-        order_UW = torch.nn.functional.pad(order_UM, (0, missing))[:, :width]
+        logp_UM = group.logp.sum(-1).masked_fill(~group.chosen, -torch.inf)
+        order_UM = logp_UM.argsort(dim=1, descending=True, stable=True)
+        n_padding = max(0, width - order_UM.shape[1])
+        order_UW = torch.nn.functional.pad(order_UM, (0, n_padding))[:, :width]
         valid = group.chosen.gather(1, order_UW) & (
             torch.arange(width, device=self.device) < order_UM.shape[1]
         )
         leaf = group.leaf.gather(1, order_UW)
         item = self.trie.get_tensor("item_of_leaf", 0, self.device)[leaf].long().masked_fill(~valid, -1)
         sid = self.trie.decode_prefixes(self.trie.levels, leaf.flatten()).unflatten(0, leaf.shape)
-        deep = order_UW.unsqueeze(-1).expand(-1, -1, self.trie.levels)
-        levels = [
+        order_UWL = order_UW.unsqueeze(-1).expand(-1, -1, self.trie.levels)
+        level_logps = [
             None
-            if each is None
-            else each.gather(1, deep).masked_fill(~valid.unsqueeze(-1), 0.0).float().cpu()
-            for each in (group.logp, group.sampling)
+            if logps is None
+            else logps.gather(1, order_UWL).masked_fill(~valid.unsqueeze(-1), 0.0).float().cpu()
+            for logps in (group.logp, group.sampling)
         ]
         weight, chance = (
-            each.gather(1, order_UW).masked_fill(~valid, 0.0).float().cpu()
-            for each in (group.weight, group.chance)
+            values.gather(1, order_UW).masked_fill(~valid, 0.0).float().cpu()
+            for values in (group.weight, group.chance)
         )
         sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
-        added_UW = ((order_UW < added) & valid).cpu()
-        assert levels[0] is not None
-        return DrawnBeams(item.cpu(), sid.cpu(), levels[0], valid.cpu(), weight, chance, added_UW, levels[1])
+        added_UW = ((order_UW < n_added) & valid).cpu()
+        logp, sampling = level_logps
+        assert logp is not None
+        return DrawnBeams(item.cpu(), sid.cpu(), logp, valid.cpu(), weight, chance, added_UW, sampling)
 
 
 def is_drawn(options: Mapping[str, Any]) -> bool:
-    """Return whether a rollout's options ask for more than the most likely items."""
+    """Return whether a rollout's options request draws or the target besides the most likely items."""
     return options.get("use", "beam") != "beam" or bool(options.get("tail") or options.get("with_target"))
 
 
 def _mask_repeats(leaf_UF: Tensor) -> Tensor:
-    """Replace repeated leaves of a prompt by -1."""
+    """Sort the leaves of each prompt, and replace repeated ones by -1."""
     sorted_UF = leaf_UF.sort(1).values
-    again_UF = torch.zeros_like(sorted_UF, dtype=torch.bool)
-    again_UF[:, 1:] = sorted_UF[:, 1:] == sorted_UF[:, :-1]
-    return sorted_UF.masked_fill(again_UF, -1)
+    is_repeat_UF = torch.zeros_like(sorted_UF, dtype=torch.bool)
+    is_repeat_UF[:, 1:] = sorted_UF[:, 1:] == sorted_UF[:, :-1]
+    return sorted_UF.masked_fill(is_repeat_UF, -1)
 
 
 def _append_masked(hidden: Jagged, items: Sequence[np.ndarray]) -> Jagged:
@@ -270,8 +294,8 @@ def _append_masked(hidden: Jagged, items: Sequence[np.ndarray]) -> Jagged:
     return Jagged(np.concatenate(rows) if rows else np.empty(0, np.int64), offsets)
 
 
-def _list_masked_pairs(hidden: Jagged, leaf_of_item: np.ndarray, leaves: int) -> Tensor:
-    """Return prompt * leaves + leaf of every masked item of the catalogue."""
+def _encode_masked_pairs(hidden: Jagged, leaf_of_item: np.ndarray, n_leaves: int) -> Tensor:
+    """Return the key prompt * n_leaves + leaf of every masked item of the catalogue."""
     row = np.repeat(np.arange(len(hidden)), np.diff(np.asarray(hidden.offsets, dtype=np.int64)))
     leaf = leaf_of_item[np.asarray(hidden.values)]
-    return torch.from_numpy((row * leaves + leaf)[leaf >= 0].astype(np.int64))
+    return torch.from_numpy((row * n_leaves + leaf)[leaf >= 0].astype(np.int64))

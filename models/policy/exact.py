@@ -12,7 +12,7 @@ from torch import Tensor
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation import Trie, Votes, compute_leaf_log_probs, mix_votes, score_items
 
-# Shapes: U prompts, I items.
+# Shapes: U prompts, I items, X leaves.
 
 
 @torch.no_grad()
@@ -20,8 +20,8 @@ def compute_catalogue_log_prob(
     model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None
 ) -> Tensor:
     """Compute the log-probability [U, I] in nats of every item under the policy; -inf outside the catalogue."""
-    own_UI = score_items(model, cache, trie)
-    return own_UI if votes is None else mix_votes(model, trie, own_UI, votes, cache.state)  # type: ignore[arg-type]
+    model_logp_UI = score_items(model, cache, trie)
+    return model_logp_UI if votes is None else mix_votes(model, trie, model_logp_UI, votes, cache.state)  # type: ignore[arg-type]
 
 
 def entropy(logp_UI: Tensor) -> Tensor:
@@ -35,6 +35,7 @@ def compute_kl(logp_UI: Tensor, other_UI: Tensor) -> Tensor:
 
 
 def _compute_expectation(logp_UI: Tensor, value_UI: Tensor) -> Tensor:
+    """Compute the expectation [U] of a value [U, I]; values of items with probability 0 can be infinite and are ignored."""
     prob_UI = logp_UI.double().exp()
     return torch.where(prob_UI > 0, prob_UI * value_UI.double(), 0.0).sum(1)
 

@@ -124,7 +124,7 @@ def test_the_decoders_own_way_equals_its_steps(decoder, make_sids, monkeypatch, 
 def test_more_prompts_than_are_scored_at_once_are_scored_alike(decoder, make_sids, monkeypatch):
     (model, cache), trie = decoder(CODES), Trie.build(make_sids(CODES, 150), CODES)
     whole = score_items(model, cache, trie)
-    monkeypatch.setattr(exhaustive, "_MAX_USERS", 4)
+    monkeypatch.setattr(exhaustive, "_MAX_PROMPTS", 4)
     assert torch.allclose(score_items(model, cache, trie), whole, atol=1e-12, rtol=0)
 
 

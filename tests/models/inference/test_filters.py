@@ -139,8 +139,8 @@ def test_bits_of_all_filters_say_what_a_mask_of_each_says(monkeypatch, count, fe
         user = torch.arange(len(which))[:, None].expand_as(every).flatten()
         for number in (0, 1, 5, 200):
             counts = torch.full_like(user, number)
-            wanted = masks.are_all(level, user, every.flatten(), counts, len(which))
-            found = bits.are_all(level, user, every.flatten(), counts, len(which))
+            wanted = masks.mask_complete(level, user, every.flatten(), counts, len(which))
+            found = bits.mask_complete(level, user, every.flatten(), counts, len(which))
             possible = masks._count_excluded(level, "cpu")[torch.from_numpy(which)[user], every.flatten()]
             left = trie.count_leaves(level, every.flatten()) - possible.long() >= number
             assert torch.equal(found & left, wanted)  # more forbidden ones than there are do not occur
