@@ -1,10 +1,10 @@
 """Dense weights in transit, to rollouts and to files: in buckets of bounded size, never a whole model in one object.
 
 A bucket is a safetensors buffer of flat pieces: "start:name" maps to the values of the flattened tensor from `start`
-on; a tensor that is larger than a bucket is cut. A bucket carries its version, the version that it is a delta of, and
-a checksum. A reader keeps the buckets where they are, in Ray's object store, and copies them into its model when the
-last has arrived. So it never computes with half a version and holds no second model. A delta has only the blocks that
-changed since the version that its readers have.
+on; a tensor that is larger than a bucket is cut. The header of a bucket has its version, its base (the version that it
+is a delta of), and a checksum. A reader keeps the buckets where they are, in Ray's object store, and copies them into
+its model when the last has arrived. So it never computes with half a version and holds no second model. A delta has
+only the blocks (pieces of fixed size) that changed since the version that its readers have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from torch import Tensor
 from nonet.errors import CheckpointError, StaleVersion
 
 BUCKET_BYTES = 64 << 20
-_NO_SUM = "0" * 32
+_NO_CHECKSUM = (
+    "0" * 32
+)  # Stands in a header for the checksum, which has as many digits, until the values are written.
 
 _DTYPES = {
     torch.float64: "F64",
@@ -68,20 +70,19 @@ def plan_buckets(named: Mapping[str, Tensor], max_bytes: int) -> list[Bucket]:
         named: Tensors by name; only names, shapes and dtypes are used, so meta tensors suffice.
         max_bytes: Largest size of a bucket in bytes.
     """
-    filled: list[list[TensorPiece]] = []
-    room = 0
+    buckets: list[list[TensorPiece]] = []
+    free_bytes = 0  # In the last bucket.
     for name, tensor in named.items():
-        width = tensor.element_size()
-        longest = max(1, max_bytes // width)
-        for start in range(0, tensor.numel(), longest):
-            piece = TensorPiece(name, start, min(start + longest, tensor.numel()))
-            size = (piece.stop - start) * width
-            if not filled or size > room:
-                filled.append([])
-                room = max_bytes
-            filled[-1].append(piece)
-            room -= size
-    return [tuple(bucket) for bucket in filled]
+        max_elements = max(1, max_bytes // tensor.element_size())
+        for start in range(0, tensor.numel(), max_elements):
+            piece = TensorPiece(name, start, min(start + max_elements, tensor.numel()))
+            piece_bytes = (piece.stop - start) * tensor.element_size()
+            if not buckets or piece_bytes > free_bytes:
+                buckets.append([])
+                free_bytes = max_bytes
+            buckets[-1].append(piece)
+            free_bytes -= piece_bytes
+    return [tuple(bucket) for bucket in buckets]
 
 
 def to_meta_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,15 +102,15 @@ def pack(bucket: Bucket, named: Mapping[str, Tensor], **facts: str) -> np.ndarra
         Safetensors bytes [B] uint8 with the facts and a checksum in their header.
     """
     pieces = {piece.key: piece.select_from(named) for piece in bucket}
-    head = build_header(pieces, {**facts, "sum": _NO_SUM})
-    data = np.empty(len(head) + sum(piece.nbytes for piece in pieces.values()), np.uint8)
-    at = len(head)
+    header = build_header(pieces, {**facts, "sum": _NO_CHECKSUM})
+    data = np.empty(len(header) + sum(piece.nbytes for piece in pieces.values()), np.uint8)
+    offset = len(header)
     for piece in pieces.values():
-        host = piece.detach().cpu().contiguous()  # without NumPy, so that an offload can release this memory
-        ctypes.memmove(data.ctypes.data + at, host.data_ptr(), host.nbytes)
-        at += host.nbytes
-    head = head.replace(_NO_SUM.encode(), _hash_values(data[len(head) :]).encode(), 1)
-    data[: len(head)] = np.frombuffer(head, np.uint8)
+        host = piece.detach().cpu().contiguous()  # Without NumPy, so that an offload can release this memory.
+        ctypes.memmove(data.ctypes.data + offset, host.data_ptr(), host.nbytes)
+        offset += host.nbytes
+    checksum = _hash_values(data[len(header) :])
+    data[: len(header)] = np.frombuffer(header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1), np.uint8)
     return data
 
 
@@ -132,9 +133,9 @@ def unpack(data: np.ndarray) -> UnpackedBucket:
     Raises:
         CheckpointError: The bytes do not match the checksum.
     """
-    size = int.from_bytes(data[:8].tobytes(), "little")
-    entries = json.loads(data[8 : 8 + size].tobytes())
-    facts, values = entries.pop("__metadata__", {}), data[8 + size :]
+    header_bytes = int.from_bytes(data[:8].tobytes(), "little")
+    entries = json.loads(data[8 : 8 + header_bytes].tobytes())
+    facts, values = entries.pop("__metadata__", {}), data[8 + header_bytes :]
     if facts.get("sum") != _hash_values(values):
         raise CheckpointError(
             f"a bucket of version {facts.get('version', '?')} came with other bytes than were sent; publish it again"
@@ -149,18 +150,18 @@ class OutgoingWeights:
     Args:
         named: Tensors by name, such as meta tensors.
         bucket_bytes: Largest size of a bucket in bytes.
-        block_bytes: If above 0, a version whose readers have the one packed before it is sent as the changed blocks
-            of this size only. Changes are found by checksums.
+        block_bytes: Size of the blocks of deltas, whose changes are found by checksums; 0 to pack whole buckets only.
     """
 
     def __init__(self, named: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES, block_bytes: int = 0):
         self.buckets = plan_buckets(named, bucket_bytes)
         self._block_bytes = block_bytes
-        self._before: tuple[int | None, dict[str, bytes]] = None, {}
-        self._under_way: tuple[int | None, dict[str, bytes]] = None, {}
+        # Of the previous version and of the one that is being packed: its number and the digest of each block.
+        self._previous: tuple[int | None, dict[str, bytes]] = None, {}
+        self._current: tuple[int | None, dict[str, bytes]] = None, {}
 
     def list_tensor_names(self, number: int) -> list[str]:
-        """Return the names of the tensors that a bucket has pieces of."""
+        """Return the names of the tensors that a bucket, given by its index, has pieces of."""
         return list(dict.fromkeys(piece.name for piece in self.buckets[number]))
 
     def pack_bucket(
@@ -169,41 +170,43 @@ class OutgoingWeights:
         """Pack a bucket of a version.
 
         Args:
-            number: Number of the bucket.
+            number: Index of the bucket.
             named: At least the tensors that the bucket has pieces of.
             version: Version of the weights.
-            base: Version that the readers have. The whole bucket is packed unless it is the version packed before.
+            base: Version that the readers have. A delta is packed if it is the previous version, else the whole bucket.
+
+        Returns:
+            The bytes of the bucket [B] uint8.
         """
         facts = {"version": str(version), "number": str(number), "of": str(len(self.buckets))}
         if not self._block_bytes:
             return pack(self.buckets[number], named, **facts)
-        if version != self._under_way[0]:
-            self._before, self._under_way = self._under_way, (version, {})
-        known = self._before[1] if base is not None and base == self._before[0] else None
-        changed = list(self._iterate_changed(self.buckets[number], named, known))
-        if known is not None:
+        if version != self._current[0]:
+            self._previous, self._current = self._current, (version, {})
+        base_digests = self._previous[1] if base is not None and base == self._previous[0] else None
+        changed = list(self._record_and_select_changed(self.buckets[number], named, base_digests))
+        if base_digests is not None:
             facts["base"] = str(base)
         return pack(changed, named, **facts)
 
-    def _iterate_changed(
-        self, bucket: Bucket, named: Mapping[str, Tensor], known: Mapping[str, bytes] | None
+    def _record_and_select_changed(
+        self, bucket: Bucket, named: Mapping[str, Tensor], base_digests: Mapping[str, bytes] | None
     ) -> Iterator[TensorPiece]:
-        """Yield the blocks of a bucket whose digests differ from the known ones, all blocks where none are known."""
+        """Record the digests of a bucket's blocks, and yield those that differ from the base; all blocks without a base."""
         for piece in bucket:
             values = piece.select_from(named).detach().cpu().contiguous()
-            step = max(1, self._block_bytes // values.element_size())
-            for start in range(0, len(values), step):
-                block = values[start : start + step]
-                part = TensorPiece(piece.name, piece.start + start, piece.start + start + len(block))
-                self._under_way[1][part.key] = digest = hashlib.blake2b(
-                    _view_bytes(block), digest_size=16
-                ).digest()
-                if known is None or known.get(part.key) != digest:
-                    yield part
+            block_elements = max(1, self._block_bytes // values.element_size())
+            for start in range(0, len(values), block_elements):
+                block = values[start : start + block_elements]
+                block_piece = TensorPiece(piece.name, piece.start + start, piece.start + start + len(block))
+                digest = hashlib.blake2b(_view_bytes(block), digest_size=16).digest()
+                self._current[1][block_piece.key] = digest
+                if base_digests is None or base_digests.get(block_piece.key) != digest:
+                    yield block_piece
 
 
 class IncomingWeights:
-    """The buckets of a version on their way into a model, kept until all have arrived.
+    """The received buckets of a version, kept until all have arrived and are copied into the model.
 
     Attributes:
         version: The version that the model has, None before the first.
@@ -212,38 +215,36 @@ class IncomingWeights:
     def __init__(self, model: torch.nn.Module):
         self._model = model
         self.version: int | None = None
-        self._coming: int | None = None
-        self._buckets: dict[Any, UnpackedBucket] = {}
+        self._incoming_version: int | None = None
+        self._buckets: dict[
+            Any, UnpackedBucket
+        ] = {}  # By index; by its pieces, for a bucket that does not say its index.
 
     def take(self, version: int, bucket: np.ndarray) -> None:
-        """Keep a bucket; a bucket of another version drops those kept before.
+        """Keep a bucket. If it is the first of a version, drop the buckets of other versions.
 
         Raises:
             CheckpointError: The bucket is damaged or does not fit the model.
             StaleVersion: The bucket is a delta of a version that is not the model's.
         """
-        packed = unpack(bucket)
-        base = packed.facts.get("base")
+        unpacked = unpack(bucket)
+        base = unpacked.facts.get("base")
         if base is not None and int(base) != self.version:
             raise StaleVersion(
                 f"version {version} is a change of version {base}, here is {self.version}: publish it whole"
             )
-        if version != self._coming:
-            self._coming, self._buckets = version, {}
-        own = self._model.state_dict()
-        for key, (dtype, values) in packed.pieces.items():
+        if version != self._incoming_version:
+            self._incoming_version, self._buckets = version, {}
+        state = self._model.state_dict()
+        for key, (dtype, values) in unpacked.pieces.items():
             start, _, name = key.partition(":")
-            tensor = own.get(name)
-            width = tensor.element_size() if tensor is not None else 1
-            if (
-                tensor is None
-                or dtype != _DTYPES[tensor.dtype]
-                or int(start) + len(values) // width > tensor.numel()
-            ):
+            tensor = state.get(name)
+            elements = len(values) // (tensor.element_size() if tensor is not None else 1)
+            if tensor is None or dtype != _DTYPES[tensor.dtype] or int(start) + elements > tensor.numel():
                 raise CheckpointError(
-                    f"version {version}: {len(values) // width} weights at {start} of {name} do not fit this model"
+                    f"version {version}: {elements} weights at {start} of {name} do not fit this model"
                 )
-        self._buckets[packed.facts.get("number", tuple(packed.pieces))] = packed
+        self._buckets[unpacked.facts.get("number", tuple(unpacked.pieces))] = unpacked
 
     def swap(self, version: int) -> None:
         """Copy the buckets of a version into the model.
@@ -251,36 +252,40 @@ class IncomingWeights:
         Raises:
             StaleVersion: Some buckets have not arrived; the model is unchanged.
         """
-        own = self._model.state_dict()
-        buckets = self._buckets.values() if version == self._coming else ()
-        came = sum(len(values) for packed in buckets for _, values in packed.pieces.values())
-        expected = sum(tensor.nbytes for tensor in own.values())
-        of = next((int(packed.facts["of"]) for packed in buckets if "base" in packed.facts), 0)
-        if (came != expected) if not of else (len(buckets) != of):
-            raise StaleVersion(
-                f"weights of version {version} are not whole: {came:,} of {expected:,} bytes came; publish it again"
-                if not of
-                else f"weights of version {version} are not whole: {len(buckets)} of {of} buckets came; publish it again"
+        state = self._model.state_dict()
+        buckets = self._buckets.values() if version == self._incoming_version else ()
+        arrived_bytes = sum(len(values) for bucket in buckets for _, values in bucket.pieces.values())
+        model_bytes = sum(tensor.nbytes for tensor in state.values())
+        # A delta has fewer bytes than the model, so its buckets are counted instead; 0 for whole weights.
+        delta_buckets = next((int(bucket.facts["of"]) for bucket in buckets if "base" in bucket.facts), 0)
+        if (arrived_bytes != model_bytes) if not delta_buckets else (len(buckets) != delta_buckets):
+            arrived = (
+                f"{len(buckets)} of {delta_buckets} buckets"
+                if delta_buckets
+                else f"{arrived_bytes:,} of {model_bytes:,} bytes"
             )
-        for packed in buckets:
-            for key, (_, values) in packed.pieces.items():
+            raise StaleVersion(
+                f"weights of version {version} are not whole: {arrived} came; publish it again"
+            )
+        for bucket in buckets:
+            for key, (_, values) in bucket.pieces.items():
                 start, _, name = key.partition(":")
-                _copy_bytes(own[name], int(start), values)
-        self.version, self._coming, self._buckets = version, None, {}
+                _copy_bytes(state[name], int(start), values)
+        self.version, self._incoming_version, self._buckets = version, None, {}
 
 
 def _copy_bytes(tensor: Tensor, start: int, values: np.ndarray) -> None:
-    """Copy bytes into a tensor, from its element `start` on."""
+    """Copy the bytes of values into a tensor, from its element `start` on."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         ctypes.memmove(tensor.data_ptr() + start * tensor.element_size(), values.ctypes.data, len(values))
         return
-    given = torch.frombuffer(bytearray(values), dtype=tensor.dtype)
+    elements = torch.frombuffer(bytearray(values), dtype=tensor.dtype)
     if tensor.is_contiguous():
-        tensor.view(-1)[start : start + len(given)].copy_(given)
+        tensor.view(-1)[start : start + len(elements)].copy_(elements)
         return
-    whole = tensor.reshape(-1)
-    whole[start : start + len(given)].copy_(given)
-    tensor.copy_(whole.view_as(tensor))
+    flat_copy = tensor.reshape(-1)
+    flat_copy[start : start + len(elements)].copy_(elements)
+    tensor.copy_(flat_copy.view_as(tensor))
 
 
 def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -292,7 +297,7 @@ def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build_header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> bytes:
-    """Return the safetensors header for values that follow in this order."""
+    """Return the safetensors header, with its length, for the values of tensors that follow it in this order."""
     entries: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
     end = 0
     for name, tensor in named.items():
@@ -300,7 +305,7 @@ def build_header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = 
         shape = list(tensor.shape)
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # The values are aligned to 8 bytes.
     return struct.pack("<Q", len(text)) + text
 
 

@@ -36,14 +36,15 @@ from nonet.workers.devices import list_training_tensors
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
-BESIDE = SaveOptions()  # copies, so that later steps may run while files are written
-_AT_ONCE = 1 << 24  # elements
+BESIDE = SaveOptions()
+"""Copies the tensors, so that later steps may run while the files are written."""
+_BATCH_ELEMENTS = 1 << 24  # Elements whose fp32 gradients exist at the same time: 64 MB.
 MASTERS = "master"
 """Stem of the files of fp32 copies; checkpoints of earlier versions and of fp32 models have none."""
 
 
 class Ddp:
-    """The default train engine: the whole model and optimizer on every rank."""
+    """The default train engine (`EngineRuntime`): the whole model and optimizer on every rank."""
 
     def __init__(
         self,
@@ -75,27 +76,27 @@ class Ddp:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Create the optimizer: Muon for the hidden matrices and AdamW for the rest, or AdamW for all."""
-        hidden = set(self.find_hidden_positions())
-        every = self.masters
-        others = [p for at, p in enumerate(every) if at not in hidden]
-        return Muon([every[at] for at in sorted(hidden)], others, weight_decay=self.learning.weight_decay)
+        muon_indices = set(self.find_hidden_positions())
+        muon_matrices = [self.masters[index] for index in sorted(muon_indices)]
+        others = [p for index, p in enumerate(self.masters) if index not in muon_indices]
+        return Muon(muon_matrices, others, weight_decay=self.learning.weight_decay)
 
     def find_hidden_positions(self) -> list[int]:
-        """Return the positions among the parameters of the matrices that Muon updates."""
+        """Return the indices, among the model's parameters, of the hidden matrices; [] if the optimizer is not Muon."""
         if self.learning.use != "muon":
             return []
-        hidden = {id(p) for p in self.model.hidden_matrices()}  # type: ignore[operator]
-        return [at for at, p in enumerate(self.model.parameters()) if id(p) in hidden]
+        hidden_ids = {id(p) for p in self.model.hidden_matrices()}  # type: ignore[operator]
+        return [index for index, p in enumerate(self.model.parameters()) if id(p) in hidden_ids]
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss."""
+        """Add the gradients of a loss to those since the last step."""
         loss.backward()
 
     def collect_gradients(self) -> list[Tensor]:
         """Return this rank's gradients since the last step.
 
-        Those of fp16 are accumulated in fp32 for the step, since after unscaling they may be too small for fp16; bf16
-        has the range of fp32.
+        Gradients of fp16 parameters are moved to their masters and accumulated there in fp32, since after unscaling
+        they may be too small for fp16; bf16 has the range of fp32.
         """
         for parameter, master in self._iterate_reduced():
             if parameter.dtype != torch.float16:
@@ -115,12 +116,12 @@ class Ddp:
         Args:
             sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm.
         """
-        gradients, reduced = self.collect_gradients(), any(True for _ in self._iterate_reduced())
+        gradients, has_reduced = self.collect_gradients(), any(True for _ in self._iterate_reduced())
         if self.member.n_trainers > 1:
             self._sum_gradients()
-        if not sparse_norm and not reduced:
+        if not sparse_norm and not has_reduced:
             return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip))
-        if reduced:
+        if has_reduced:
             norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
             norm = float(torch.linalg.vector_norm(norms))
         else:
@@ -140,24 +141,28 @@ class Ddp:
             self._step_reduced(reduced)
 
     def _step_reduced(self, reduced: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
-        """Step the masters that have no fp32 gradient yet, in batches, and round all masters into the model."""
+        """Step the masters that `optimizer.step` left out, in batches, and round all masters into the model.
+
+        Args:
+            reduced: The parameters of reduced precision with their masters. Those of fp16 have been stepped already.
+        """
         stepped = [parameter for parameter in self.masters if parameter.grad is not None]
-        zeros = [parameter.grad for parameter in stepped]
+        zero_gradients = [parameter.grad for parameter in stepped]
         for parameter in stepped:
-            parameter.grad = None  # an optimizer skips parameters without a gradient
-        for some in _batch_by_size([pair for pair in reduced if pair[0].dtype != torch.float16]):
-            for parameter, master in some:
+            parameter.grad = None  # An optimizer skips parameters without a gradient.
+        for batch in _batch_by_size([pair for pair in reduced if pair[0].dtype != torch.float16]):
+            for parameter, master in batch:
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
             self.optimizer.step()
-            for parameter, master in some:
+            for parameter, master in batch:
                 master.grad = None
                 parameter.grad.zero_()  # type: ignore[union-attr]
         for parameter, master in reduced:
             parameter.copy_(master)
-        masters = {id(master) for _, master in reduced}
-        for parameter, zero in zip(stepped, zeros, strict=True):
-            parameter.grad = None if id(parameter) in masters else zero
+        master_ids = {id(master) for _, master in reduced}
+        for parameter, zero in zip(stepped, zero_gradients, strict=True):
+            parameter.grad = None if id(parameter) in master_ids else zero
 
     def skip(self) -> None:
         """Drop the gradients of a step that is skipped."""
@@ -172,16 +177,19 @@ class Ddp:
                 yield parameter, master
 
     def describe_weights(self) -> dict[str, Tensor]:
-        """Return names, shapes and dtypes of the weights as meta tensors."""
+        """Return the weights by name as meta tensors, which have shapes and dtypes only."""
         return to_meta_tensors(self.model.state_dict())
 
     def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the weights of these names."""
+        """Return the weights of these names, by name."""
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
-        """Snapshot model and optimizer; ranks write the shards in turn, and rank 0 also the indexes and optimizer.json."""
+        """Snapshot model and optimizer, and return the function that writes this rank's files (`EngineRuntime.snapshot`).
+
+        The shards are divided among the ranks in turn; rank 0 also writes the indexes and optimizer.json.
+        """
         state = self.optimizer.state_dict()
         moments = {
             f"{index}.{slot}": value
@@ -190,7 +198,13 @@ class Ddp:
         }
         named = zip(self.model.named_parameters(), self.masters, strict=True)
         masters = {name: master.detach() for (name, parameter), master in named if master is not parameter}
-        return self.make_writer(moments, moments, state["param_groups"], saving, (masters, masters))
+        return self.make_writer(
+            moment_shapes=moments,
+            moments=moments,
+            groups=state["param_groups"],
+            saving=saving,
+            masters=(masters, masters),
+        )
 
     def list_own_names(self, stem: str, tensors: Mapping[str, Tensor], saving: SaveOptions) -> set[str]:
         """Return the names of the tensors that this rank writes.
@@ -200,10 +214,9 @@ class Ddp:
             tensors: All tensors by name; only names and sizes are used.
             saving: How the state is saved.
         """
-        files = TensorShards.from_tensors(stem, tensors, saving.shard_bytes).select_rank_files(
-            self.member.rank, self.member.n_trainers
-        )
-        return {name for names in files.values() for name in names}
+        shards = TensorShards.from_tensors(stem, tensors, saving.shard_bytes)
+        names_by_file = shards.select_rank_files(self.member.rank, self.member.n_trainers)
+        return {name for names in names_by_file.values() for name in names}
 
     def make_writer(
         self,
@@ -217,22 +230,24 @@ class Ddp:
 
         Args:
             moment_shapes: All moments by name; meta tensors suffice.
-            moments: At least the moments that this rank writes.
+            moments: At least the moments that this rank writes, by name.
             groups: The optimizer's parameter groups.
             saving: How the state is saved.
-            masters: All fp32 copies by the names of their parameters, as meta tensors, and at least those that this
-                rank writes.
+            masters: All fp32 copies by the names of their parameters, for which meta tensors suffice, and at least
+                those that this rank writes.
         """
-        model, files, sets = self.model.state_dict(), {}, []
-        parts = [("model", model, model), ("optimizer", moment_shapes, moments)]
-        for stem, outlined, tensors in (*parts, *([(MASTERS, *masters)] if masters[0] else [])):
-            shards = TensorShards.from_tensors(stem, outlined, saving.shard_bytes)
-            sets.append((shards, sum(tensor.nbytes for tensor in outlined.values())))
+        weights, files, sets = self.model.state_dict(), {}, []
+        parts = [("model", weights, weights), ("optimizer", moment_shapes, moments)]
+        if masters[0]:
+            parts.append((MASTERS, *masters))
+        for stem, shapes, tensors in parts:
+            shards = TensorShards.from_tensors(stem, shapes, saving.shard_bytes)
+            sets.append((shards, sum(tensor.nbytes for tensor in shapes.values())))
             for file, names in shards.select_rank_files(self.member.rank, self.member.n_trainers).items():
                 file_tensors = {name: tensors[name] for name in names}
                 files[file] = copy_to_host(file_tensors) if saving.copy else file_tensors
-        rank_0 = (sets, groups) if self.member.rank == 0 else ((), None)
-        return partial(write_dense, files, *rank_0)
+        is_rank_0 = self.member.rank == 0
+        return partial(write_dense, files, sets if is_rank_0 else (), groups if is_rank_0 else None)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Read the weights of a commit, and its optimizer on request."""
@@ -244,24 +259,23 @@ class Ddp:
     @torch.no_grad()
     def load_masters(self, folder: Path | None) -> None:
         """Read the masters of a checkpoint; masters that it lacks are copied from the model's weights."""
-        kept = {} if folder is None else read_masters(folder)
-        names = [name for name, _ in self.model.named_parameters()]
-        for name, parameter, master in zip(names, self.model.parameters(), self.masters, strict=True):
+        stored = {} if folder is None else read_masters(folder)
+        for (name, parameter), master in zip(self.model.named_parameters(), self.masters, strict=True):
             if master is not parameter:
-                master.copy_(kept.get(name, parameter))
+                master.copy_(stored.get(name, parameter))
 
     def load_optimizer(self, folder: Path, select_part: Callable[[int, Tensor], Tensor]) -> None:
         """Read the moments of a commit.
 
         Args:
             folder: Dense folder of the commit.
-            select_part: Returns this rank's part of a moment, given the parameter's position in the optimizer and the
+            select_part: Returns this rank's part of a moment, given the parameter's index in the optimizer and the
                 whole moment.
         """
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
-            # Never the value itself: the memory of a mapped file cannot be released by an offload.
+            # `select_part` must copy: an offload cannot release the memory of a mapped file.
             state.setdefault(int(index), {})[slot] = select_part(int(index), value)
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -288,17 +302,17 @@ class Ddp:
 def _batch_by_size(
     pairs: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]],
 ) -> Iterator[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]:
-    """Yield batches of pairs that have fp32 gradients at the same time: 64 MB, or one parameter."""
-    some: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+    """Yield batches of (parameter, master) pairs that have fp32 gradients at the same time: 64 MB, or one parameter."""
+    batch: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
     elements = 0
     for pair in pairs:
-        if some and elements + pair[0].numel() > _AT_ONCE:
-            yield some
-            some, elements = [], 0
-        some.append(pair)
+        if batch and elements + pair[0].numel() > _BATCH_ELEMENTS:
+            yield batch
+            batch, elements = [], 0
+        batch.append(pair)
         elements += pair[0].numel()
-    if some:
-        yield some
+    if batch:
+        yield batch
 
 
 def is_reduced(parameter: Tensor) -> bool:
@@ -309,8 +323,8 @@ def is_reduced(parameter: Tensor) -> bool:
 def read_masters(folder: Path) -> dict[str, Tensor]:
     """Return the fp32 copies in a checkpoint's dense folder by parameter, {} if it has none."""
     path = folder / f"{MASTERS}.safetensors"
-    there = path.exists() or path.with_name(f"{path.name}.index.json").exists()
-    return read_tensors(path) if there else {}
+    has_masters = path.exists() or path.with_name(f"{path.name}.index.json").exists()
+    return read_tensors(path) if has_masters else {}
 
 
 def compute_clip_factor(norm: float, max_norm: float) -> float:
@@ -328,8 +342,8 @@ def write_dense(
 
     Args:
         files: Tensors by file and name.
-        sets: From rank 0, the shards of each set, and the bytes of all of its tensors.
-        groups: From rank 0, the optimizer's parameter groups.
+        sets: On rank 0, for weights, optimizer and masters each, the shards and the bytes of all tensors; empty on others.
+        groups: On rank 0, the optimizer's parameter groups; None on others.
         folder: The dense folder.
 
     Returns:
@@ -338,8 +352,8 @@ def write_dense(
     paths = [folder / file for file in files]
     for path, named in zip(paths, files.values(), strict=True):
         write_tensors(path, named)
-    for shards, total in sets:
-        paths += shards.write_index(folder, total)
+    for shards, total_bytes in sets:
+        paths += shards.write_index(folder, total_bytes)
     if groups is not None:
         (folder / "optimizer.json").write_text(json.dumps(groups))
         paths.append(folder / "optimizer.json")

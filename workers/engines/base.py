@@ -1,12 +1,12 @@
-"""TrainEngine: how the dense part of a trainer is stepped; facts that a plan reads, and the runtime class of trainers.
+"""TrainEngine: the interface of engines, which step a trainer's dense weights, and the facts about them that a plan reads.
 
 A trainer joins its process group, builds its model, makes the engine from both, and calls it in this order:
 
-    restart                          when a stage begins
-    backward*, clip, step            a training step; a rank with an empty share may call no `backward`
-    describe_weights, gather_weights*  a version for rollouts, bucket by bucket
-    snapshot, load                   a commit, written beside later steps
-    change_process_group             ranks were added or removed: the model stays, a commit may be loaded afterwards
+    restart                            when a stage begins
+    backward*, clip, step              in a training step; a rank with an empty share may call no `backward`
+    describe_weights, gather_weights*  to publish a version for rollouts, bucket by bucket
+    snapshot, load                     to write a commit, while later steps run, and to read one
+    change_process_group               after ranks were added or removed: the model stays, a commit may be loaded then
 
 Every rank makes every call except `backward` at the same time, so all of them may be collective.
 """
@@ -36,7 +36,7 @@ Options = Mapping[str, Any]
 
 
 class OptimizerOptions(StrictModel):
-    """Options of a stage's dense optimizer. A word alone, such as `optimizer: adamw`, means `{use: adamw}`."""
+    """Options of a stage's dense optimizer. A single word, such as `optimizer: adamw`, means `{use: adamw}`."""
 
     use: Annotated[
         Literal["muon", "adamw"],
@@ -194,18 +194,18 @@ class TrainEngine:
     Attributes:
         cls: The EngineRuntime, or its dotted path `package.module:Name`.
         options: Its keys in a scenario.
-        divides: By its options, what ranks divide among them: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights
-            too.
-        copies: By its options and the number of ranks, the copies of the whole weights that a rank keeps beside the
-            model, and those that a step makes in addition.
-        buffer: By its options and the number of ranks, the copies of all fp32 gradients that a step has in addition
-            to `copies`.
-        aside: By its options, whether a rank keeps the optimizer in host memory.
-        runs: Whether this version can run it, or only plan it.
-        unsupported: By its options, the kind of device and the least number of ranks, what it does not support, or
-            None.
+        divides: Returns, for its options, what ranks divide among them: 0 nothing, 1 the optimizer, 2 gradients too,
+            3 weights too.
+        copies: Returns, for its options and the number of ranks, the copies of the whole weights that a rank keeps
+            besides the model, and those that a step makes in addition.
+        buffer: Returns, for its options and the number of ranks, the copies of all fp32 gradients that a step makes
+            in addition to `copies`.
+        aside: Returns, for its options, whether a rank keeps the optimizer in host memory.
+        runs: Whether this version of Nonet can run the engine; False if it can only plan it.
+        unsupported: Returns, for its options, the kind of device and the least number of ranks, what it does not
+            support, or None.
         optimizers: Optimizers of a stage that it can step.
-        needs: Module of the extra of the same name, which must be installed.
+        needs: Module that must be installed, by the extra of the same name.
     """
 
     cls: str | Callable[..., EngineRuntime]

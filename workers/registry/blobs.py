@@ -1,7 +1,7 @@
-"""Files stored by the SHA-256 of their content, so that what two versions share is stored once.
+"""Blobs: files that are named by the SHA-256 of their content, so that what two versions share is stored once.
 
-A blob is written to a temporary file, synced and renamed, so one that has its name is complete. A disk may still
-corrupt it, so a process checks each blob when it opens it first.
+A blob is written to a temporary file, synced and renamed, so a file with the name of a blob is complete. A disk may
+still corrupt it, so each process checks the content of a blob the first time that it locates it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BlobStore:
 
     def __init__(self, root: Path):
         self.root = root
-        self._checked: set[str] = set()
+        self._checked: set[str] = set()  # Names of the blobs whose content this process has checked.
         make_folder(root)
 
     def put(self, content: bytes) -> tuple[str, int]:

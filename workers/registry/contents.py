@@ -17,6 +17,7 @@ from nonet.samples.sequences import Transitions
 from nonet.workers import load_weights
 
 COUNTS = ("row", "item", "count", "occurs")
+"""Names of the arrays of `Transitions`, each in a file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,14 @@ class VersionContents:
             name: RowLayer.from_tables(update["tables"][name], spec.dim)
             for name, spec in run.make_table_specs().items()
         }
-        counts = {}
-        if run.memory is not None:
-            counts = list_count_files(artifact_dirs)
+        counts = {} if run.memory is None else list_count_files(artifact_dirs)
         return cls(commit_dir / "dense" / "model.safetensors", rows, counts, catalogue, source)
 
 
 def list_count_files(artifact_dirs: Mapping[str, str]) -> dict[str, Path]:
     """Return the files of the transition counts among a run's artifacts, by name."""
-    home = Path(artifact_dirs["transitions"])
-    return {name: home / f"{name}.npy" for name in COUNTS} | {"meta": home / "meta.json"}
+    folder = Path(artifact_dirs["transitions"])
+    return {name: folder / f"{name}.npy" for name in COUNTS} | {"meta": folder / "meta.json"}
 
 
 def load_recommender(
@@ -109,8 +108,8 @@ def put_layer(put: Callable[[np.ndarray], tuple[str, int]], layer: RowLayer) -> 
     Returns:
         The blobs by array name, and the bytes written.
     """
-    names, written = {}, 0
+    blobs, written_bytes = {}, 0
     for name, array in layer.to_arrays().items():
-        names[name], new = put(array)
-        written += new
-    return names, written
+        blobs[name], new_bytes = put(array)
+        written_bytes += new_bytes
+    return blobs, written_bytes

@@ -28,8 +28,8 @@ from nonet.workers.registry.contents import VersionContents, put_layer
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import DELTA, FULL, Version
 
-_MAX_DELTA_SHARE = 0.3  # of all rows; if more have changed, a full version is written
-_MAX_LAYERS = 16  # of a full version and its deltas, since a reader searches each of them
+_MAX_DELTA_SHARE = 0.3  # Share of all rows; if more have changed, a full version is written.
+_MAX_LAYERS = 16  # Maximum number of a full version and its deltas, since a reader searches each of them.
 
 
 class VersionRegistry:
@@ -40,7 +40,7 @@ class VersionRegistry:
         self.blobs = BlobStore(root / "blobs")
         make_folder(root / "versions")
 
-    # --- reading ----------------------------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------------------
 
     @property
     def serving(self) -> ServingState:
@@ -78,24 +78,28 @@ class VersionRegistry:
         return versions
 
     def map_layers(self, number: int) -> dict[str, list[RowLayer]]:
-        """Memory-map the rows of a version: per table, those of its newest full ancestor or itself and of the deltas since.
+        """Memory-map the rows of a version.
+
+        Returns:
+            The layers of each table, oldest first: the rows of the newest full version among the version and its ancestors,
+            then those of the deltas since.
 
         Raises:
             CheckpointError: Neither the version nor an ancestor is a full version.
         """
-        needed: list[Version] = []
+        newest_first: list[Version] = []
         current: int | None = number
-        while current is not None and not (needed and needed[-1].kind == FULL):
-            needed.append(self.read_version(current))
-            current = needed[-1].base
-        if needed[-1].kind != FULL:
+        while current is not None and not (newest_first and newest_first[-1].kind == FULL):
+            newest_first.append(self.read_version(current))
+            current = newest_first[-1].base
+        if newest_first[-1].kind != FULL:
             raise CheckpointError(
                 f"version {number} cannot be read: neither it nor any version that it is based on is full"
             )
         layers: dict[str, list[RowLayer]] = {}
-        for version in reversed(needed):
-            for table, files in version.rows.items():
-                paths = {name: self.blobs.locate(blob, f"rows of {table!r}") for name, blob in files.items()}
+        for version in reversed(newest_first):
+            for table, blobs in version.rows.items():
+                paths = {name: self.blobs.locate(blob, f"rows of {table!r}") for name, blob in blobs.items()}
                 layers.setdefault(table, []).append(RowLayer.map_files(paths))
         return layers
 
@@ -104,11 +108,15 @@ class VersionRegistry:
         return MappedReader(number, self.map_layers(number), specs)
 
     def locate_files(self, version: Version) -> tuple[Path, dict[str, Path]]:
-        """Return the files of a version's dense weights and transition counts, after checking them."""
+        """Check the files of a version against their hashes.
+
+        Returns:
+            The file of the dense weights, and those of the transition counts by name.
+        """
         counts = {name: self.blobs.locate(blob, f"counts ({name})") for name, blob in version.counts.items()}
         return self.blobs.locate(version.dense, "dense weights"), counts
 
-    # --- changing ---------------------------------------------------------------------------------------------
+    # --- Changing ---------------------------------------------------------------------------------------------
 
     def publish(self, contents: VersionContents, *, base: int | None = None, serve: bool = True) -> Version:
         """Publish a new version.
@@ -121,7 +129,10 @@ class VersionRegistry:
         Args:
             contents: The content of the version.
             base: The version that it is made from, None for none.
-            serve: Whether to make it the default version.
+            serve: Whether to make it the default version; true for the run's own publisher, false for an operator's request.
+
+        Returns:
+            The new version, or the version of a commit that was published before.
 
         Raises:
             StaleVersion: The base was rolled back. No version is written.
@@ -135,9 +146,10 @@ class VersionRegistry:
                         self._follow_commit(published, commit)
                     return published
                 self._check_base(base)
-            version = self._prepare(contents, (self.list_versions() or [0])[-1] + 1, base)
+            number = max(self.list_versions(), default=0) + 1
+            version = self._prepare(contents, number, base)
             with self._lock():
-                self._check_base(base)  # it may have been rolled back while the files were written
+                self._check_base(base)  # It may have been rolled back while the files were written.
                 version.write(self._locate_manifest(version.number))
                 if serve:
                     serving = replace(self.serving.promote(version.number, None), followed=commit)
@@ -145,9 +157,9 @@ class VersionRegistry:
             return version
 
     def _find_published(self, commit: str | None, serve: bool) -> Version | None:
-        """Return the version of a commit: the default version, else the newest that was not rolled back.
+        """Return a version of a commit: the default version if it is one, else the newest that was not rolled back.
 
-        Without either, return the newest rolled-back version with `serve` and None without it.
+        If there is neither, return the newest one that was rolled back with `serve`, and None without it.
         """
         serving = self.serving
         published = [
@@ -155,23 +167,24 @@ class VersionRegistry:
             for version in map(self.read_version, self.list_versions())
             if commit and version.source.get("commit") == commit
         ]
-        good = [version for version in published if version.number not in serving.refused]
-        served = [version for version in good if version.number == serving.default]
-        for versions in (served, good, published if serve else []):
+        not_refused = [version for version in published if version.number not in serving.refused]
+        served = [version for version in not_refused if version.number == serving.default]
+        for versions in (served, not_refused, published if serve else []):
             if versions:
                 return versions[-1]
         return None
 
     def _follow_commit(self, version: Version, commit: str | None) -> None:
-        """Promote the version of a commit and record the commit as followed.
+        """Promote the version of a commit, and record the commit as the last one that was followed.
 
-        Nothing changes if the version was rolled back or the commit was already the last one followed.
+        Nothing changes if the version was rolled back or the commit was already the last one followed. To follow a commit is
+        to publish it with `serve`.
         """
         serving = self.serving
         followed = serving.followed
-        if followed is None:  # an older Nonet followed every commit except those that an operator requested
+        if followed is None:  # An older Nonet followed every commit except those that an operator requested.
             followed_versions = [
-                each for each in map(self.read_version, self.list_versions()) if not each.source.get("asked")
+                v for v in map(self.read_version, self.list_versions()) if not v.source.get("asked")
             ]
             followed = followed_versions[-1].source.get("commit") if followed_versions else None
         if followed == commit or version.number in serving.refused:
@@ -197,6 +210,9 @@ class VersionRegistry:
             number: The version whose weights and rows are used.
             catalogue: Version of the catalogue's trie.
             counts: Files of the transition counts by name.
+
+        Returns:
+            The version with that catalogue.
         """
         with self._lock_publishing(), self._lock():
             for version in map(self.read_version, self.list_versions()):
@@ -208,15 +224,15 @@ class VersionRegistry:
                 count_blobs[name], new_bytes = self.blobs.put_file(path)
                 written_bytes += new_bytes
             version = Version(
-                self.list_versions()[-1] + 1,
-                number,
-                DELTA,
-                old.source | {"published": time.time()},
-                catalogue,
-                old.dense,
-                count_blobs,
-                {},
-                written_bytes,
+                number=self.list_versions()[-1] + 1,
+                base=number,
+                kind=DELTA,
+                source=old.source | {"published": time.time()},
+                catalogue=catalogue,
+                dense=old.dense,
+                counts=count_blobs,
+                rows={},
+                written=written_bytes,
             )
             version.write(self._locate_manifest(version.number))
             serving = self.serving
@@ -230,6 +246,9 @@ class VersionRegistry:
         Args:
             number: The version.
             share: Share of the users in (0, 1), None for all.
+
+        Returns:
+            The new serving state.
 
         Raises:
             ConfigError: There is no such version, it was rolled back, or the share is out of range.
@@ -251,6 +270,9 @@ class VersionRegistry:
         Args:
             to: The version to serve.
 
+        Returns:
+            The new serving state.
+
         Raises:
             ConfigError: No version is served, or the default version has no ancestor that was not refused.
         """
@@ -260,15 +282,15 @@ class VersionRegistry:
                 raise ConfigError(f"{self.root} serves no version, so there is nothing to roll back")
             lineage = {version.number for version in self.list_lineage(serving.default)}
             if to is None and serving.shares:
-                target, kept, bad = serving.default, lineage, set(serving.shares)
+                target, kept, refused = serving.default, lineage, set(serving.shares)
             else:
                 target = to if to is not None else self._find_rollback_target(serving)
                 kept = {version.number for version in self.list_lineage(target)}
-                bad = (lineage | set(serving.shares)) - kept
-            for number in self.list_versions():  # ascending, since a base has a lower number
-                if self._read_base(number) in bad and number not in kept:
-                    bad.add(number)
-            serving = serving.roll_back(target, bad)
+                refused = (lineage | set(serving.shares)) - kept
+            for number in self.list_versions():  # In ascending order, since a base has a lower number.
+                if self._read_base(number) in refused and number not in kept:
+                    refused.add(number)
+            serving = serving.roll_back(target, refused)
             serving.write(self.root / "serving.json")
             return serving
 
@@ -287,15 +309,19 @@ class VersionRegistry:
         )
 
     def withdraw(self, items: set[str]) -> ServingState:
-        """Exclude items, given by id, from all recommendations; replaces the items that were withdrawn before."""
+        """Exclude items, given by id, from all recommendations, instead of the items that were withdrawn before.
+
+        Returns:
+            The new serving state.
+        """
         with self._lock():
-            before = self.serving
-            serving = replace(before, withdrawn=tuple(sorted(items)), turn=before.turn + 1)
+            old = self.serving
+            serving = replace(old, withdrawn=tuple(sorted(items)), turn=old.turn + 1)
             serving.write(self.root / "serving.json")
             return serving
 
     def _read_base(self, number: int) -> int | None:
-        """Return the base of a version, None if it has none or its manifest is damaged."""
+        """Return the number of a version's base, None if it has none or its manifest is damaged."""
         try:
             return self.read_version(number).base
         except CheckpointError:
@@ -303,38 +329,38 @@ class VersionRegistry:
 
     def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
         """Write the files of a version, and return its manifest; readers ignore the files until the manifest is written."""
-        scratch = self.root / ".whole.safetensors"
-        dense, written = self.blobs.put_file(merge_shards(contents.dense, scratch))
-        scratch.unlink(missing_ok=True)
+        merged_file = self.root / ".whole.safetensors"
+        dense, written_bytes = self.blobs.put_file(merge_shards(contents.dense, merged_file))
+        merged_file.unlink(missing_ok=True)
         counts = {}
         for name, path in contents.counts.items():
-            counts[name], new = self.blobs.put_file(path)
-            written += new
+            counts[name], new_bytes = self.blobs.put_file(path)
+            written_bytes += new_bytes
         base_layers = {} if base is None else self.map_layers(base)
         has_max_layers = max((len(layers) for layers in base_layers.values()), default=0) >= _MAX_LAYERS
         changes = {
             table: layer.diff(merge_layers(base_layers[table])) if table in base_layers else layer
             for table, layer in contents.rows.items()
         }
-        total = sum(len(layer.key) for layer in contents.rows.values())
-        changed = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
-        full = base is None or has_max_layers or changed > _MAX_DELTA_SHARE * max(1, total)
-        rows = {}
-        chosen = contents.rows if full else changes
-        for table, layer in chosen.items():
-            rows[table], new = put_layer(self.blobs.put_array, layer)
-            written += new
+        total_rows = sum(len(layer.key) for layer in contents.rows.values())
+        changed_rows = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
+        is_full = base is None or has_max_layers or changed_rows > _MAX_DELTA_SHARE * max(1, total_rows)
+        row_blobs = {}
+        layers = contents.rows if is_full else changes
+        for table, layer in layers.items():
+            row_blobs[table], new_bytes = put_layer(self.blobs.put_array, layer)
+            written_bytes += new_bytes
         return Version(
-            number,
-            base,
-            FULL if full else DELTA,
-            contents.source | {"published": time.time()},
-            contents.catalogue,
-            dense,
-            counts,
-            rows,
-            written,
-            {table: len(layer.key) for table, layer in chosen.items()},
+            number=number,
+            base=base,
+            kind=FULL if is_full else DELTA,
+            source=contents.source | {"published": time.time()},
+            catalogue=contents.catalogue,
+            dense=dense,
+            counts=counts,
+            rows=row_blobs,
+            written=written_bytes,
+            touched={table: len(layer.key) for table, layer in layers.items()},
         )
 
     def _locate_manifest(self, number: int) -> Path:
@@ -343,14 +369,14 @@ class VersionRegistry:
 
     @contextmanager
     def _lock_publishing(self) -> Iterator[None]:
-        """Exclude other publishers, since two at once would give their versions the same number."""
+        """Exclude other publishers within a context, since two at once would give their versions the same number."""
         with (self.root / ".publishing").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the lock of the serving state."""
+        """Hold the lock of the serving state within a context."""
         with (self.root / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -1,8 +1,9 @@
 """The serving state: which versions answer which users. One small file, replaced atomically; servers reload it when it changes.
 
-The default version answers all users except those of a share. A share is drawn by a hash of the user (else of the
-caller, else of the request) and of the version, so a user stays with a version, and two versions do not get the same
-users first. Versions that were rolled back are refused from then on, as is every version made from them.
+The default version answers all users except those in the share of another version. The users of a share are drawn by a
+hash of the user (else of the caller, else of the request) and of the version, so a user stays with a version, and two
+versions do not get the same users first. Versions that were rolled back are refused from then on: they, and all
+versions made from them, cannot be promoted.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class ServingState:
     """The serving state.
 
     Attributes:
-        default: The version of most users, None before the first.
-        shares: By version, its share of users.
+        default: The version of all users that are in no share; None before the first version is served.
+        shares: By version, its share of the users in (0, 1).
         refused: Versions that were rolled back, and those made from them.
         withdrawn: Items (as text) that are left out of all answers.
         turn: Number of changes.
@@ -47,11 +48,11 @@ class ServingState:
 
     def select_version(self, key: str) -> int | None:
         """Return the version that answers a user, caller or request; stable while the state does not change."""
-        left = 1.0  # of the users that no share before has taken
+        remaining = 1.0  # Share of the users that no earlier version in this loop gets.
         for version, share in sorted(self.shares.items()):
-            if _place(self.salts.get(version, "") + key) < share / left:
+            if _hash_to_unit(self.salts.get(version, "") + key) < share / remaining:
                 return version
-            left -= share
+            remaining -= share
         return self.default
 
     def promote(self, version: int, share: float | None) -> ServingState:
@@ -92,9 +93,9 @@ class ServingState:
         return replace(self, default=default, shares=shares, salts=salts, turn=self.turn + 1)
 
     def roll_back(self, target: int, refused: Collection[int]) -> ServingState:
-        """Return the state in which a version answers all users and others are refused."""
-        bad = tuple(sorted({*self.refused, *refused} - {target}))
-        return replace(self, default=target, shares={}, salts={}, refused=bad, turn=self.turn + 1)
+        """Return the state in which a version answers all users, and others are refused besides those refused before."""
+        all_refused = tuple(sorted({*self.refused, *refused} - {target}))
+        return replace(self, default=target, shares={}, salts={}, refused=all_refused, turn=self.turn + 1)
 
     def write(self, path: Path) -> None:
         """Write the state to a file atomically."""
@@ -133,16 +134,16 @@ class ServingState:
         except ValueError as error:
             raise CheckpointError(f"{source_name} does not say which version is served: {error}") from None
         return cls(
-            body["default"],
-            {int(v): float(share) for v, share in body["shares"].items()},
-            tuple(body["refused"]),
-            tuple(body["withdrawn"]),
-            body["turn"],
-            {int(v): str(salt) for v, salt in body.get("salts", {}).items()},
-            body.get("followed"),
+            default=body["default"],
+            shares={int(v): float(share) for v, share in body["shares"].items()},
+            refused=tuple(body["refused"]),
+            withdrawn=tuple(body["withdrawn"]),
+            turn=body["turn"],
+            salts={int(v): str(salt) for v, salt in body.get("salts", {}).items()},
+            followed=body.get("followed"),
         )
 
 
-def _place(key: str) -> float:
-    """Map a key to a number in [0, 1), the same in every process."""
+def _hash_to_unit(key: str) -> float:
+    """Hash a key to a number in [0, 1), the same in every process."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64

@@ -1,7 +1,7 @@
-"""Version: the manifest of one published version: dense weights, transition counts and rows, each by checksum.
+"""Version: the manifest of one published version, which names the files of its dense weights, transition counts and rows.
 
-A full version has all rows; a delta has those that changed since its base. A checksum covers the whole manifest, so a
-truncated one is rejected.
+The files are blobs, named by the SHA-256 of their content. A full version has all rows; a delta has those that changed
+since its base. A checksum covers the whole manifest, so a truncated one is rejected.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Version:
         kind: "full" or "delta": whether `rows` are all rows or those that changed since `base`.
         source: Where it came from: run, stage, step, commit, and when it was published (unix seconds).
         catalogue: Version of the trie that its semantic ids belong to.
-        dense: Blob of the safetensors file.
+        dense: Blob of the safetensors file with the dense weights.
         counts: Blobs of the transition counts by array, and `meta`; empty without a memory.
-        rows: By table, the blobs of its layer by array.
+        rows: For each table, the blobs of its `RowLayer` by array.
         written: Bytes that this version added to the registry.
-        touched: By table, the number of rows that it has.
+        touched: For each table, the number of rows in `rows`.
         format: Number of the format.
     """
 

@@ -46,8 +46,8 @@ class EmbeddingShard(DistributeWorker):
         self._tables: ShardedTables | None = None
         self._counters: TableCounters | None = None
         self._publisher: VersionPublisher | None = None
-        self._steps: dict[int, int] = {}  # By version that replicas hold, the last step that it contains.
-        self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
+        self._step_by_version: dict[int, int] = {}  # Last step of the version that replicas hold.
+        self._update_counts = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
 
     def setup(self) -> None:
         """Check the tier settings of the tables.
@@ -71,12 +71,11 @@ class EmbeddingShard(DistributeWorker):
 
     def set_layout(self, layout: RankLayout, member: Membership) -> None:
         """Create the tables for a rank layout. A fused trainer calls this with its own membership."""
-        group = member.world_group
         tables = ShardedTables(
             self.specs,
             seed=self._seed,
             layout=layout,
-            group=group,
+            group=member.world_group,
             wire=self._wire,
             make=self._make_table,
             local=True,
@@ -92,11 +91,10 @@ class EmbeddingShard(DistributeWorker):
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
         """Join the process group as a shard in a process of its own."""
-        self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
-        self.set_layout(
-            RankLayout.separate(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
-            self._member,
-        )
+        global_rank = rendezvous.trainers + self.rank  # Shards are the last ranks.
+        self._member = join_process_group(rendezvous, global_rank)
+        layout = RankLayout.separate(global_rank, rendezvous.trainers, rendezvous.shards)
+        self.set_layout(layout, self._member)
 
     @method()
     def serve(self) -> int:
@@ -148,6 +146,7 @@ class EmbeddingShard(DistributeWorker):
     @method()
     def count_replica_bytes(self) -> int:
         """Return the bytes of keys and rows that a replica of this shard's tables holds."""
+        # A row has an int64 key and `dim` fp32 values.
         return sum(len(table) * (8 + 4 * table.dim) for table in self.sparse.tables.values())
 
     @method(collect="concat")
@@ -163,19 +162,19 @@ class EmbeddingShard(DistributeWorker):
         """
         self._end_publishing()  # Replicas do not read by key.
         tables = self.sparse.tables
-        since = self._steps.get(have) if have is not None else None
+        since = self._step_by_version.get(have) if have is not None else None
         base = None if since is None else have
         update = make_update(tables, version, base=base, since=since)
-        self._steps = {version: min((table.step for table in tables.values()), default=0)}
-        sent = self._sent["full" if base is None else "delta"]
-        sent["updates"] += self.rank == 0
-        sent["bytes"] += count_bytes(update)
+        self._step_by_version = {version: min((table.step for table in tables.values()), default=0)}
+        counts = self._update_counts["full" if base is None else "delta"]
+        counts["updates"] += self.rank == 0  # Every rank sends a part of the same update.
+        counts["bytes"] += count_bytes(update)
         return [update]
 
     @method()
     def get_update_counts(self) -> dict[str, dict[str, int]]:
-        """Return the number of full and delta updates for replicas and their bytes. Only rank 0 counts updates."""
-        return {kind: dict(counts) for kind, counts in self._sent.items()}
+        """Return {"full" or "delta": {"updates", "bytes"}} of the updates for replicas. Only rank 0 counts updates."""
+        return {kind: dict(counts) for kind, counts in self._update_counts.items()}
 
     @method()
     def publish(self, version: int) -> None:
@@ -201,7 +200,7 @@ class EmbeddingShard(DistributeWorker):
             table: Name of the table.
             keys: Keys [N] int64.
             version: The published version.
-            wire: Codec of the rows.
+            wire: Codec in which the rows are returned.
 
         Raises:
             StaleVersion: No version or another version is published.
@@ -218,23 +217,23 @@ class EmbeddingShard(DistributeWorker):
 
         Checkpoints are complete and do not need these records; only updates for replicas do.
         """
-        oldest = min(self._steps.values(), default=None)
+        oldest_step = min(self._step_by_version.values(), default=None)
         for table in self.sparse.tables.values():
-            table.deleted.forget(table.step if oldest is None else min(oldest, table.step))
+            table.deleted.forget(table.step if oldest_step is None else min(oldest_step, table.step))
 
     def _make_table(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
         """Create a table, in tiers if the scenario has settings for them."""
         if name not in self._tiers:
             return make_table(name, spec, seed)
         options = self._tiers[name]
-        wants_device = options.get("device_rows") or options.get("device_bytes")
-        tiers = TierSettings.from_settings(spec, options, claim(self.device) if wants_device else HOST)
+        has_device_tier = options.get("device_rows") or options.get("device_bytes")
+        tiers = TierSettings.from_settings(spec, options, claim(self.device) if has_device_tier else HOST)
         return TieredTable.from_host(make_table(name, spec, seed), tiers)
 
     def _set_tables(self, tables: ShardedTables) -> None:
         """Replace the sharded tables, and reset counters and published versions."""
         self._end_publishing()
-        self._tables, self._counters, self._steps = tables, TableCounters(tables.tables), {}
+        self._tables, self._counters, self._step_by_version = tables, TableCounters(tables.tables), {}
 
     def _end_publishing(self) -> None:
         if self._publisher is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nonet.samples.stores import Join
     from nonet.samples.tokenised import StoredSequences
 
-SUPERVISED = "nonet.workers.roles.learners:SupervisedLearner"
+SUPERVISED = "nonet.workers.roles.learners:SupervisedLearner"  # Default of `StageSetup.learner`.
 CHUNK_TOKENS = 1 << 14  # Default number of positions per forward pass.
 
 
@@ -61,58 +61,64 @@ class SceneSetup:
         if not self.names:
             return np.zeros(len(events), np.int64)
         if self.column == "event":
-            known = [seq.event_names.index(name) if name in seq.event_names else -1 for name in self.names]
+            # -1, which no event has, for a name that does not occur.
+            scene_values = [
+                seq.event_names.index(name) if name in seq.event_names else -1 for name in self.names
+            ]
             values = seq.event[events]
         else:
             if self.column not in seq.columns:
                 column_names = ", ".join(("event", *seq.columns))
                 raise ConfigError(f"scenes.column: events have no {self.column!r}; they have {column_names}")
-            known, values = as_numbers(np.array(self.names)).tolist(), seq.columns[self.column][events]
+            scene_values = as_numbers(np.array(self.names)).tolist()
+            values = seq.columns[self.column][events]
         scene = np.full(len(events), len(self.names), np.int64)
-        for index, value in enumerate(known):
-            scene[values == value] = index
+        for index, scene_value in enumerate(scene_values):
+            scene[values == scene_value] = index
         return scene
 
     def get_weights(self, reward: str, default_weight: float, scene: np.ndarray) -> np.ndarray:
-        """Return the weight of a reward for each scene number, [n] float64.
+        """Return the weight of a reward for each scene index, [n] float64.
 
         Args:
             reward: Name of the reward.
             default_weight: Weight in scenes that define none.
-            scene: Scene numbers [n].
+            scene: Scene indices [n], as `find_scenes` returns them.
         """
-        each = np.array(
-            [*(own.get(reward, default_weight) for own in self.weights), default_weight], np.float64
+        weights_by_scene = np.array(
+            [*(weights.get(reward, default_weight) for weights in self.weights), default_weight], np.float64
         )
-        return each[scene]
+        return weights_by_scene[scene]
 
     def find_allowed_items(self, items: Any) -> np.ndarray | None:
-        """Return the mask of the items in each scene's catalogue [C, I]; None if every scene has all items.
+        """Return the mask of the items in each scene's catalogue, [C, I] bool; None if every scene has all items.
 
         Raises:
             ConfigError: A scene's catalogue is empty.
         """
         if not any(self.catalogue):
             return None
-        rows = [_match_items(items, text) for text in self.catalogue]
-        for text, row in zip(self.catalogue, rows, strict=True):
-            if not row.any():
+        masks = [_match_items(items, condition) for condition in self.catalogue]
+        for condition, mask_I in zip(self.catalogue, masks, strict=True):
+            if not mask_I.any():
                 raise ConfigError(
-                    f"catalogue: {text!r} holds for none of the {len(row)} items; it must hold for at least one"
+                    f"catalogue: {condition!r} holds for none of the {len(mask_I)} items; it must hold for at least one"
                 )
-        return np.stack(rows)
+        return np.stack(masks)
 
 
-def _match_items(items: Any, text: str | None) -> np.ndarray:
-    """Return the mask [I] of the items that fulfil a condition, or whose column of this name is true or greater than 0."""
+def _match_items(items: Any, condition: str | None) -> np.ndarray:
+    """Return the mask [I] of the items that fulfil a condition, or whose column of this name is true and not NaN."""
     from nonet.samples.tables import match_rows
 
-    if text is None:
+    if condition is None:
         return np.ones(len(items), bool)
-    if text in items.column_names:
-        values = items[text].to_numpy(zero_copy_only=False)
-        return np.array([bool(value) and value == value for value in values], bool)
-    return match_rows(text, items, name="catalogue")
+    if condition in items.column_names:
+        values = items[condition].to_numpy(zero_copy_only=False)
+        return np.array(
+            [bool(value) and value == value for value in values], bool
+        )  # NaN differs from itself.
+    return match_rows(condition, items, name="catalogue")
 
 
 class Weights(StrictModel):
@@ -145,12 +151,12 @@ class RunSetup:
         features: Sparse table by feature.
         combiners: How a bag is pooled ("sum", "mean"), by table whose features are bags.
         in_flight: Number of batches in flight; None lets the trainer choose.
-        tiers: Tier settings by table in tiers.
+        tiers: Tier settings of each table that is stored in tiers.
         deadlines: Time limits of calls.
         wire: Codec of rows that are sent between processes.
         engine: Train engine and its options.
         source: Source of the training samples and its options.
-        memory: Options of the votes of a memory; None without a memory.
+        memory: Options of the votes of a memory (`VoteOptions`); None without a memory.
         joins: Stores whose columns are joined to samples, by name.
         stored: The store that holds the sequences; None if they are read from files.
         weights: How dense weights are published and stored.
@@ -228,20 +234,22 @@ class RolloutRequest:
 
 
 class Schedule(StrictModel):
-    """The learning rate of a stage over its steps."""
+    """The learning rate of a stage over its steps: `warmup` is the share of the steps in which it rises to `peak`."""
 
     peak: Rate
     warmup: Share = 0.05
     decay: Literal["cosine", "linear", "none"] = "cosine"
 
     def compute_rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step in [0, steps): linear warm-up over a share of the steps, then decay to zero."""
-        warm = max(1, round(self.warmup * steps))
-        if step < warm:
-            return self.peak * (step + 1) / warm
-        left = (steps - step) / max(1, steps - warm)
-        shape = {"cosine": 0.5 * (1 - math.cos(math.pi * left)), "linear": left}
-        return self.peak * shape.get(self.decay, 1.0)
+        """Return the learning rate of a step in [0, steps): linear warm-up over a share of the steps, then the decay."""
+        warmup_steps = max(1, round(self.warmup * steps))
+        if step < warmup_steps:
+            return self.peak * (step + 1) / warmup_steps
+        left = (steps - step) / max(
+            1, steps - warmup_steps
+        )  # Share of the decay that is still to come, in (0, 1].
+        factors = {"cosine": 0.5 * (1 - math.cos(math.pi * left)), "linear": left}
+        return self.peak * factors.get(self.decay, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,24 +260,25 @@ class StageSetup:
         name: Name of the stage.
         first: Global number of the stage's first step; sparse steps are counted over the whole run.
         steps: Number of steps of the stage.
-        users: Rows (users or prompts) per global step.
+        users: Number of users or prompts per step, over all ranks.
         lr: The dense learning rate.
         base: Dense rate at which tables learn at their configured rate: the first stage's peak. Sparse rates scale with the dense
             one.
         target: Name of the stage's target mask in the sequences; None for all events.
-        rl_targets: Whether the targets are the events held out for RL, of the users that RL trains on, and not training events.
+        rl_targets: Whether the targets are the events held out for RL (of the users that RL trains on) instead of training
+            events.
         ahead: Number of future events that are targets of a position, weighted by 1 / distance.
         smoothing: Share of a target's probability that is spread over the legal siblings of its codes.
         weight: Weight of a target by kind of event, 1 for other kinds, before weights are normalised to a mean of 1.
-        propensity: Column of the interactions with propensities, and the largest inverse (`most`) as a weight of targets; empty
-            for no such weights.
+        propensity: Column of the interactions with propensities, whose inverse is the weight of a target, and the largest such
+            weight (`most`); empty for no such weights.
         algorithm: RL algorithm (`use`) and its options.
         weights: Weight by reward, for RL.
         mismatch: Correction for differences between rollout and trainer: correct, cap, stop_at_kl and staleness; empty for none.
         sparse_lr: Peak learning rate of sparse rows during RL, with the dense schedule; None freezes them.
         chunk: Positions of a supervised step, or prompts of an RL update, per forward pass on each rank.
         rolls_out: Whether rollouts take part. Then sparse rows are frozen, and trained weights are published to the rollouts.
-        phases: Phases of the trainer in which it trains, and in which it saves, loads or publishes.
+        phases: The trainer's phase for training, and that for saving, loading and publishing.
         epochs: Number of epochs that the steps make up.
         optimizer: Options of the dense optimizer.
         align: Alignment of words and codes: items per step, weight of the loss, and the text column; empty for none.

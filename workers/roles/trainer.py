@@ -52,8 +52,10 @@ class Trainer(DistributeWorker):
     def __init__(self, run: RunSetup):
         self.run = run
         self._member = Membership(0, 1)
-        self._store: Any = None
-        self._sparse: ShardedTables | None = None
+        self._store: Any = None  # The rendezvous store, which exists as long as this reference.
+        self._sparse: ShardedTables | None = (
+            None  # A client of shards in separate processes; None if they are fused.
+        )
         self._engine: EngineRuntime | None = None
         self._learner: StageLearner | None = None
         self._meter = StepMeter()
@@ -73,13 +75,13 @@ class Trainer(DistributeWorker):
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
         """Set the times to live of tables, in steps, which depend on the data; call this before `join_process_group`."""
-        changes = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
-        tables = {name: {**spec, **changes.get(name, {})} for name, spec in self.run.tables.items()}
+        ttl_by_table = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
+        tables = {name: {**spec, **ttl_by_table.get(name, {})} for name, spec in self.run.tables.items()}
         self.run = replace(self.run, tables=tables)
 
     @method(collect="first")
     def open_rendezvous(self) -> tuple[str, int]:
-        """Open a rendezvous store on rank 0 and return its host and port."""
+        """Open a rendezvous store on rank 0 and return its host and port; ("", 0) on other ranks."""
         if self.rank:
             return "", 0
         host, port, self._store = open_store()
@@ -92,14 +94,12 @@ class Trainer(DistributeWorker):
         Shards that are fused with this process join with it.
         """
         claim(self.device)
-        kind = get_device(self.device)
+        trainers_backend = "gloo"
         if rendezvous.trainers > 1:  # Several trainers reduce gradients on the device.
-            kind.check_collectives()
-        self._member = join_process_group(
-            rendezvous,
-            self.rank,
-            trainers_backend=kind.get_collective_backends() if rendezvous.trainers > 1 else "gloo",
-        )
+            device_kind = get_device(self.device)
+            device_kind.check_collectives()
+            trainers_backend = device_kind.get_collective_backends()
+        self._member = join_process_group(rendezvous, self.rank, trainers_backend=trainers_backend)
         if self._engine is not None:
             self._engine.change_process_group(self._member)
         if rendezvous.shards:
@@ -152,9 +152,9 @@ class Trainer(DistributeWorker):
     def count_hits(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Return the number of prompts whose target is among their beams, and the number of prompts, [2] float64."""
         seq = self.corpus.seq
-        target = seq.item[locate_events(seq, beams["user"], beams["position"])]
-        hit = ((beams["item"] == target[:, None]) & beams["valid"]).any(1)
-        return np.array([hit.sum(), len(hit)], np.float64)
+        target_U = seq.item[locate_events(seq, beams["user"], beams["position"])]
+        hit_U = ((beams["item"] == target_U[:, None]) & beams["valid"]).any(1)
+        return np.array([hit_U.sum(), len(hit_U)], np.float64)
 
     @method()
     def fit_memory(self) -> None:
@@ -177,7 +177,7 @@ class Trainer(DistributeWorker):
         Returns:
             The version of the slice map after the move.
         """
-        for _ in reshard(self.sparse, shards):
+        for _ in reshard(self.sparse, shards):  # Each iteration moves one part of the rows.
             pass
         self.sparse.stop()
         return self.sparse.slices.version
@@ -210,11 +210,13 @@ class Trainer(DistributeWorker):
         Returns:
             The result of `poll_save`.
         """
-        saving = SaveOptions(not wait, self.run.weights.shard)
-        top, parts = Path(folder), self._list_checkpoint_parts(saving)
-        self._saving = BackgroundWrite(
-            top, "dense weights", lambda: seal_files(top, [path for write in parts for path in write(top)])
-        )
+        checkpoint = Path(folder)
+        writers = self._list_checkpoint_parts(SaveOptions(copy=not wait, shard_bytes=self.run.weights.shard))
+
+        def write_all() -> Written:
+            return seal_files(checkpoint, [path for write in writers for path in write(checkpoint)])
+
+        self._saving = BackgroundWrite(checkpoint, "dense weights", write_all)
         return self.poll_save(wait)
 
     @method(while_offloaded=True)
@@ -227,11 +229,11 @@ class Trainer(DistributeWorker):
 
     def _list_checkpoint_parts(self, saving: SaveOptions) -> list[Callable[[Path], list[Path]]]:
         """Return functions that write this rank's parts into a checkpoint folder and return the paths that they wrote."""
-        dense = self.dense.snapshot(saving)
-        parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
+        write_dense = self.dense.snapshot(saving)
+        writers: list[Callable[[Path], list[Path]]] = [lambda folder: write_dense(folder / "dense")]
         if self.rank == 0 and (sha256 := getattr(self.model, "base_sha256", None)) is not None:
-            parts.append(partial(write_base, sha256))
-        return parts + (self._learner.list_checkpoint_parts(saving) if self._learner is not None else [])
+            writers.append(partial(write_base, sha256))
+        return writers + (self._learner.list_checkpoint_parts(saving) if self._learner is not None else [])
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
@@ -266,23 +268,18 @@ class Trainer(DistributeWorker):
 
     def _build_engine(self, model: torch.nn.Module) -> dict[str, Any]:
         """Create the engine of a model and the buckets in which its weights are published, and return the result of `open`."""
-        parameters = sum(p.numel() for p in model.parameters())
+        parameter_count = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
         publishing = self.run.weights
-        block = publishing.block if publishing.publish == "delta" else 0
-        self._outgoing = OutgoingWeights(self._engine.describe_weights(), publishing.bucket, block)
-        built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
-        no_cache_reason = getattr(model, "no_cache", None)
-        return built | (
-            {
-                "notes": [
-                    f"the model computes the whole history again for each code of a beam: {no_cache_reason}"
-                ]
-            }
-            if no_cache_reason
-            else {}
-        )
+        block_bytes = publishing.block if publishing.publish == "delta" else 0
+        self._outgoing = OutgoingWeights(self._engine.describe_weights(), publishing.bucket, block_bytes)
+        built: dict[str, Any] = {"parameters": parameter_count, "buckets": len(self._outgoing.buckets)}
+        if no_cache_reason := getattr(model, "no_cache", None):
+            built["notes"] = [
+                f"the model computes the whole history again for each code of a beam: {no_cache_reason}"
+            ]
+        return built
 
     @property
     def dense(self) -> EngineRuntime:
@@ -297,7 +294,7 @@ class Trainer(DistributeWorker):
 
     @property
     def sparse(self) -> ShardedTables:
-        """This rank's part of the sparse tables: those of a fused shard, or a client of shards in separate processes."""
+        """The sparse tables: those of the fused shard, or a client of shards in separate processes."""
         return self._sparse or self._shard.sparse
 
     @property
@@ -313,7 +310,7 @@ class Trainer(DistributeWorker):
         self.dense.restart()
 
     def get_learner(self, stage: StageSetup) -> StageLearner:
-        """Return the learner of the current stage; it is created if necessary."""
+        """Return the learner of a stage. If the current learner is of another stage, a new one replaces it."""
         if self._learner is None or self._learner.stage != stage:
             self._learner = self._make_learner(stage)
         return self._learner
@@ -323,7 +320,7 @@ class Trainer(DistributeWorker):
         return load_heavy(stage.learner)(self._make_context(), stage)
 
     def _make_context(self) -> LearnerContext:
-        """Create the context of a learner."""
+        """Return the objects that a learner shares with this trainer."""
         return LearnerContext(
             run=self.run,
             corpus=self.corpus,

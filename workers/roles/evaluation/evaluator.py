@@ -39,7 +39,7 @@ class Evaluator(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts, and run user-defined baselines on a selected events to find errors in them early.
+        """Open the artifacts, and run user-defined baselines on a few events to find errors in them early.
 
         Args:
             folders: Folders of the artifacts.
@@ -60,7 +60,7 @@ class Evaluator(DistributeWorker):
             self.run.history,
             lambda: self.corpus.transitions,
         )
-        if not self.rank:
+        if self.rank == 0:
             self._fitting.rehearse()
 
     def set_events(self, seq: Sequences) -> None:
@@ -81,7 +81,7 @@ class Evaluator(DistributeWorker):
             "detail": {split: {"exhaustive": {group: metrics}}}, "shown": recommended titles for each user that reports show,
             "lists": statistics of the first ten items on test, "segments": descriptions of the segments, and "trained": facts
             about the training, if the baseline has them. {"fitting": number of fitted parts} means that the fit is not complete:
-            call again. Validations can run between these calls. Other ranks than the first return {}.
+            call again. Validations can run between these calls. Ranks other than 0 return {}.
         """
         if self.rank:
             return {}
@@ -90,17 +90,17 @@ class Evaluator(DistributeWorker):
             return {"fitting": baseline}
 
         def compute_scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
-            votes = getattr(baseline, "votes", None)
-            if votes is not None:
-                sparse_votes: SparseVotes = votes(self.corpus.seq, users, positions)
-                return self.ranker.make_sparse_scores(len(users), sparse_votes)
+            compute_votes = getattr(baseline, "votes", None)
+            if compute_votes is not None:
+                votes: SparseVotes = compute_votes(self.corpus.seq, users, positions)
+                return self.ranker.make_sparse_scores(len(users), votes)
             scores = baseline.scores(self.corpus.seq, users, positions)
             return check_scores(name, scores, len(users), len(self.corpus.items))
 
         self.ranker.forget_votes()
         facts = getattr(baseline, "trained", None)
-        answer = self._store_ranks(name, [self.ranker.rank_share(compute_scores)])
-        return answer | ({"trained": dict(facts)} if facts else {})
+        result = self._store_ranks(name, [self.ranker.rank_share(compute_scores)])
+        return result | ({"trained": dict(facts)} if facts else {})
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -138,28 +138,33 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
-        """Rank the validation events of at most 2,000 users with a checkpoint of the running stage.
+        """Rank the validation events of at most 2,000 users with a checkpoint of the running stage, and store their ranks.
 
         Args:
             name: Name of the stage.
             folder: Folder of the checkpoint.
 
         Returns:
-            {"metrics": metrics over all ranked events, "nats": mean per event, "events": number of events}.
+            {"metrics": metrics over all ranked events, "nats": mean negative log-probability of the targets,
+            "events": number of events}.
         """
         if self.rank:
             return {}
         users, _ = self.ranker.prompts["valid"]
-        selected = select_validation_events(users, self.run.seed)
+        is_selected = select_validation_events(users, self.run.seed)
         recommender, scores = self._load_model(folder)
-        nats = TargetNats(scores, self.ranker.get_target_items)
+        recorded_scores = TargetNats(scores, self.ranker.get_target_items)
         if self.ranker.scores_all:
-            board = self.ranker.rank_exhaustively(nats, "valid", selected)
+            board = self.ranker.rank_exhaustively(recorded_scores, "valid", is_selected)
         else:
-            board = self.ranker.rank_by_beam(recommender, "valid", selected)
+            board = self.ranker.rank_by_beam(recommender, "valid", is_selected)
         file = self._get_validation_path(name, Path(folder).name)
-        np.savez(file, ranks=board.ranks, nats=nats.values, user=users[selected])
-        return {"metrics": board.summarise()["all"], "nats": nats.mean, "events": int(selected.sum())}
+        np.savez(file, ranks=board.ranks, nats=recorded_scores.values, user=users[is_selected])
+        return {
+            "metrics": board.summarise()["all"],
+            "nats": recorded_scores.mean,
+            "events": int(is_selected.sum()),
+        }
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
@@ -183,7 +188,7 @@ class Evaluator(DistributeWorker):
         return self.ranker.compare_validations(ranks_a, ranks_b)
 
     def _get_validation_path(self, name: str, folder: str) -> Path:
-        """Return the path of the file with the ranks of a validation."""
+        """Return the path of the ranks that `validate` stores for a stage and the folder name of a checkpoint."""
         return self._results / f"{name}.valid.{folder}.npz"
 
     @method(collect="first", pairs=Replicate)
@@ -234,13 +239,13 @@ class Evaluator(DistributeWorker):
         return recommender, ModelScores(recommender)
 
     def _rank_share(self, folder: str, share: int = 0, shares: int = 1) -> RankedShare:
-        """Rank one share of the events with a checkpoint."""
+        """Rank one share of the events with a checkpoint; by default all events."""
         recommender, scores = self._load_model(folder)
         return self.ranker.rank_share(scores, recommender, share, shares)
 
     def _store_ranks(self, name: str, parts: Sequence[RankedShare]) -> dict[str, Any]:
         """Combine the shares of a subject, store its ranks, and return its metrics."""
-        answer, ranks = self.ranker.combine_shares(parts)
+        result, ranks = self.ranker.combine_shares(parts)
         np.savez(self._results / f"{name}.npz", **ranks)  # type: ignore[arg-type]
         get_device(HOST).release()
-        return answer
+        return result

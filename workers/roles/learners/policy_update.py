@@ -40,7 +40,9 @@ from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_p
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
-_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance", "weights_version", "scene")
+# Fields of the rollouts that a step reads.
+_FIELDS = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance", "weights_version", "scene")
+_LOSS_SUMS = 4  # Number of sums over codes that every algorithm has: loss, kl, clipped and ratio.
 
 
 @dataclass(frozen=True)
@@ -77,67 +79,69 @@ class PolicyUpdate:
 
     def step(self, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Take the optimizer steps of an RL step and return its record (`Trainer.update`)."""
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         self.context.model.eval()
-        beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
-        beams["valid"], scores, scored = drop_unscored(beams["valid"], scores)
-        apart, weight = self._measure_mismatch(beams) if self.stage.mismatch else ({}, None)
+        beams = {name: np.ascontiguousarray(beams[name]) for name in _FIELDS if name in beams}
+        beams["valid"], scores, scored_prompts = drop_unscored(beams["valid"], scores)
+        mismatch, weight = self._correct_mismatch(beams) if self.stage.mismatch else ({}, None)
         advantage, valid_UW = self._advantages.compute(beams, scores, weight)
-        watched = self._metrics.measure_exactly(beams)
+        exact_sums = self._metrics.measure_exactly(beams)
         lr = self.stage.lr.compute_rate(step, self.stage.steps)
-        norm, totals, counts, skipped = 0.0, None, 0.0, 0
-        held = bool(apart) and should_skip_step(apart, self.stage.mismatch)
-        if self.critic is not None and self._count_passes() > 1 and not held:
+        norm, totals, code_count, skipped_updates = 0.0, None, 0.0, 0
+        is_stopped = bool(mismatch) and should_skip_step(mismatch, self.stage.mismatch)
+        if self.critic is not None and self._count_updates() > 1 and not is_stopped:
             beams["value"] = self._compute_values(beams)
-        for part in self._draw_minibatches(step, len(valid_UW)) if not held else ():
-            count, sums = self._accumulate_minibatch(
+        for part in self._draw_minibatches(step, len(valid_UW)) if not is_stopped else ():
+            minibatch_codes, sums = self._accumulate_minibatch(
                 step, select_rows(beams, part), select_advantages(advantage, part), valid_UW[part]
             )
             norm = self._take_optimizer_step(lr)
-            skipped += not math.isfinite(norm)
-            counts, totals = counts + count, sums if totals is None else totals + sums
+            skipped_updates += not math.isfinite(norm)
+            code_count, totals = code_count + minibatch_codes, sums if totals is None else totals + sums
         self._update_reference()
         self.context.sparse.stop()
         if totals is None:
-            totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
-        flat = float(advantage.small_groups + advantage.flat_groups)
-        missed = float((~self._prompts.find_hits(beams)).all(1).sum())
-        all_prompts = float(len(valid_UW))
-        facts = self.context.member.sum_over_trainers(
-            flat, missed, scored, *watched, *sum_scores(beams["valid"], scores), all_prompts
+            totals, code_count = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64), 1.0
+        prompt_sums = self.context.member.sum_over_trainers(
+            float(advantage.small_groups + advantage.flat_groups),
+            float((~self._prompts.find_hits(beams)).all(1).sum()),
+            scored_prompts,
+            *exact_sums,
+            *sum_scores(beams["valid"], scores),
+            float(len(valid_UW)),
         )
         record = self._metrics.make_record(
-            self.context.member.sum_over_trainers(*totals.tolist()), counts, facts, list(scores)
+            self.context.member.sum_over_trainers(*totals.tolist()), code_count, prompt_sums, list(scores)
         )
-        apart |= {"mismatch/stopped": float(held)} if apart else {}
-        record |= (
-            self._metrics.measure_scenes(beams, scores, record) | self._metrics.measure_breadth(beams) | apart
-        )
-        record |= {"skipped": float(skipped)} if skipped else {}
+        record |= self._metrics.measure_scenes(beams, scores, record)
+        record |= self._metrics.measure_breadth(beams)
+        if mismatch:
+            record |= mismatch | {"mismatch/stopped": float(is_stopped)}
+        record |= {"skipped": float(skipped_updates)} if skipped_updates else {}
         norm = norm if math.isfinite(norm) else 0.0
-        return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
+        return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - started_at}
 
-    def _measure_mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
-        """Measure the difference between rollout and trainer under the same weights.
+    def _correct_mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
+        """Replace `logp` of the beams by the trainer's log-probabilities, and measure the difference.
 
-        Replaces `logp` of the beams by the trainer's log-probabilities.
+        Both are computed under the weights that generated the beams.
 
         Returns:
             The metrics, and the correction weight of each beam or level; None without correction.
         """
         rollout_UWL, options = beams["logp"], self.stage.mismatch
         beams["logp"] = self._recompute_log_prob(beams)
-        arguments = (
+        corrections = compute_corrections(
             torch.from_numpy(beams["logp"]),
             torch.from_numpy(rollout_UWL),
             torch.from_numpy(beams["valid"]),
+            options["correct"],
+            options["cap"],
         )
-        corrections = compute_corrections(*arguments, options["correct"], options["cap"])
-        return summarise_mismatch(
-            self.context.member.sum_over_trainers(*corrections.sums.tolist()), rollout_UWL.shape[-1]
-        ), corrections.weight_UW
+        sums = self.context.member.sum_over_trainers(*corrections.sums.tolist())
+        return summarise_mismatch(sums, rollout_UWL.shape[-1]), corrections.weight_UW
 
-    def _count_passes(self) -> int:
+    def _count_updates(self) -> int:
         """Return the number of optimizer steps per rollout."""
         options = self.stage.algorithm
         return int(options.get("epochs", 1)) * int(options.get("minibatches", 1))
@@ -146,8 +150,8 @@ class PolicyUpdate:
     def _compute_values(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Compute the critic's values [U, W, L] of the beams before the first pass over this rollout."""
         assert self.critic is not None
-        out = np.zeros(beams["logp"].shape, np.float32)
-        parts = split_by_size(np.ones(len(out), np.int64), self.stage.chunk)
+        value_UWL = np.zeros(beams["logp"].shape, np.float32)
+        parts = split_by_size(np.ones(len(value_UWL), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
@@ -155,48 +159,52 @@ class PolicyUpdate:
                 move_batch(chunk.batch, self.context.device), chunk.spread(rows)
             )
             sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.context.device)
-            out[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
-        return out
+            value_UWL[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
+        return value_UWL
 
     @torch.no_grad()
     def _recompute_log_prob(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Compute the trainer's log-probabilities [U, W, L] of the beams under the weights that generated them."""
-        out = np.zeros_like(beams["logp"])
-        made = beams.get("weights_version", np.full(len(out), -1))
-        parts = [
-            np.flatnonzero(made == version)[part]
-            for version in np.unique(made)
-            for part in split_by_size(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
+        logp_UWL = np.zeros_like(beams["logp"])
+        versions_U = beams.get("weights_version", np.full(len(logp_UWL), -1))
+        parts = [  # Each has prompts of one version, and at most `chunk` of them.
+            np.flatnonzero(versions_U == version)[part]
+            for version in np.unique(versions_U)
+            for part in split_by_size(np.ones(int((versions_U == version).sum()), np.int64), self.stage.chunk)
         ]
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            some, batch = select_rows(beams, part), move_batch(chunk.batch, self.context.device)
-            version = self.versions.get(int(made[part[0]])) if len(part) else None
-            model = self.context.model if version is None else version.model
-            sid_UWL = torch.from_numpy(some["sid"]).to(self.context.device)
-            cache = model.prefill(batch, chunk.spread(restore_policy_rows(version, share.keys, rows)))
-            votes = self._prompts.compute_votes(some, version)
-            out[part] = (
+            chunk_beams, batch = select_rows(beams, part), move_batch(chunk.batch, self.context.device)
+            policy = self.versions.get(int(versions_U[part[0]])) if len(part) else None
+            model = self.context.model if policy is None else policy.model
+            sid_UWL = torch.from_numpy(chunk_beams["sid"]).to(self.context.device)
+            cache = model.prefill(batch, chunk.spread(restore_policy_rows(policy, share.keys, rows)))
+            votes = self._prompts.compute_votes(chunk_beams, policy)
+            logp_UWL[part] = (
                 compute_policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes).cpu().numpy()
             )
-        return out
+        return logp_UWL
 
-    def _draw_minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
+    def _draw_minibatches(self, step: int, prompt_count: int) -> Iterator[np.ndarray]:
         """Yield the indices of this rank's prompts per mini-batch, shuffled if a pass has several."""
         options = self.stage.algorithm
-        parts = int(options.get("minibatches", 1))
+        minibatches = int(options.get("minibatches", 1))
         for epoch in range(int(options.get("epochs", 1))):
-            order = np.arange(prompts)
-            if parts > 1:
+            order = np.arange(prompt_count)
+            if minibatches > 1:
                 words = self.stage.name, step, epoch, self.context.member.rank, "minibatches"
-                order = rng(self.context.run.seed, *words).permutation(prompts)
-            yield from np.array_split(order, parts)
+                order = rng(self.context.run.seed, *words).permutation(prompt_count)
+            yield from np.array_split(order, minibatches)
 
     def _accumulate_minibatch(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor
     ) -> tuple[float, Tensor]:
-        """Compute the gradients of one mini-batch, and return the count of all ranks and the sums over this rank's codes."""
+        """Compute the gradients of one mini-batch.
+
+        Returns:
+            The number of codes of all ranks, and the sums over this rank's codes (`_compute_gradients`).
+        """
         used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
         count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
         count = max(self.context.member.sum_over_trainers(count)[0], 1.0)
@@ -223,28 +231,28 @@ class PolicyUpdate:
     def _compute_gradients(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor, count: float
     ) -> Tensor:
-        """Compute the gradients of the loss, one chunk of prompts at a time.
+        """Compute the gradients of the loss, one chunk of prompts at a time, and update the rows if the stage trains them.
 
         Returns:
-            Sums over this rank's codes of loss, kl, clipped, ratio and the algorithm's further values.
+            Sums over this rank's codes of loss, kl, clipped, ratio and the algorithm's further values, [4 + n] float64.
         """
         parts = split_by_size(np.ones(len(valid_UW), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
-        learn = self.stage.sparse_lr is not None
-        if learn:
+        trains_rows = self.stage.sparse_lr is not None
+        if trains_rows:
             self._store_rows(share)
-        rows = self._pull_trained_rows(share) if learn else share.pull_frozen_rows(self.context.sparse)
-        sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
+        rows = self._pull_trained_rows(share) if trains_rows else share.pull_frozen_rows(self.context.sparse)
+        sums = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
             with self.context.meter.time_section("dense"):
                 policy = self._compute_loss(
                     chunk, rows, select_rows(beams, part), select_advantages(advantage, part), valid_UW[part]
                 )
                 self.context.dense.backward(policy.loss / count)
-            each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
-            more = [policy.more[name] for name in self.algorithm.more]
-            sums += torch.tensor([float(value) for value in (*each, *more)], dtype=torch.float64)
-        if learn:
+            chunk_sums = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
+            more_sums = [policy.more[name] for name in self.algorithm.more]
+            sums += torch.tensor([float(value) for value in (*chunk_sums, *more_sums)], dtype=torch.float64)
+        if trains_rows:
             self._push_rows(step, share, rows)
         return sums
 
@@ -257,21 +265,22 @@ class PolicyUpdate:
         if not policies:
             return
         for table, keys in share.keys.items():
-            changing = self.context.member.gather_distinct_keys(keys)
-            missing = [policy.find_missing_keys(table, changing) for policy in policies]
-            some = torch.cat(missing).unique()
-            rows = self.context.sparse.pull(table, some, train=False).detach().clone().to(self.context.device)
+            changing_keys = self.context.member.gather_distinct_keys(keys)
+            missing = [policy.find_missing_keys(table, changing_keys) for policy in policies]
+            new_keys = torch.cat(missing).unique()
+            rows = self.context.sparse.pull(table, new_keys, train=False).detach().clone()
+            rows = rows.to(self.context.device)
             for policy in policies:
-                policy.store(table, some, rows)
+                policy.store(table, new_keys, rows)
 
     def _update_reference(self) -> None:
         """Move the reference towards the policy as an exponential moving average, if the algorithm has this option."""
-        how = self.stage.algorithm.get("reference")
-        if self.reference is None or not isinstance(how, Mapping) or not how.get("ema"):
+        options = self.stage.algorithm.get("reference")
+        if self.reference is None or not isinstance(options, Mapping) or not options.get("ema"):
             return
         self.reference.follow(
             self.context.model,
-            how["ema"],
+            options["ema"],
             lambda table, keys: self.context.sparse.pull(table, keys, train=False).detach(),
         )
 
@@ -283,8 +292,8 @@ class PolicyUpdate:
     def _push_rows(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
         """Update the rows with the stage's `sparse_lr`, which follows the schedule of the dense rate."""
         assert self.stage.sparse_lr is not None
-        rate = self.stage.lr
-        lr = self.stage.sparse_lr * rate.compute_rate(step, self.stage.steps) / rate.peak
+        dense_rate = self.stage.lr.compute_rate(step, self.stage.steps)
+        lr = self.stage.sparse_lr * dense_rate / self.stage.lr.peak
         for table, keys in share.keys.items():
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
             assert grad is not None
@@ -311,42 +320,41 @@ class PolicyUpdate:
             valid_UW: Mask of the valid beams.
         """
         sid_UWL, old_UWL = (torch.from_numpy(beams[name]).to(self.context.device) for name in ("sid", "logp"))
-        batch, spread, width = (
-            move_batch(chunk.batch, self.context.device),
-            chunk.spread(rows),
-            sid_UWL.shape[1],
-        )
-        target = self.algorithm.needs_target(self.stage.algorithm)
-        if target:
-            taken_UL = torch.from_numpy(self._prompts.find_targets(beams)).to(self.context.device)
-            sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
-        arguments = sid_UWL, self.context.corpus.trie
-        both_UWL = None
+        batch, width = move_batch(chunk.batch, self.context.device), sid_UWL.shape[1]
+        needs_target = self.algorithm.needs_target(self.stage.algorithm)
+        if needs_target:  # The target follows the beams as one more beam.
+            target_UL = torch.from_numpy(self._prompts.find_targets(beams)).to(self.context.device)
+            sid_UWL = torch.cat([sid_UWL, target_UL[:, None].to(sid_UWL.dtype)], 1)
+        trie = self.context.corpus.trie
+        reference_UWL = None
         if self.reference is not None:
             with torch.no_grad():
-                frozen = chunk.spread(restore_policy_rows(self.reference, chunk.keys, rows))
-                cache = self.reference.model.prefill(batch, frozen)
+                reference_rows = chunk.spread(restore_policy_rows(self.reference, chunk.keys, rows))
+                cache = self.reference.model.prefill(batch, reference_rows)
                 votes = self._prompts.compute_votes(beams, self.reference)
-                both_UWL = compute_policy_log_prob(self.reference.model, cache, *arguments, votes)
-        cache = self.context.model.prefill(batch, spread)
-        logp_UWL = compute_policy_log_prob(
-            self.context.model, cache, *arguments, self._prompts.compute_votes(beams)
+                reference_UWL = compute_policy_log_prob(self.reference.model, cache, sid_UWL, trie, votes)
+        cache = self.context.model.prefill(batch, chunk.spread(rows))
+        votes = self._prompts.compute_votes(beams)
+        logp_UWL = compute_policy_log_prob(self.context.model, cache, sid_UWL, trie, votes)
+        inputs = LossInputs(
+            logp_UWL=logp_UWL[:, :width],
+            old_UWL=old_UWL,
+            advantage_UW=advantage.value.to(self.context.device),
+            valid_UW=valid_UW.to(self.context.device),
+            ref_UWL=None if reference_UWL is None else reference_UWL[:, :width],
+            target_UL=logp_UWL[:, -1] if needs_target else None,
+            target_ref_UL=reference_UWL[:, -1] if needs_target and reference_UWL is not None else None,
+            taken_UW=torch.from_numpy(self._prompts.find_hits(beams)).to(self.context.device)
+            if needs_target
+            else None,
+            value_UWL=None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
+            group_U=advantage.group_U,
+            weight_UW=self._advantages.compute_draw_weights(beams, valid_UW),
+            baseline_UWL=torch.from_numpy(beams["value"]).to(self.context.device)
+            if "value" in beams
+            else None,
         )
-        policy = LossInputs(
-            logp_UWL[:, :width],
-            old_UWL,
-            advantage.value.to(self.context.device),
-            valid_UW.to(self.context.device),
-            None if both_UWL is None else both_UWL[:, :width],
-            logp_UWL[:, -1] if target else None,
-            both_UWL[:, -1] if target and both_UWL is not None else None,
-            torch.from_numpy(self._prompts.find_hits(beams)).to(self.context.device) if target else None,
-            None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
-            advantage.group_U,
-            self._advantages.compute_draw_weights(beams, valid_UW),
-            torch.from_numpy(beams["value"]).to(self.context.device) if "value" in beams else None,
-        )
-        return load_heavy(self.algorithm.loss)(policy, self.stage.algorithm)
+        return load_heavy(self.algorithm.loss)(inputs, self.stage.algorithm)
 
     def _sum_gradient(self, flat: Tensor) -> Tensor:
         """Sum a flat gradient over all ranks in place."""

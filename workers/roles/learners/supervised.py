@@ -50,7 +50,7 @@ from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 # Batches in flight if rows are exchanged between processes: with three, `bench embedding` overlaps 80 % of the
 # shorter of communication and computation.
 IN_FLIGHT = 3
-_PAGES_EVERY = 64  # Number of steps between two releases of memory-mapped pages.
+_STEPS_PER_RELEASE = 64  # Number of steps between two releases of memory-mapped pages.
 
 # Shapes: M unique keys, D width.
 
@@ -61,7 +61,7 @@ class SupervisedLearner(StageLearner):
     def __init__(self, context: LearnerContext, stage: StageSetup):
         super().__init__(context, stage)
         self.precision = StepPrecision(stage.precision)
-        self._opened: Samples | None = None
+        self._opened_samples: Samples | None = None
         self._skipped = 0  # Successive steps that were skipped because a loss or gradient was not finite.
         self._last_record_at = 0.0
         self._pipeline: PrefetchPipeline | None = None
@@ -74,30 +74,34 @@ class SupervisedLearner(StageLearner):
                 waited for its samples (`waited`).
         """
         context, stage = self.context, self.stage
-        # Measured once, before the step timer starts.
+        # The rate is measured and cached before the step timer starts, so that the first step does not include it.
         measure_matmul_rate(context.device, stage.precision.use)
         self._last_record_at = time.perf_counter()
-        context.meter.take_counts()
-        distributed = context.sparse.layout.world > 1 or context.run.joins
+        context.meter.take_counts()  # Drop counts of earlier work.
+        waits_for_rows = context.sparse.layout.world > 1 or context.run.joins
         self._pipeline = pipeline = PrefetchPipeline(
             context.sparse,
             self.read_batch,
             lambda batch: batch.keys,
             self.take_step,
-            depth=context.run.in_flight or (IN_FLIGHT if distributed else 1),
-            step=lambda step: stage.first + step + 1,
+            depth=context.run.in_flight or (IN_FLIGHT if waits_for_rows else 1),
+            step=lambda step: stage.first + step + 1,  # Rows count the steps of the whole run from 1.
             lr=self._compute_table_rate,
             timeout_s=context.run.deadlines.step.scale_by(2),
             learns=not stage.frozen_rows,
         )
         records = pipeline.run(start, stop)
         context.sparse.stop()
-        if start // _PAGES_EVERY != stop // _PAGES_EVERY:
+        if start // _STEPS_PER_RELEASE != stop // _STEPS_PER_RELEASE:
             context.corpus.release_pages()
         return records
 
     def read_batch(self, step: int) -> Any:
-        """Read this rank's part of a step, with the sparse keys that it needs (`keys` by table)."""
+        """Read this rank's samples of a step.
+
+        Returns:
+            A `StepShare`, or the batch type of a subclass; its `keys` are the sparse keys by table.
+        """
         samples = self.samples.batch(step, self.context.rank, self.context.world)
         return StepShare(
             samples, self.context.run.features, self.context.device, self.loss.draw_negatives(step)
@@ -146,20 +150,21 @@ class SupervisedLearner(StageLearner):
             the previous record.
         """
         lr = self.stage.lr.compute_rate(step, self.stage.steps)
-        context, precision, scale = self.context, self.precision, {}
+        context, precision = self.context, self.precision
+        scale_record: dict[str, float] = {}
         if not are_all_finite([torch.tensor(loss), *grads.values()]):
             # Non-finite dense gradients make all ranks skip the step after the all-reduce.
             poison(list_gradients(context.dense))
+        # Both calls must run, since each unscales its gradients.
         finite = precision.unscale_gradients(list_gradients(context.dense)) & precision.unscale_gradients(
             grads.values()
         )
         is_applied = not precision.scales or context.member.sum_over_trainers(float(not finite))[0] == 0.0
         if precision.scales:
-            scale = {"scale": precision.scale, "skipped": float(not is_applied)}
+            scale_record = {"scale": precision.scale, "skipped": float(not is_applied)}
         precision.update_loss_scale(is_applied)
-        overflows = (
-            not is_applied and math.isfinite(loss) and precision.scale > 1
-        )  # The step may succeed with a smaller scale.
+        # After an overflow of fp16 the step may succeed with a smaller scale, so it does not count as a bad step.
+        overflows = not is_applied and math.isfinite(loss) and precision.scale > 1
         norm = self._clip(keys, grads) if is_applied else math.inf
         is_applied = math.isfinite(norm)
         if is_applied:
@@ -167,10 +172,10 @@ class SupervisedLearner(StageLearner):
                 context.dense.step(lr)
         else:
             skip_step(context.dense)
-            scale |= {"skipped": 1.0}
+            scale_record |= {"skipped": 1.0}
         self._skipped = 0 if is_applied or overflows else self._skipped + 1
         if self._skipped:
-            scale["skipped_in_a_row"] = float(self._skipped)
+            scale_record["skipped_in_a_row"] = float(self._skipped)
         if self._ledger is not None:
             self._ledger.apply_step(step)
         previous_at, self._last_record_at = self._last_record_at, time.perf_counter()
@@ -179,17 +184,18 @@ class SupervisedLearner(StageLearner):
             "events": events,
             "lr": lr,
             "norm": norm if is_applied else 0.0,
-            **scale,
+            **scale_record,
             "seconds": self._last_record_at - previous_at,
             "waited": self._pipeline.waited_s if self._pipeline else 0.0,
-            **self._measure(),
+            **self._take_measurements(),
         }
         return grads if is_applied else None, record
 
     def seed_dropout(self, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""
         words = (self.stage.name, step, self.context.rank, "dropout", *([chunk] if chunk else []))
-        get_device(self.context.device).seed(hash_words(self.context.run.seed, *words) >> 1)
+        seed = hash_words(self.context.run.seed, *words) >> 1  # 63 bits fit into every generator.
+        get_device(self.context.device).seed(seed)
 
     @cached_property
     def loss(self) -> SupervisedLoss:
@@ -199,12 +205,12 @@ class SupervisedLearner(StageLearner):
     @property
     def samples(self) -> Samples:
         """The source of the stage's samples, opened at first use."""
-        if self._opened is None:
+        if self._opened_samples is None:
             request = self.make_request()
-            self._opened = (
+            self._opened_samples = (
                 RlTargets(request) if self.stage.rl_targets else open_source(self.context.run.source, request)
             )
-        return self._opened
+        return self._opened_samples
 
     def make_request(self) -> SampleRequest:
         """Return the request that opens the source of the stage's samples, with one sample per user."""
@@ -227,19 +233,25 @@ class SupervisedLearner(StageLearner):
         if rank == 0 and (state := self.precision.get_state()):
             parts.append(partial(write_precision, state))
         if (ledger := self._ledger) is not None:
-            notes = partial(write_notes, ledger.dump_notes(), rank)
-            parts.append(notes if rank else partial(write_snapshot, ledger.snapshot()))
-        if self._opened is not None and (state := self._opened.state()):
+            write_rank_notes = partial(write_notes, ledger.dump_notes(), rank)
+            parts.append(write_rank_notes if rank else partial(write_snapshot, ledger.snapshot()))
+        if self._opened_samples is not None and (state := self._opened_samples.state()):
             parts.append(partial(write_state, json.dumps(dict(state)), rank, world))
         return parts
 
     @property
     def _ledger(self) -> SampleLedger | None:
         """The ledger of the samples; None before the first batch, or if the source keeps none."""
-        return self._opened.ledger if isinstance(self._opened, CountedSource) else None
+        return self._opened_samples.ledger if isinstance(self._opened_samples, CountedSource) else None
 
     def _build_request(self, unit: str, *data: Any, joins: Any = None) -> SampleRequest:
-        """Return a sample request whose unit is "users" or "events"; `data` are its arguments after `features`."""
+        """Return a sample request.
+
+        Args:
+            unit: Unit of a sample, "users" or "events".
+            *data: Arguments of `SampleRequest` after `features`.
+            joins: Stores whose columns are joined to the samples.
+        """
         run, stage = self.context.run, self.stage
         size, features = (stage.users, run.history), tuple(run.features)
         return SampleRequest(
@@ -260,8 +272,8 @@ class SupervisedLearner(StageLearner):
             torch._foreach_mul_(list(grads.values()), compute_clip_factor(norm, learning.clip))
             return norm
 
-    def _measure(self) -> dict[str, float]:
-        """Return the measurements of the step meter since the last record, including the time of sparse work."""
+    def _take_measurements(self) -> dict[str, float]:
+        """Return the measurements of the step meter since the last record, with the time of sparse work, and reset them."""
         if self._pipeline is not None:
             self.context.meter.add_seconds("sparse", self._pipeline.sparse_s)
             self._pipeline.sparse_s = 0.0
