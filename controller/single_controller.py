@@ -1,9 +1,9 @@
-"""The actor that runs the controller of a run: it plans, drives groups and writes checkpoints, and holds references, never rows.
+"""SingleController: the actor that runs a run. It plans, calls the worker groups and writes checkpoints.
 
-It works on its own thread from its creation on, while `poll`, `renew` and `stop` answer. Ray restarts it when it is
-killed: it then removes what its predecessor left and continues from the newest checkpoint. A lost worker is handled in
-the same way without a restart. Without the lease of its driver, it writes a checkpoint and stops everything, including
-itself.
+The run is executed on a thread that starts with the actor, while the methods `poll`, `renew` and `stop` can be called. Only
+references to the data of workers pass through the actor. If it is killed, Ray restarts it; it then removes the processes
+that are left and continues from the newest checkpoint. If a worker is lost, it does the same without being restarted. When
+the lease of its driver has expired, it writes a checkpoint and stops all processes of the run, including itself.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.errors import NonetError
 
-DONE, STOPPED, FAILED = "done", "stopped", "failed"
-MOST_RECOVERIES = 3
+DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
+MOST_RECOVERIES = 3  # attempts that may fail in a row without a new checkpoint before the run fails
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerTask:
-    """The run of a controller.
+    """The run that a controller executes.
 
     Attributes:
         scenario: The scenario.
         folder: The folder of the scenario's own files.
         run: The folder of the run.
         resume: Whether to continue from the newest checkpoint.
-        detached: Whether the run continues without a driver and the controller ends with it.
-        timeout_s: How long workers and run continue without a sign of life (docs/explanation/design.md, section 5).
+        detached: Whether the run needs no driver; its controller then ends when the run has ended.
+        timeout_s: Seconds without a heartbeat after which workers exit, and without a renewed lease after which the run stops
+            (docs/explanation/design.md, section 5).
         token: The text that the driver wrote to the folder of the run; the controller must be able to read it.
     """
 
@@ -63,26 +64,30 @@ class SingleController:
         self._task, self._run = task, RunFolder(Path(task.run))
         self._run.path.mkdir(parents=True, exist_ok=True)
         self._recorder = Recorder(self._run.path, self._run.id)
-        self._stop = threading.Event()
+        self._stop_requested = threading.Event()
         self._outcome: dict[str, Any] | None = None
         self._expired_at: float | None = None
         self._lease = Lease(task.timeout_s, detached=task.detached)
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
-        self._me = ray.get_runtime_context().current_actor
-        self._watch = Heartbeat(self._check_lease, task.timeout_s / 6)
+        self._own_handle = ray.get_runtime_context().current_actor
+        self._lease_heartbeat = Heartbeat(self._check_lease, task.timeout_s / 6)
         threading.Thread(target=self._run_task, name="conduct", daemon=True).start()
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
-        """Renew the lease and return {"pid", "events" from number `seen` on, "outcome"}.
+        """Renew the lease, and return the new events and the outcome of the run.
 
-        The outcome is None while the run works, then {"state": done | stopped | failed, "error", "traceback",
-        "exit_code"}. After a restart the pid changes and the numbers of events begin again.
+        Args:
+            seen: The number of events that the caller has seen.
+
+        Returns:
+            {"pid", "events", "outcome"}. The outcome is None while the run works, then {"state": done | stopped | failed,
+            "error", "traceback", "exit_code"}. After a restart, the pid changes and the numbers of events begin again.
         """
         self._lease.renew()
-        if warning := self._watch.pop_warning():
+        if warning := self._lease_heartbeat.pop_warning():
             self._recorder.add_event("note", text=warning)
-        outcome = self._outcome  # before the events, so that none of them comes after it
+        outcome = self._outcome  # read before the events, so that no event follows an outcome
         return {"pid": os.getpid(), "events": self._recorder.list_since(seen), "outcome": outcome}
 
     @ray.method(concurrency_group="control")
@@ -93,7 +98,7 @@ class SingleController:
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """Stop at the next step boundary, after a checkpoint."""
-        self._stop.set()
+        self._stop_requested.set()
 
     def _run_task(self) -> None:
         """Run the task and store its outcome for `poll`."""
@@ -101,11 +106,11 @@ class SingleController:
             if self._task.token and not self._is_restarted:
                 check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
             if self._task.detached:
-                self._lock = lock_run(self._run)  # until this process ends; else the driver holds it
+                self._lock = lock_run(self._run)  # held until this process ends; else the driver holds it
             outcome = {"state": DONE if self._run_with_recoveries() else STOPPED}
         except NonetError as error:
-            trace = getattr(error, "traceback", "")
-            outcome = _make_failure(str(error), trace, error.exit_code)
+            worker_traceback = getattr(error, "traceback", "")
+            outcome = _make_failure(str(error), worker_traceback, error.exit_code)
         except Exception as error:
             outcome = _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), 1)
         with contextlib.suppress(Exception):
@@ -116,8 +121,8 @@ class SingleController:
             self._end_actor()
 
     def _run_with_recoveries(self) -> bool:
-        """Run the pipeline, again from the newest checkpoint after a lost worker, and return whether it reached its end."""
-        resume, left = self._task.resume, MOST_RECOVERIES
+        """Run the pipeline, after a lost worker again from the newest checkpoint; return whether it reached its end."""
+        resume, left = self._task.resume, MOST_RECOVERIES  # attempts left
         if self._is_restarted:
             resume = self._remove_processes()
             self._recorder.add_event("note", text="the controller was restarted")
@@ -131,17 +136,18 @@ class SingleController:
                 life_s=self._task.timeout_s,
             )
             try:
-                return Pipeline(session, self._recorder, self._stop.is_set).run()
+                return Pipeline(session, self._recorder, self._stop_requested.is_set).run()
             except (NonetError, RayError) as error:
-                lost = session.describe_loss(error)
+                loss = session.describe_loss(error)
                 left = MOST_RECOVERIES if self._find_newest_checkpoint() != before else left - 1
-                if lost is None or left < 1 or self._lease.is_expired:
+                if loss is None or left < 1 or self._lease.is_expired:
                     raise
             resume = self._remove_processes()
-            where = "its newest checkpoint" if resume else "the beginning"
-            self._recorder.add_event("note", text=f"{lost}; continuing from {where}")
+            start = "its newest checkpoint" if resume else "the beginning"
+            self._recorder.add_event("note", text=f"{loss}; continuing from {start}")
 
     def _find_newest_checkpoint(self) -> Path | None:
+        """Return the folder of the run's newest checkpoint; None if it has none."""
         newest = Checkpoints(self._run.checkpoints).find_newest()
         return newest[0] if newest else None
 
@@ -164,16 +170,17 @@ class SingleController:
             return
         if self._expired_at is None:
             self._expired_at = time.monotonic()
-            self._stop.set()
+            self._stop_requested.set()
         if self._outcome is not None or time.monotonic() - self._expired_at > self._task.timeout_s:
             self._end_actor()
 
     def _end_actor(self) -> None:
         """Remove the processes of the run, and end this actor without a restart."""
-        self._watch.stop()
+        self._lease_heartbeat.stop()
         reap_run(self._run.id)
-        ray.kill(self._me, no_restart=True)
+        ray.kill(self._own_handle, no_restart=True)
 
 
-def _make_failure(error: str, trace: str, exit_code: int) -> dict[str, Any]:
-    return {"state": FAILED, "error": error, "traceback": trace, "exit_code": exit_code}
+def _make_failure(error: str, traceback_text: str, exit_code: int) -> dict[str, Any]:
+    """Return the outcome of a failed run."""
+    return {"state": FAILED, "error": error, "traceback": traceback_text, "exit_code": exit_code}

@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group_table
 
 from nonet.controller.cluster.view import ClusterView, DeviceFacts, Holding, Node
 
-# Memory of devices whose name in Ray determines it; that of others (A100: 40 or 80 GB) is unknown.
+# The memory of one device by Ray's name of its type. Types with several sizes (A100: 40 or 80 GB) are left out.
 _MEMORY_GB = {
     "T4": 16,
     "L4": 24,
@@ -28,17 +28,17 @@ _MEMORY_GB = {
     "H200": 141,
     "B200": 180,
 }
-_NOT_DEVICES = ("CPU", "memory", "object_store_memory")
+_NOT_DEVICES = ("CPU", "memory", "object_store_memory")  # Ray's resources that are no accelerators
 
 
 def read_live_view() -> ClusterView:
-    """Return the nodes of the connected Ray cluster, with their free resources, and the holders of the others."""
+    """Return the live nodes of the connected Ray cluster with their free resources, and who holds the others."""
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
     holdings = tuple(_list_holdings())
-    taken: dict[tuple[str, str], float] = defaultdict(float)
+    held: dict[tuple[str, str], float] = defaultdict(float)
     for holding in holdings:
-        taken[holding.node, holding.resource] += holding.amount
-    nodes = (_make_node(node, free.get(node["NodeID"], {}), taken) for node in ray.nodes() if node["Alive"])
+        held[holding.node, holding.resource] += holding.amount
+    nodes = (_make_node(node, free.get(node["NodeID"], {}), held) for node in ray.nodes() if node["Alive"])
     return ClusterView(tuple(nodes), holdings)
 
 
@@ -51,32 +51,32 @@ def wait_for_settled_view(timeout_s: float) -> ClusterView:
     deadline = time.monotonic() + timeout_s
     while True:
         view = read_live_view()
-        taken: dict[tuple[str, str], float] = defaultdict(float)
+        held_units: dict[tuple[str, str], float] = defaultdict(float)
         for holding in view.held:
-            taken[holding.node, holding.resource] += holding.amount
-        late = any(
-            node.free[name] + taken[node.id, name] < node.total[name] - 1e-6
+            held_units[holding.node, holding.resource] += holding.amount
+        is_late = any(
+            node.free[resource] + held_units[node.id, resource] < node.total[resource] - 1e-6
             for node in view.nodes
-            for name in node.devices | {"CPU": 0}
-            if name in node.total
+            for resource in node.devices | {"CPU": 0}
+            if resource in node.total
         )
-        if not late or time.monotonic() > deadline:
+        if not is_late or time.monotonic() > deadline:
             return view
         time.sleep(0.02)
 
 
-def _make_node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str, str], float]) -> Node:
+def _make_node(node: dict[str, Any], free: dict[str, float], held: Mapping[tuple[str, str], float]) -> Node:
     """Build a node from Ray's record. Its free resources are at most those that no holder uses."""
     total, labels = dict(node["Resources"]), dict(node.get("Labels") or {})
-    kind = labels.get("ray.io/accelerator-type", "")
-    memory = _MEMORY_GB.get(kind, 0) * 10**9
+    accelerator = labels.get("ray.io/accelerator-type", "")
+    memory = _MEMORY_GB.get(accelerator, 0) * 10**9
     devices = {
         name: DeviceFacts(memory_bytes=memory)
         for name, amount in total.items()
         if name not in _NOT_DEVICES and ":" not in name and amount >= 1
     }
     node_id = node["NodeID"]
-    unused = {n: min(free.get(n, 0.0), max(0.0, total[n] - taken.get((node_id, n), 0.0))) for n in total}
+    unused = {n: min(free.get(n, 0.0), max(0.0, total[n] - held.get((node_id, n), 0.0))) for n in total}
     return Node(node_id, total, unused, labels, devices)
 
 

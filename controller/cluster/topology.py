@@ -15,10 +15,12 @@ from nonet.options import StrictModel
 
 Level = Literal["device_domain", "host", "rack", "zone"]
 LEVELS: tuple[Level, ...] = get_args(Level)
+# The labels of a node that name its domain of a level, the first of them that it has.
 _LABELS = {"host": ("host",), "rack": ("rack",), "zone": ("zone", "ray.io/availability-zone")}
-ANYWHERE = ""
+ANYWHERE = ""  # the level whose only domain is the whole cluster
 
 Domain = tuple[str, ...]
+"""The level and the label that name a domain; a rack is named within its zone."""
 
 
 class Topology(StrictModel):
@@ -35,12 +37,12 @@ def find_domain(node: Node, level: str) -> Domain | None:
         node: The node.
         level: The topology level.
     """
-    own = next((node.labels[key] for key in _LABELS[level] if key in node.labels), None)
+    label_value = next((node.labels[key] for key in _LABELS[level] if key in node.labels), None)
     if level == "host":
-        return ("host", own if own is not None else node.id)
-    if own is None:
+        return ("host", label_value if label_value is not None else node.id)
+    if label_value is None:
         return None
-    return (level, own) if level == "zone" else (level, node.labels.get("zone", ""), own)
+    return (level, label_value) if level == "zone" else (level, node.labels.get("zone", ""), label_value)
 
 
 def make_place_key(node: Node) -> tuple[str, str, str]:
@@ -58,10 +60,10 @@ def list_levels(topology: Topology) -> Iterator[str]:
     if not required and not preferred:
         yield ANYWHERE
         return
-    last = min(required) if required else len(LEVELS) - 1
-    first = min([*preferred, last])
-    for index in range(first, last + 1):
-        if index == last or index in preferred or index > max(preferred, default=-1):
+    widest = min(required) if required else len(LEVELS) - 1
+    narrowest = min([*preferred, widest])
+    for index in range(narrowest, widest + 1):
+        if index == widest or index in preferred or index > max(preferred, default=-1):
             yield LEVELS[index]
     if not required:
         yield ANYWHERE

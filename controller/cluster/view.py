@@ -25,8 +25,9 @@ from nonet.errors import ConfigError
 from nonet.options import Count, Positive, StrictModel
 from nonet.units import Bytes, parse_bytes
 
+# A field of a node's id or labels: {i}, with an optional operation (//2 or %2) and an optional width (:02).
 _FIELD = re.compile(r"\{i(?:(//|%)(\d+))?(?::(0?\d+))?\}")
-MEMORY = "memory"
+MEMORY = "memory"  # Ray's name of host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,10 @@ class Node:
 
     Attributes:
         id: The id of the node.
-        total: All units by resource.
-        free: Free units by resource.
+        total: All units, by Ray's name of the resource.
+        free: Free units, by resource.
         labels: Labels, such as the zone and rack.
-        devices: Facts about devices by resource.
+        devices: Facts about its devices, by resource.
     """
 
     id: str
@@ -84,7 +85,7 @@ class ClusterView:
 
     Attributes:
         nodes: The nodes.
-        held: Who holds what on them.
+        held: The resources on them that someone holds.
     """
 
     nodes: tuple[Node, ...]
@@ -108,6 +109,7 @@ class ClusterView:
 
     @cached_property
     def _by_id(self) -> dict[str, Node]:
+        """The nodes by id."""
         return {node.id: node for node in self.nodes}
 
 
@@ -165,20 +167,20 @@ def read_view(path: Path) -> ClusterView:
     try:
         text = _ViewText.model_validate(yaml.read(path))
     except ValidationError as error:
-        first = error.errors()[0]
+        problem = error.errors()[0]
         raise ConfigError(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}; wanted nodes: "
+            f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}; wanted nodes: "
             "[{id, resources: {CPU, GPU, NPU, memory}, used, labels, devices: {GPU: {memory, domain}}, count}]"
         ) from None
     nodes = tuple(_make_node(node, index) for node in text.nodes for index in range(node.count))
-    twice = (
+    duplicate_ids = (
         {node.id for node in nodes if sum(other.id == node.id for other in nodes) > 1}
         if _has_duplicate_ids(nodes)
         else ()
     )
-    if twice:
+    if duplicate_ids:
         raise ConfigError(
-            f"{path}: node id {min(twice)!r} occurs twice; put {{i}} into the id of a node with a count"
+            f"{path}: node id {min(duplicate_ids)!r} occurs twice; put {{i}} into the id of a node with a count"
         )
     return ClusterView(nodes, tuple(Holding(**entry.model_dump()) for entry in text.held))
 
@@ -199,32 +201,40 @@ def _has_duplicate_ids(nodes: tuple[Node, ...]) -> bool:
     return len({node.id for node in nodes}) < len(nodes)
 
 
-def _make_node(text: _NodeText, index: int) -> Node:
-    """Build one node from YAML; raise ConfigError if more of a resource is used than it has."""
-    name = _fill_index(text.id, index) if text.count == 1 or _FIELD.search(text.id) else f"{text.id}-{index}"
-    total = dict(text.resources)
-    unknown = sorted(set(text.used) - set(total))
-    over = [key for key in text.used if key in total and text.used[key] > total[key]]
-    if unknown or over:
-        key = (unknown or over)[0]
+def _make_node(node_text: _NodeText, index: int) -> Node:
+    """Build the node with number `index` of an entry in YAML.
+
+    Raises:
+        ConfigError: More of a resource is used than the node has.
+    """
+    node_id = (
+        _fill_index(node_text.id, index)
+        if node_text.count == 1 or _FIELD.search(node_text.id)
+        else f"{node_text.id}-{index}"
+    )
+    total = dict(node_text.resources)
+    unknown = sorted(set(node_text.used) - set(total))
+    overused = [key for key in node_text.used if key in total and node_text.used[key] > total[key]]
+    if unknown or overused:
+        key = (unknown or overused)[0]
         raise ConfigError(
-            f"node {name}: used.{key} is {text.used[key]:g}, its resources have {total.get(key, 0):g}"
+            f"node {node_id}: used.{key} is {node_text.used[key]:g}, its resources have {total.get(key, 0):g}"
         )
     return Node(
-        name,
+        node_id,
         total,
-        {key: value - text.used.get(key, 0.0) for key, value in total.items()},
-        {key: _fill_index(value, index) for key, value in text.labels.items()},
-        {key: DeviceFacts(facts.memory, facts.domain) for key, facts in text.devices.items()},
+        {key: value - node_text.used.get(key, 0.0) for key, value in total.items()},
+        {key: _fill_index(value, index) for key, value in node_text.labels.items()},
+        {key: DeviceFacts(facts.memory, facts.domain) for key, facts in node_text.devices.items()},
     )
 
 
 def _fill_index(text: str, index: int) -> str:
-    """Replace the fields of a text by the number of the node."""
+    """Replace the fields of an id or label by the number of the node, such as "a{i//4}" by "a1" for node 5."""
 
-    def number(match: re.Match[str]) -> str:
-        operator, other, width = match.groups()
-        value = index if not operator else index // int(other) if operator == "//" else index % int(other)
+    def format_index(match: re.Match[str]) -> str:
+        operator, operand, width = match.groups()
+        value = index if not operator else index // int(operand) if operator == "//" else index % int(operand)
         return format(value, width or "")
 
-    return _FIELD.sub(number, text)
+    return _FIELD.sub(format_index, text)

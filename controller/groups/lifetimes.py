@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from nonet.errors import ConfigError
 from nonet.workers.runtime import NAMESPACE, ActorGroup
 
-ORPHAN_TIMEOUT_S = 60.0
-CONTROLLER = "controller"
+ORPHAN_TIMEOUT_S = 60.0  # the default of $NONET_ORPHAN_TIMEOUT_S
+CONTROLLER = "controller"  # the actor {run}/controller
 _REAP_TIMEOUT_S = 20.0  # how long `reap_run` waits until killed processes have disappeared
-_MAX_WARNING_CAUSES = 8
+_MAX_WARNING_CAUSES = 8  # causes of failed heartbeats that a warning names
 
 
 def read_orphan_timeout_s() -> float:
@@ -61,6 +61,10 @@ class Heartbeat:
     """A thread that calls a function periodically until it is stopped.
 
     Failures do not stop the thread. Each exception, and each text that the function returns, is counted as a failure.
+
+    Args:
+        beat: The function; it returns a text per failure, or None.
+        every_s: Seconds between two calls.
     """
 
     def __init__(self, beat: Callable[[], Iterable[str] | None], every_s: float):
@@ -73,14 +77,14 @@ class Heartbeat:
         """Call the function until stopped, and count failures."""
         while not self._ended.wait(self._every_s):
             try:
-                failed = list(self._beat() or ())
+                causes = list(self._beat() or ())
             except Exception as error:
-                failed = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+                causes = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
             with self._lock:
-                self._problems.update(failed)
+                self._problems.update(causes)
 
     def pop_warning(self) -> str:
-        """Return a text with the number and causes of the failures since the last call, empty without failures."""
+        """Return a warning with the number and causes of the failures since the last call; "" without failures."""
         with self._lock:
             problems, self._problems = self._problems, Counter()
         causes = ", ".join(f"{cause} ({count})" for cause, count in problems.most_common(_MAX_WARNING_CAUSES))
@@ -106,7 +110,7 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
 
 
 def list_remains(run: str) -> tuple[list[str], list[str]]:
-    """Return the names of the workers and placement groups of a run that still exist; its controller is left out."""
+    """Return the names of a run's workers, without its controller, and those of its placement groups that still exist."""
     return (
         [
             name
@@ -118,9 +122,7 @@ def list_remains(run: str) -> tuple[list[str], list[str]]:
 
 
 def reap_run(run: str) -> int:
-    """Remove the actors and placement groups of a run except its controller.
-
-    Returns after at most 20 seconds, even if some of them still exist.
+    """Remove the actors and placement groups of a run except its controller, and wait at most 20 seconds until they are gone.
 
     Returns:
         The number of actors and placement groups that were found.
@@ -128,17 +130,17 @@ def reap_run(run: str) -> int:
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
-    actors, groups = list_remains(run)
-    for name in actors:
+    actor_names, placement_groups = list_remains(run)
+    for name in actor_names:
         with contextlib.suppress(ValueError):  # the actor has ended in the meantime
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
-    for name in groups:
+    for name in placement_groups:
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
     deadline = time.monotonic() + _REAP_TIMEOUT_S
     while any(list_remains(run)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return len(actors) + len(groups)
+    return len(actor_names) + len(placement_groups)
 
 
 def reap_orphaned_runs() -> list[str]:
@@ -150,6 +152,7 @@ def reap_orphaned_runs() -> list[str]:
 
 
 def _list_actor_names() -> Iterator[str]:
+    """Yield the names of the live actors of all runs."""
     import ray
 
     for entry in ray.util.list_named_actors(all_namespaces=True):
@@ -158,7 +161,7 @@ def _list_actor_names() -> Iterator[str]:
 
 
 def _list_placement_groups() -> Iterator[str]:
-    """List the names of placement groups that belong to runs and have not been removed."""
+    """Yield the names of placement groups that belong to runs and have not been removed."""
     from ray.util.placement_group import placement_group_table
 
     for entry in placement_group_table().values():

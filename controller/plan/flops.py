@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import PlannedGroup, StepWork
 
-# Bytes of a row of the given width when it is sent; int8 adds one scale per row (embedding/exchange/codecs.py).
+# By the encoding with which rows are sent: the bytes of a row of the given width. An int8 row has an fp32 scale
+# (embedding/exchange/codecs.py).
 _WIRE: dict[str, Callable[[int], int]] = {
     "fp32": lambda dim: 4 * dim,
     "fp16": lambda dim: 2 * dim,
@@ -56,15 +57,18 @@ class StageWork:
     moves: tuple[tuple[str, float, str], ...]
 
 
-def estimate_work(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
+def estimate_work(
+    run: ResolvedRun, groups_by_stage: Mapping[str, tuple[PlannedGroup, ...]]
+) -> Iterator[StageWork]:
     """Yield the estimated work of every stage.
 
     Args:
         run: The scenario with everything that follows from it.
-        by_stage: The groups of each stage.
+        groups_by_stage: The groups of each stage.
     """
-    for name, body in run.scenario.stages.items():
-        step, groups = run.kinds[name].estimate_work(run.scenario, body, run.size), by_stage[name]
+    for name, stage_options in run.scenario.stages.items():
+        step = run.kinds[name].estimate_work(run.scenario, stage_options, run.size)
+        groups = groups_by_stage[name]
         moves = (
             *_estimate_beam_moves(run, groups, step),
             *_estimate_row_moves(run, groups, step),
@@ -114,12 +118,13 @@ def _estimate_row_moves(
         (description, bytes per step, route).
     """
     trainer, shards = _find_holder(groups, "trainer"), _find_holder(groups, "embedding")
-    fused = shards.name == trainer.name
-    elsewhere = 1 - 1 / trainer.workers if fused else 1.0
+    are_fused = shards.name == trainer.name
+    # Fused shards hold an equal share of the rows each, so a trainer finds one share in its own process.
+    remote_share = 1 - 1 / trainer.workers if are_fused else 1.0
     row_bytes = sum(map(_WIRE[run.scenario.sparse.wire], run.feature_dims.values()))
-    what = "sparse rows and gradients" if step.row_directions == 2 else "sparse rows"
-    route = f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"
-    yield what, step.events * row_bytes * float(step.row_directions) * elsewhere, route
+    description = "sparse rows and gradients" if step.row_directions == 2 else "sparse rows"
+    route = f"among {trainer.name}" if are_fused else f"{shards.name} <-> {trainer.name}"
+    yield description, step.events * row_bytes * float(step.row_directions) * remote_share, route
 
 
 def _estimate_gradient_moves(run: ResolvedRun, trainer: PlannedGroup) -> Iterator[tuple[str, float, str]]:
@@ -132,8 +137,8 @@ def _estimate_gradient_moves(run: ResolvedRun, trainer: PlannedGroup) -> Iterato
         (description, bytes per step, route).
     """
     if trainer.workers > 1:
-        each = 2.0 * run.size.parameters * run.size.weight_bytes * (1 - 1 / trainer.workers)
-        yield "dense gradients", each * trainer.workers, f"among {trainer.name}"
+        bytes_per_rank = 2.0 * run.size.parameters * run.size.weight_bytes * (1 - 1 / trainer.workers)
+        yield "dense gradients", bytes_per_rank * trainer.workers, f"among {trainer.name}"
 
 
 def _find_holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:

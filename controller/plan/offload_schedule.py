@@ -46,12 +46,12 @@ class OffloadSchedule:
 
     Args:
         ledger: The memory ledger of the plan.
-        place: The name of the device in the ledger.
+        place: The name of the device in the ledger: the group that owns it.
     """
 
     def __init__(self, ledger: MemoryLedger, place: str):
         self.place = place
-        self._lines = {(line.stage, line.phase): line for line in ledger.lines if line.place == place}
+        self._line_by_phase = {(line.stage, line.phase): line for line in ledger.lines if line.place == place}
         self.offloaded: set[str] = set()
 
     def enter(self, stage: str, phase: str) -> list[OffloadMove]:
@@ -65,13 +65,15 @@ class OffloadSchedule:
             PlacementError: The ledger does not contain the phase.
         """
         line = self._find_line(stage, phase)
-        offloaded = set(line.offloaded)
+        phase_offloaded = set(line.offloaded)
         # The keys of `parts` are "group.part".
-        resident_groups = {key.rsplit(".", 1)[0] for key in line.parts} - offloaded
-        resumed = {unit for unit in self.offloaded - offloaded if unit.partition("/")[0] in resident_groups}
-        moves = [OffloadMove(unit, "offload") for unit in sorted(offloaded - self.offloaded)]
+        resident_groups = {key.rsplit(".", 1)[0] for key in line.parts} - phase_offloaded
+        resumed = {
+            unit for unit in self.offloaded - phase_offloaded if unit.partition("/")[0] in resident_groups
+        }
+        moves = [OffloadMove(unit, "offload") for unit in sorted(phase_offloaded - self.offloaded)]
         moves += [OffloadMove(unit, "resume") for unit in sorted(resumed)]
-        self.offloaded = (self.offloaded | offloaded) - resumed
+        self.offloaded = (self.offloaded | phase_offloaded) - resumed
         return moves
 
     def leave(self) -> list[OffloadMove]:
@@ -85,8 +87,8 @@ class OffloadSchedule:
         return moves
 
     def has_stage(self, stage: str) -> bool:
-        """Return whether the ledger contains this device in a stage; a changed plan may have moved all its groups elsewhere."""
-        return any(known == stage for known, _ in self._lines)
+        """Return whether the ledger has lines of this device for a stage; a re-plan may have moved all its groups elsewhere."""
+        return any(known_stage == stage for known_stage, _ in self._line_by_phase)
 
     def mark_resident(self, group: str) -> None:
         """Record that the processes of a group were restarted, so that all of it is resident."""
@@ -112,11 +114,11 @@ class OffloadSchedule:
     def _find_line(self, stage: str, phase: str) -> LedgerLine:
         """Return the ledger line of a phase, or that of the overlapped phase if the stage has one."""
         try:
-            return self._lines.get((stage, TOGETHER)) or self._lines[stage, phase]
+            return self._line_by_phase.get((stage, TOGETHER)) or self._line_by_phase[stage, phase]
         except KeyError:
-            known = ", ".join("/".join(key) for key in self._lines)
+            known_phases = ", ".join("/".join(key) for key in self._line_by_phase)
             raise PlacementError(
-                f"the ledger of {self.place} has no phase {stage}/{phase}; it has {known}: plan again"
+                f"the ledger of {self.place} has no phase {stage}/{phase}; it has {known_phases}: plan again"
             ) from None
 
 

@@ -23,7 +23,7 @@ from nonet.controller.cluster import (
 )
 from nonet.controller.cluster.placement import NodeSlots, Placement, pack_workers
 
-_TINY = 1e-6
+_TOLERANCE = 1e-6  # for sums of Ray's fractional resources, which are inexact
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PlacementRequest:
 
     Attributes:
         resource: Ray's name of the resource.
-        each: Units of the resource per worker.
+        each: Units of the resource that one worker needs.
         least: The smallest acceptable number of workers.
         most: The largest number of workers.
         labels: Labels that a node must have.
@@ -54,7 +54,12 @@ Choice = list[tuple[Node, int]]
 
 
 class Capacity:
-    """The free resources of a cluster view, reduced as groups are placed."""
+    """The free resources of a cluster view, reduced as groups are placed.
+
+    Args:
+        view: The cluster.
+        placement: The placement policy that chooses nodes; by default best fit.
+    """
 
     def __init__(self, view: ClusterView, placement: Placement | None = None):
         placement = placement or Placement(use=Placement.default)
@@ -97,17 +102,20 @@ class Capacity:
         rooms = self._find_rooms(request)
         levels = list(list_levels(request.topology))
         for level in levels:
-            best = self._choose_domain(
+            domain_rooms = self._choose_domain(
                 self._split_into_domains(rooms, level, request), request, last=level == levels[-1]
             )
-            if best:
-                count = min(request.most, sum(room.slots for room in best))
-                packed = pack_workers(self._policy, self._options, best, count, request.gang)
+            if domain_rooms:
+                count = min(request.most, sum(room.slots for room in domain_rooms))
+                packed = pack_workers(self._policy, self._options, domain_rooms, count, request.gang)
                 return [(room.node, workers) for room, workers in packed], level
         return None
 
     def _find_rooms(self, request: PlacementRequest) -> list[NodeSlots]:
-        """Return the matching nodes with room for a worker; for CPU groups only nodes without devices, if these suffice."""
+        """Return the matching nodes with room for a worker, and the number of workers that fit on each.
+
+        For CPU groups, these are only nodes without devices if all workers fit on such nodes.
+        """
         nodes = self.find_matching_nodes(request.labels)
         free_by_domain: dict[Domain | None, float] = defaultdict(float)
         for node in nodes:
@@ -117,20 +125,21 @@ class Capacity:
         rooms = []
         for node in nodes:
             free = self.get_free(node.id, request.resource)
-            slots = int(free / request.each + _TINY)
+            slots = int(free / request.each + _TOLERANCE)
             if slots:
-                full = (free_by_domain[self._racks[node.id]], free_by_domain[self._zones[node.id]])
-                broken = free < node.total.get(request.resource, 0.0) - _TINY
-                rooms.append(NodeSlots(node, self._order[node.id], slots, broken, full))
-        cpu_rooms = (
+                free_nearby = (free_by_domain[self._racks[node.id]], free_by_domain[self._zones[node.id]])
+                broken = free < node.total.get(request.resource, 0.0) - _TOLERANCE
+                rooms.append(NodeSlots(node, self._order[node.id], slots, broken, free_nearby))
+        # Nodes without devices; those with devices are left to groups that need them.
+        plain_rooms = (
             [room for room in rooms if not _has_devices(room.node)] if request.resource == "CPU" else []
         )
-        return cpu_rooms if sum(room.slots for room in cpu_rooms) >= request.most else rooms
+        return plain_rooms if sum(room.slots for room in plain_rooms) >= request.most else rooms
 
     def _split_into_domains(
         self, rooms: list[NodeSlots], level: str, request: PlacementRequest
     ) -> list[list[NodeSlots]]:
-        """Split nodes into the domains of a topology level."""
+        """Split nodes into the domains of a topology level; nodes without a known domain are left out."""
         if level == ANYWHERE:
             return [rooms]
         if level == "device_domain":
@@ -153,10 +162,10 @@ class Capacity:
         """
         facts = room.node.devices.get(request.resource)
         total = room.node.total.get(request.resource, 0.0)
-        if not facts or not facts.domain or room.node.free.get(request.resource, 0.0) < total - _TINY:
+        if not facts or not facts.domain or room.node.free.get(request.resource, 0.0) < total - _TOLERANCE:
             return None
         taken = total - self.get_free(room.node.id, request.resource)
-        slots = int((facts.domain - taken % facts.domain) / request.each + _TINY)
+        slots = int((facts.domain - taken % facts.domain) / request.each + _TOLERANCE)
         return NodeSlots(room.node, room.order, min(slots, room.slots), room.broken, room.full)
 
     def _choose_domain(
@@ -168,10 +177,10 @@ class Capacity:
         `request.least` workers.
         """
         slots_and_rooms = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
-        complete = [(total, rooms) for total, rooms in slots_and_rooms if total >= request.most]
+        complete = [(slots, rooms) for slots, rooms in slots_and_rooms if slots >= request.most]
         if complete:
             return min(complete, key=lambda choice: (choice[0], choice[1][0].full, choice[1][0].order))[1]
-        sufficient = [(total, rooms) for total, rooms in slots_and_rooms if total >= request.least]
+        sufficient = [(slots, rooms) for slots, rooms in slots_and_rooms if slots >= request.least]
         if sufficient and last:
             return max(sufficient, key=lambda choice: (choice[0], -choice[1][0].order))[1]
         return None

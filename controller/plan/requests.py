@@ -18,6 +18,7 @@ from nonet.controller.scenario import Role, Scenario
 from nonet.errors import ConfigError
 from nonet.workers.devices import get_device
 
+# CPUs that a worker on cpu requests from Ray: with torch code, and without. They are less than one because groups take turns.
 TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
 
 
@@ -39,7 +40,7 @@ class GroupRequest:
         bundle: Units that are reserved for one worker and for the groups that share with it.
         light: Whether the group contains no torch code of Nonet (rewards, steps between).
         gang: Whether its workers communicate in a process group.
-        where: The scenario's path, for messages.
+        where: The path of its options in the scenario, such as "roles.trainer", for messages.
         shares: The group whose bundles it uses; "" for bundles of its own.
     """
 
@@ -71,46 +72,60 @@ def make_group_requests(run: ResolvedRun, stage: str | None = None) -> list[Grou
         ConfigError: Roles are fused or collocated in a circle, or contradict each other.
     """
     scenario, roles = run.scenario, run.get_roles(stage)
-    hosts = {name: _find_host(name, roles) for name in roles}
+    # By role: the role whose process it is part of, and the role on whose devices this process is ("" for its own).
+    hosts_by_role = {name: _find_host(name, roles) for name in roles}
     kinds = {name: role.find_kind(name) for name, role in roles.items()}
     order = sorted(roles, key=lambda name: kinds[name].order)
-    fused = {name: tuple(r for r in order if hosts[r][0] == name) for name in order}
+    fused_roles = {name: tuple(r for r in order if hosts_by_role[r][0] == name) for name in order}
     sharers: dict[str, list[str]] = {}
     for name in order:
-        if hosts[name][1]:
-            sharers.setdefault(hosts[hosts[name][1]][0], []).append(name)
+        if hosts_by_role[name][1]:
+            sharers.setdefault(hosts_by_role[hosts_by_role[name][1]][0], []).append(name)
     requests = []
     for name in order:
-        if not fused[name]:
+        if not fused_roles[name]:
             continue
-        beside = [other for role in fused[name] for other in kinds[role].beside]
-        group_roles = (*fused[name], *beside)
-        under = hosts[name][1] and hosts[hosts[name][1]][0]
+        added_roles = [other for role in fused_roles[name] for other in kinds[role].beside]
+        group_roles = (*fused_roles[name], *added_roles)
+        device_owner = hosts_by_role[name][1] and hosts_by_role[hosts_by_role[name][1]][0]
         requests.append(
-            _make_request(scenario, roles, name, group_roles, len(sharers.get(under or name, ())), under)
+            _make_request(
+                scenario, roles, name, group_roles, len(sharers.get(device_owner or name, ())), device_owner
+            )
         )
     return requests + list(_list_light_requests(run))
 
 
 def _find_host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
-    """Return the role whose process a role is part of, and the role on whose devices that process is ("" for its own)."""
-    seen = [name]
+    """Return the role whose process a role is part of, and the role on whose devices this process is.
+
+    Args:
+        name: The role.
+        roles: All roles.
+
+    Returns:
+        (role of the process, role that owns its devices); the second is "" if the process has devices of its own.
+
+    Raises:
+        ConfigError: Roles are fused or collocated in a circle.
+    """
+    path = [name]
     while roles[name].fuse:
         name = roles[name].fuse or ""
-        if name in seen:
+        if name in path:
             raise ConfigError(
-                f"roles.{seen[0]}: roles are fused in a circle ({' -> '.join([*seen, name])}); break it"
+                f"roles.{path[0]}: roles are fused in a circle ({' -> '.join([*path, name])}); break it"
             )
-        seen.append(name)
-    root, under = name, roles[name].collocate or ""
-    while under:
-        if under in seen:
+        path.append(name)
+    process_role, next_owner = name, roles[name].collocate or ""
+    while next_owner:
+        if next_owner in path:
             raise ConfigError(
-                f"roles.{root}: is collocated with itself ({' -> '.join([*seen, under])}); break the circle"
+                f"roles.{process_role}: is collocated with itself ({' -> '.join([*path, next_owner])}); break the circle"
             )
-        seen.append(under)
-        name, under = under, roles[under].fuse or roles[under].collocate or ""
-    return root, name if name != root else ""
+        path.append(next_owner)
+        name, next_owner = next_owner, roles[next_owner].fuse or roles[next_owner].collocate or ""
+    return process_role, name if name != process_role else ""
 
 
 def _make_request(
@@ -118,11 +133,20 @@ def _make_request(
     roles: Mapping[str, Role],
     name: str,
     group_roles: tuple[str, ...],
-    sharers: int,
-    under: str,
+    sharer_count: int,
+    device_owner: str,
 ) -> GroupRequest:
-    """Build the request for the group of a role and those fused with it."""
-    host = under or name
+    """Build the request for the group of a role and those fused with it.
+
+    Args:
+        scenario: The scenario.
+        roles: All roles, by name.
+        name: The role after which the group is named.
+        group_roles: All roles of the group.
+        sharer_count: The number of groups that share the devices with their owner.
+        device_owner: The role whose group owns the devices; "" for devices of its own.
+    """
+    host = device_owner or name
     role = roles[host]
     for other in (r for r in group_roles if r in roles and r != host):
         _check_same("pool", other, roles[other].pool, host, role.pool or "cpu")
@@ -135,24 +159,24 @@ def _make_request(
     gang = any(kind.gang for kind in kinds) or role.topology != Topology()
     light = all(kind.light for kind in kinds)
     cpus = LIGHT_CPUS if light else TORCH_CPUS
-    asks = cpus if resource == "CPU" else floor(1e4 / (1 + sharers)) / 1e4
-    bundle = cpus * (1 + sharers) if resource == "CPU" else 1.0
+    asks = cpus if resource == "CPU" else floor(1e4 / (1 + sharer_count)) / 1e4  # Ray has four decimals
+    bundle = cpus * (1 + sharer_count) if resource == "CPU" else 1.0
     return GroupRequest(
-        name,
-        group_roles,
-        role.pool or "cpu",
-        pool.device,
-        resource,
-        pool.labels,
-        role.topology,
-        least,
-        most,
-        asks,
-        bundle,
+        name=name,
+        roles=group_roles,
+        pool=role.pool or "cpu",
+        device=pool.device,
+        resource=resource,
+        labels=pool.labels,
+        topology=role.topology,
+        least=least,
+        most=most,
+        asks=asks,
+        bundle=bundle,
         light=light,
         gang=gang,
         where=f"roles.{host}",
-        shares=under,
+        shares=device_owner,
     )
 
 
@@ -169,30 +193,30 @@ def _make_light_request(
     """Build the request for a group of one role without torch."""
     pool = scenario.pools.get(pool_name or "cpu", Pool())
     resource = get_device(pool.device).resource or "CPU"
-    each = LIGHT_CPUS if resource == "CPU" else 1.0
+    units_per_worker = LIGHT_CPUS if resource == "CPU" else 1.0
     return GroupRequest(
-        name,
-        (name,),
-        pool_name or "cpu",
-        pool.device,
-        resource,
-        pool.labels,
-        Topology(),
-        workers,
-        workers,
-        each,
-        each,
+        name=name,
+        roles=(name,),
+        pool=pool_name or "cpu",
+        device=pool.device,
+        resource=resource,
+        labels=pool.labels,
+        topology=Topology(),
+        least=workers,
+        most=workers,
+        asks=units_per_worker,
+        bundle=units_per_worker,
         light=True,
         gang=False,
         where=where,
     )
 
 
-def _check_same(key: str, name: str, mine: object, host: str, its: object) -> None:
+def _check_same(key: str, name: str, value: object, host: str, host_value: object) -> None:
     """Raise ConfigError if a role that shares with `host` states another value for a key."""
-    if mine is not None and mine != its:
+    if value is not None and value != host_value:
         raise ConfigError(
-            f"roles.{name}.{key} is {mine}, but it shares with {host}, whose {key} is {its}: "
+            f"roles.{name}.{key} is {value}, but it shares with {host}, whose {key} is {host_value}: "
             f"leave it out, or give both the same"
         )
 

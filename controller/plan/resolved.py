@@ -64,9 +64,9 @@ def resolve_run(scenario: Scenario) -> ResolvedRun:
     )
 
 
-def _fill_roles(scenario: Scenario, named: Mapping[str, Role]) -> dict[str, Role]:
-    """Add the shipped roles that a scenario does not name, with their defaults."""
-    roles = dict(named)
+def _fill_roles(scenario: Scenario, named_roles: Mapping[str, Role]) -> dict[str, Role]:
+    """Return the named roles, and the shipped roles that are not named with their defaults."""
+    roles = dict(named_roles)
     for name, kind in get_shipped_roles().items():
         if kind.lists and not scenario.model.spec.makes_lists:
             continue
@@ -112,11 +112,11 @@ def count_shard_bytes(scenario: Scenario, shards: int) -> float:
     For each table, this is the smaller of its host tier and its share of the budget. If only one of them is set, it is used.
     """
     budgets = get_table_budgets(scenario)
-    parts = [
+    sizes = [
         (_count_tier_bytes(scenario, name, "host"), (budget or 0) / shards)
         for name, budget in budgets.items()
     ]
-    return sum(min(tier, part) if tier and part else tier or part for tier, part in parts)
+    return sum(min(tier, share) if tier and share else tier or share for tier, share in sizes)
 
 
 def _count_tier_bytes(scenario: Scenario, name: str, tier: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from nonet.controller.cluster import MEMORY
 from nonet.controller.plan.memory_ledger import LedgerLine, MemoryLedger, format_bytes
 
-_SPOTS = 4
+_MAX_RUNS = 4  # runs of nodes that a group's row names
 _TFLOPS = 100  # a round reference value; accelerators reach 50 to 400 TFLOP/s in training
 
 
@@ -40,7 +40,7 @@ def format_plan(plan: Any) -> str:
     lines += _format_work(plan)
     if plan.left:
         whole_nodes = ", ".join(
-            f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items()
+            f"{whole} of {total} {resource} nodes" for resource, (whole, total) in plan.left.items()
         )
         lines += ["", f"left whole for others: {whole_nodes}"]
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
@@ -58,21 +58,21 @@ def _format_work(plan: Any) -> list[str]:
 
 def _format_stage_work(stage: Any) -> Iterator[str]:
     """Yield the lines on one stage's FLOPs and traffic."""
-    first = stage.name
+    label = stage.name
     for part in stage.flops:
         line = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
         if part.resource != "CPU":
             step_s = part.count / (_TFLOPS * 1e12 * part.devices)
-            whole = (
+            total_time = (
                 f", {_format_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h"
                 if stage.steps
                 else ""
             )
-            line += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
-        yield f"  {first:<10} {line}"
-        first = ""
-    for what, moved, way in stage.moves:
-        yield f"  {'':<10} moves {what}: {format_bytes(moved)} {way}"
+            line += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{total_time}"
+        yield f"  {label:<10} {line}"
+        label = ""
+    for description, moved, route in stage.moves:
+        yield f"  {'':<10} moves {description}: {format_bytes(moved)} {route}"
 
 
 def _format_count(value: Any) -> str:
@@ -87,12 +87,12 @@ def _format_count(value: Any) -> str:
 
 def _format_group(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
     """Return the cells of a group's row: name, workers, pool, threads and nodes."""
-    each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
+    resources = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
     roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
     threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
-    where = f"with {group.shares}" if group.shares else _format_nodes(group.count_by_node())
-    where += ", not run" if set(group.roles) & set(not_run) else ""
-    return (group.name + roles, f"{group.workers} x {each}", f"pool {group.pool}", threads, where)
+    place = f"with {group.shares}" if group.shares else _format_nodes(group.count_by_node())
+    place += ", not run" if set(group.roles) & set(not_run) else ""
+    return (group.name + roles, f"{group.workers} x {resources}", f"pool {group.pool}", threads, place)
 
 
 def _format_nodes(counts: Counter[str]) -> str:
@@ -107,9 +107,11 @@ def _format_nodes(counts: Counter[str]) -> str:
             if len(nodes) > 2
             else ", ".join(nodes)
         )
-        many = f" ({len(nodes)} nodes)" if len(nodes) > 2 else ""
-        runs.append(f"{name} x{count}{many}")
-    return ", ".join(runs[:_SPOTS]) + (f" and {len(runs) - _SPOTS} more" if len(runs) > _SPOTS else "")
+        total = f" ({len(nodes)} nodes)" if len(nodes) > 2 else ""
+        runs.append(f"{name} x{count}{total}")
+    return ", ".join(runs[:_MAX_RUNS]) + (
+        f" and {len(runs) - _MAX_RUNS} more" if len(runs) > _MAX_RUNS else ""
+    )
 
 
 def _format_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -121,13 +123,13 @@ def _format_table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _format_memory(ledger: MemoryLedger) -> Iterator[str]:
-    """Yield one line per place, merging stages whose fullest phase is the same."""
-    by_place: dict[str, dict[str, LedgerLine]] = defaultdict(dict)
+    """Yield one line per place for all stages whose fullest phases have the same text, then the phases with offloading."""
+    lines_by_place: dict[str, dict[str, LedgerLine]] = defaultdict(dict)
     for line in ledger.lines:
-        by_place[line.place].setdefault(line.stage, ledger.find_peak(line.stage, line.place))
-    for place, by_stage in by_place.items():
+        lines_by_place[line.place].setdefault(line.stage, ledger.find_peak(line.stage, line.place))
+    for place, peak_by_stage in lines_by_place.items():
         stages_by_line: dict[str, list[str]] = defaultdict(list)
-        for stage, line in by_stage.items():
+        for stage, line in peak_by_stage.items():
             stages_by_line[_format_line(place, line)].append(
                 stage if line.phase in ("host", "train") else f"{stage} ({line.phase})"
             )
@@ -138,13 +140,13 @@ def _format_memory(ledger: MemoryLedger) -> Iterator[str]:
 
 
 def _format_line(place: str, line: LedgerLine) -> str:
-    """Format the fullest phase of a place: bytes, limit, and the largest parts."""
+    """Format the fullest phase of a place: its bytes, the limit, and up to six parts that are at least 1 % of them."""
     article = "an" if line.resource.startswith("N") else "a"  # an NPU
     device = f"{article} {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
-    what = f"node {line.example}" if line.resource == MEMORY else device
+    holder = f"node {line.example}" if line.resource == MEMORY else device
     limit = (
         f" of {format_bytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
     )
-    big = sorted(line.parts.items(), key=lambda part: -part[1])
-    parts = [f"{name} {format_bytes(value)}" for name, value in big if value >= 0.01 * line.needed][:6]
-    return f"{what} holds {format_bytes(line.needed)}{limit}: {', '.join(parts)}"
+    sizes = sorted(line.parts.items(), key=lambda part: -part[1])
+    parts = [f"{name} {format_bytes(value)}" for name, value in sizes if value >= 0.01 * line.needed][:6]
+    return f"{holder} holds {format_bytes(line.needed)}{limit}: {', '.join(parts)}"

@@ -18,7 +18,7 @@ from nonet.controller.scenario import Role, Scenario, check_runnable
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.roles.kinds import get_shipped_roles
 
-_WORKERS = (1, 2, 4, 8)
+_WORKER_COUNTS = (1, 2, 4, 8)  # numbers of workers that are tried for trainer, rollout and embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PlacedVariant:
 
 @dataclass(frozen=True, slots=True)
 class PlacementSearch:
-    """All placements of a scenario by rank, those that cannot be made last.
+    """All placements of a scenario by rank, the best first and those that cannot be made last.
 
     Attributes:
         scenario: The scenario.
@@ -79,17 +79,17 @@ class PlacementSearch:
 
     @property
     def choice(self) -> PlacedVariant | None:
-        """The best placement that this version can run."""
+        """The best placement that this version can run; None if there is none."""
         return next((variant for variant in self.found if variant.plan and variant.is_runnable), None)
 
     @property
     def beyond(self) -> PlacedVariant | None:
-        """The best placement that this version only plans, if it ranks before the choice."""
+        """The best placement that this version can only plan, if it ranks before the choice; else None."""
         best = next((variant for variant in self.found if variant.plan and not variant.is_runnable), None)
         return best if best and (self.choice is None or best.rank_key < self.choice.rank_key) else None
 
     def list_changes(self, variant: PlacedVariant) -> list[str]:
-        """Return the values of `--set` that produce a placement; none for the scenario as it is."""
+        """Return the values of `--set` that produce a placement; none if neither it nor the scenario names roles."""
         return [f"roles={_format_flow(variant.roles)}"] if variant.roles or self.scenario.roles else []
 
 
@@ -116,29 +116,29 @@ def list_variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, 
         view: The cluster.
     """
     cores = max(node.total.get("CPU", 1.0) for node in view.nodes)
-    counts = [count for count in _WORKERS if count <= max(1.0, cores)]
+    worker_counts = [count for count in _WORKER_COUNTS if count <= max(1.0, cores)]
     rolls_out = any(body.kind.rolls_out for body in scenario.stages.values())
-    apart = [f"apart x{count}" for count in counts]
-    rollouts = ["fused", *apart, "collocated"] if rolls_out else ["fused"]
-    for trainers in counts:
-        for rollout in rollouts:
-            for shards in ["fused", *apart] if scenario.sparse.tables else ["fused"]:
+    apart_modes = [f"apart x{count}" for count in worker_counts]
+    rollout_modes = ["fused", *apart_modes, "collocated"] if rolls_out else ["fused"]
+    for trainer_count in worker_counts:
+        for rollout_mode in rollout_modes:
+            for shards_mode in ["fused", *apart_modes] if scenario.sparse.tables else ["fused"]:
                 for evaluator in ("apart", "fused"):
-                    roles = {"trainer": {"workers": trainers}} if trainers > 1 else {}
-                    roles |= _make_role("rollout", rollout) | _make_role("embedding", shards)
+                    roles = {"trainer": {"workers": trainer_count}} if trainer_count > 1 else {}
+                    roles |= _make_role("rollout", rollout_mode) | _make_role("embedding", shards_mode)
                     roles |= {"evaluator": {"fuse": "trainer"}} if evaluator == "fused" else {}
                     yield (
-                        f"trainer x{trainers}, rollout {rollout}, embedding {shards}, evaluator {evaluator}",
+                        f"trainer x{trainer_count}, rollout {rollout_mode}, embedding {shards_mode}, evaluator {evaluator}",
                         roles,
                     )
 
 
-def _make_role(name: str, how: str) -> dict[str, Any]:
-    """Return the roles that place one role in the given way."""
-    if how == "fused":
+def _make_role(name: str, mode: str) -> dict[str, Any]:
+    """Return the `roles` that place one role "fused", "collocated" or "apart xN" with N workers."""
+    if mode == "fused":
         return {}
     return {
-        name: {"collocate": "trainer"} if how == "collocated" else {"workers": int(how.rsplit("x", 1)[1])}
+        name: {"collocate": "trainer"} if mode == "collocated" else {"workers": int(mode.rsplit("x", 1)[1])}
     }
 
 
@@ -149,9 +149,9 @@ def replace_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
         scenario: The scenario.
         roles: The roles as plain data.
     """
-    own = {n: r for n, r in scenario.roles.items() if n not in get_shipped_roles()}
-    made = {name: Role.model_validate(body) for name, body in roles.items()}
-    return scenario.model_copy(update={"roles": {**made, **own}})
+    user_roles = {n: r for n, r in scenario.roles.items() if n not in get_shipped_roles()}
+    new_roles = {name: Role.model_validate(body) for name, body in roles.items()}
+    return scenario.model_copy(update={"roles": {**new_roles, **user_roles}})
 
 
 def _try_placement(scenario: Scenario, name: str, roles: dict[str, Any], view: ClusterView) -> PlacedVariant:

@@ -7,11 +7,13 @@ from typing import Any
 from nonet.controller.plan import format_bytes
 from nonet.controller.search.placements import PlacedVariant, PlacementSearch
 
-_SHOWN = 12
+_SHOWN = 12  # placements in the table
 
 
 def format_search(search: PlacementSearch, limit: int = _SHOWN) -> str:
-    """Format the first placements as a table, with the choice and the best one that is only planned.
+    """Format the first placements as a table, with the choice and the best placement that this version can only plan.
+
+    Of placements with the same numbers, one is shown.
 
     Args:
         search: The search.
@@ -19,21 +21,21 @@ def format_search(search: PlacementSearch, limit: int = _SHOWN) -> str:
     """
     ranked = [variant for variant in search.found if variant.plan]
     choice, beyond = search.choice, search.beyond
-    alike: dict[tuple[Any, ...], list[PlacedVariant]] = {}
+    variants_by_key: dict[tuple[Any, ...], list[PlacedVariant]] = {}
     for variant in ranked:
-        alike.setdefault((*variant.rank_key, variant.is_runnable), []).append(variant)
-    shown = [group[0] for group in alike.values()][:limit]
+        variants_by_key.setdefault((*variant.rank_key, variant.is_runnable), []).append(variant)
+    shown = [variants[0] for variants in variants_by_key.values()][:limit]
     shown += [choice] if choice and choice not in shown else []
-    more = {id(group[0]): len(group) - 1 for group in alike.values()}
+    alike_count = {id(variants[0]): len(variants) - 1 for variants in variants_by_key.values()}
     lines = [f"{'holds':>10}  {'moves a step':>12}  {'processes':>9}  placement"]
     for variant in shown:
-        mark = f"  (and {more[id(variant)]} more alike)" if more.get(id(variant)) else ""
+        mark = f"  (and {alike_count[id(variant)]} more alike)" if alike_count.get(id(variant)) else ""
         mark += "  <- the choice" if variant is choice else "" if variant.is_runnable else "  (planned only)"
         held, moved = format_bytes(variant.held_bytes), format_bytes(variant.moved_bytes)
         lines.append(f"{held:>10}  {moved:>12}  {variant.processes:>9}  {variant.name}{mark}")
-    last = max((variant.rank_key for variant in shown), default=())
-    behind = sum(variant.rank_key > last for variant in ranked)
-    lines += [f"and {behind} that rank behind them"] if behind else []
+    last_key = max((variant.rank_key for variant in shown), default=())
+    behind_count = sum(variant.rank_key > last_key for variant in ranked)
+    lines += [f"and {behind_count} that rank behind them"] if behind_count else []
     refused = [variant for variant in search.found if variant.refused]
     if refused:
         lines.append(f"{len(refused)} cannot be placed, e.g. {refused[0].name}: {refused[0].refused[:160]}")
@@ -62,7 +64,7 @@ def make_search_records(search: PlacementSearch) -> list[dict[str, Any]]:
 def _format_verdict(
     search: PlacementSearch, choice: PlacedVariant | None, beyond: PlacedVariant | None
 ) -> list[str]:
-    """Return the lines on the settings of the choice and on the better placement that is only planned."""
+    """Return a line with the settings of the choice, and one on a better placement that is only planned, if there are such."""
     lines = []
     if choice:
         changes = " ".join(f"--set '{change}'" for change in search.list_changes(choice))

@@ -1,8 +1,9 @@
 """The loop of an RL stage with `staleness`: rollouts generate and rewards score while trainers learn from earlier beams.
 
-The journal records for every group of prompts when it was begun and with which version, and then how it ended: committed,
-when its update is applied, or aborted. A resumed stage generates the groups again that were not committed. Weights are
-published without waiting for groups that are being generated.
+Each step's prompts are split into groups, and a rollout generates one group at a time. The journal records for every group
+with which version it was begun, and then whether it was committed, which means that its update was applied, or aborted. A
+resumed stage generates all groups again that were not committed. Weights are published without waiting for groups that are
+being generated.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from nonet.workers.runtime import GroupFuture, concat_futures
 
 Answer = tuple[GroupFuture, dict[str, GroupFuture]]  # beams, and scores by reward
 
-_GROUPS_PER_SLOT = 2  # groups of a step per rollout, so that a slow rollout delays few prompts
+_GROUPS_PER_SLOT = 2  # groups of a step per rollout worker, so that a slow one delays few prompts
 
 
 def run_asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -43,88 +44,103 @@ def run_asynchronous(session: Session, name: str, recorder: Recorder, stopped: S
     Returns:
         False if the user requested a stop before its end.
     """
-    run = _Asynchronous(session, name)
+    run = _AsynchronousStage(session, name)
     try:
         return run.run_to_end(recorder, stopped)
     finally:
         run.threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _Scoring:
+class _RewardLock:
     """A shared/exclusive lock on the rewards: groups are scored concurrently, and rewards change while no group is scored."""
 
     def __init__(self) -> None:
-        self._turn, self._active, self._changing = Condition(), 0, False
+        self._condition, self._scoring_count, self._changing = Condition(), 0, False
 
     @contextmanager
     def score_together(self) -> Iterator[None]:
         """Hold the lock for scoring, concurrently with other groups; wait while rewards change."""
-        with self._turn:
-            self._turn.wait_for(lambda: not self._changing)
-            self._active += 1
+        with self._condition:
+            self._condition.wait_for(lambda: not self._changing)
+            self._scoring_count += 1
         try:
             yield
         finally:
-            with self._turn:
-                self._active -= 1
-                self._turn.notify_all()
+            with self._condition:
+                self._scoring_count -= 1
+                self._condition.notify_all()
 
     @contextmanager
     def change_alone(self) -> Iterator[None]:
         """Hold the lock exclusively to change rewards, after all groups that are being scored are done."""
-        with self._turn:
-            self._turn.wait_for(lambda: not self._changing)
+        with self._condition:
+            self._condition.wait_for(lambda: not self._changing)
             self._changing = True
-            self._turn.wait_for(lambda: not self._active)
+            self._condition.wait_for(lambda: not self._scoring_count)
         try:
             yield
         finally:
-            with self._turn:
+            with self._condition:
                 self._changing = False
-                self._turn.notify_all()
+                self._condition.notify_all()
 
 
-class _Asynchronous:
+class _AsynchronousStage:
+    """One RL stage with overlap; creating it enters the stage, and records open groups of a killed run as aborted.
+
+    Attributes:
+        start: The first step to run.
+        stage: The setup of the stage.
+        slots: The number of rollout workers, each of which generates one group at a time.
+        groups_per_step: The number of groups into which the prompts of a step are split.
+        threads: Wait for beams, scores and updates.
+        groups: Decides which groups are generated and trained.
+    """
+
     def __init__(self, session: Session, name: str):
         self.session, self.name = session, name
         self.start = session.begin_rl(name)
         self.stage = session.stages[name]
         self.slots = session.rollout.group.world
-        self._scoring = _Scoring()
+        self._reward_lock = _RewardLock()
         log = session.checkpoint_log.read_groups(name)
-        self.parts = log[0]["of"] if log else count_groups_per_step(self.stage.users, self.slots)
-        ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
+        # A resumed stage keeps its groups, even if the number of rollouts has changed.
+        self.groups_per_step = log[0]["of"] if log else count_groups_per_step(self.stage.users, self.slots)
+        trained = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _find_open_groups(log).items():
             self.record_group("aborted", number, version)
         staleness = int(cast(Reinforced, session.scenario.stages[name]).rollout.get_options()["staleness"])
-        under_way = (staleness + 1) * self.parts
-        self.threads = ThreadPoolExecutor(self.slots + under_way + 1, thread_name_prefix=name)
-        self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)
+        max_open_groups = (staleness + 1) * self.groups_per_step
+        self.threads = ThreadPoolExecutor(self.slots + max_open_groups + 1, thread_name_prefix=name)
+        self.groups = PromptGroups(
+            self.groups_per_step, self.stage.steps, staleness, step=self.start, trained=trained
+        )
 
     def run_to_end(self, recorder: Recorder, stopped: Stopped) -> bool:
+        """Run the stage; return False if the user requested a stop before its end."""
         session, name = self.session, self.name
         self.note_quarantined = partial(note_quarantined, session, recorder, name)
         recorder.begin(name, self.stage.steps, self.start)
         recorder.record_metrics(name, self.start, score_validation(session, name, self.start))
-        began = time.perf_counter()
-        for done in run_overlapped(
+        step_began = time.perf_counter()
+        for update in run_overlapped(
             self.groups, self.slots, self.generate_group, self.train_groups, self.record_group
         ):
             session.checkpoint_log.write_record(
                 group="committed",
                 stage=name,
-                numbers=[number for number, _ in done.groups],
-                step=done.step,
-                of=self.parts,
+                numbers=[number for number, _ in update.groups],
+                step=update.step,
+                of=self.groups_per_step,
             )
             session.publish(behind=True)
-            ages = {"staleness": sum(done.ages) / len(done.ages), "aborted": float(done.aborted)}
+            ages = {"staleness": sum(update.ages) / len(update.ages), "aborted": float(update.aborted)}
             now = time.perf_counter()
-            probe = partial(self._probe, recorder, done.step + 1)
+            probe = partial(self._probe, recorder, update.step + 1)
             report = report_policy_step(
-                session, name, done.step, done.record, now - began, more=ages, probe=probe
+                session, name, update.step, update.record, now - step_began, more=ages, probe=probe
             )
-            began = now
+            step_began = now
             state = record_report(session, recorder, name, report, stopped)
             if state != "running":
                 return state == "ended"
@@ -133,7 +149,7 @@ class _Asynchronous:
 
     def _probe(self, recorder: Recorder, done: int) -> dict[str, float]:
         """Return metrics of held-out users after `done` steps, and score candidates by rewards that were attached since."""
-        with self._scoring.score_together():
+        with self._reward_lock.score_together():
             shown = probe_policy(self.session, self.name, done)
             if self.session.steering.pop_changed():
                 rescore_candidates(self.session, self.name, recorder)
@@ -146,16 +162,16 @@ class _Asynchronous:
 
         The first future completes when the beams are generated, and the rollout can then take another group.
         """
-        step, part = divmod(number, self.parts)
+        step, part = divmod(number, self.groups_per_step)
         prompts = PromptRequest(self.name, step, self.stage.users)
-        beams = self.session.rollout.generate_group(slot, prompts, (part, self.parts))
+        beams = self.session.rollout.generate_group(slot, prompts, (part, self.groups_per_step))
         generated = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
         return generated, self.threads.submit(self._score_group, step, generated)
 
     def _score_group(self, step: int, generated: Future[GroupFuture]) -> Answer:
         """Wait for the beams of a group, and return them with their scores; several groups are scored concurrently."""
         beams = generated.result()
-        with self._scoring.score_together():
+        with self._reward_lock.score_together():
             scores = self.session.reward.score(beams, step=step)
         self.note_quarantined(step, scores)
         return beams, scores
@@ -166,7 +182,7 @@ class _Asynchronous:
         """Start an RL step on the beams and scores of groups, which are ordered by their numbers."""
         trainer = self.session.trainer
         if self.session.steering.has_commands(step):
-            with self._scoring.change_alone():  # rewards may only change while no group is being scored
+            with self._reward_lock.change_alone():  # rewards may only change while no group is being scored
                 self.session.enter_step(step)
         else:
             self.session.enter_step(step)
@@ -180,34 +196,36 @@ class _Asynchronous:
     def _match_current_rewards(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
         """Return beams with the scores of the current rewards: new rewards score them, and removed rewards are left out."""
         groups = self.session.reward.groups
-        missing = groups.keys() - scores.keys()
-        if missing:
-            with self._scoring.score_together():
-                more = self.session.reward.score(beams, names=missing, step=step)
-            scores = scores | more
-            self.note_quarantined(step, more)
+        missing_names = groups.keys() - scores.keys()
+        if missing_names:
+            with self._reward_lock.score_together():
+                new_scores = self.session.reward.score(beams, names=missing_names, step=step)
+            scores = scores | new_scores
+            self.note_quarantined(step, new_scores)
         return beams, {name: scores[name] for name in groups}
 
     def record_group(self, event: str, number: int, version: int) -> None:
-        """Write what happened to a group to the journal."""
+        """Write to the journal that a group was begun or aborted, as `event` says."""
         self.session.checkpoint_log.write_record(
-            group=event, stage=self.name, number=number, version=version, of=self.parts
+            group=event, stage=self.name, number=number, version=version, of=self.groups_per_step
         )
 
 
 def count_groups_per_step(users: int, slots: int) -> int:
-    """Return the number of equal groups that a step's prompts are split into: two for each rollout, or the next divisor."""
+    """Return into how many equal groups a step's prompts are split: two per slot, or the next number that divides `users`."""
     return next(
         parts for parts in range(min(users, _GROUPS_PER_SLOT * slots), users + 1) if users % parts == 0
     )
 
 
-def _find_open_groups(log: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Return the groups in the journal that were begun and have not ended, {number: version}."""
+def _find_open_groups(records: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Return the groups that were begun and have not ended in a stage's journal records, as {number: version}."""
     open_groups: dict[int, int] = {}
-    for record in log:
+    for record in records:
         if record["group"] == "begun":
             open_groups[record["number"]] = record["version"]
-        for number in record.get("numbers", [record.get("number")]) if record["group"] != "begun" else ():
+            continue
+        # An update commits several groups with one record; an aborted group has a record of its own.
+        for number in record.get("numbers", [record.get("number")]):
             open_groups.pop(number, None)
     return open_groups

@@ -31,7 +31,7 @@ from nonet.controller.stages._step_report import (
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import load_heavy
 
-_REHEARSAL_USERS = 8
+_REHEARSAL_PROMPTS = 8  # prompts on which rewards are tried before a run
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -45,34 +45,39 @@ def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped)
 
 
 def run_supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Train a supervised stage, several steps in each call, until its end or until validations stop improving."""
+    """Train a supervised stage, several steps per call, until its end or until validations stop improving.
+
+    Returns:
+        False if the user requested a stop before its end.
+    """
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
-    every, validation = session.scenario.checkpoint.every, session.validation
+    checkpoint_interval, validation = session.scenario.checkpoint.every, session.validation
     while step < stage.steps and not (validation and validation.should_stop(step)):
         if stopped():
             if step:
                 session.commit(step - 1, now=True)
             return False
-        stop = min(step + CHUNK_STEPS, stage.steps, (step // every + 1) * every)
+        next_checkpoint = (step // checkpoint_interval + 1) * checkpoint_interval
+        stop = min(step + CHUNK_STEPS, stage.steps, next_checkpoint)
         stop = min(stop, validation.find_next_point(step)) if validation else stop
         began = time.perf_counter()
         with session.trace.record_span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
-        if record_report(session, recorder, name, _report_call(step, stop, records, seconds)) == "ended":
+        if record_report(session, recorder, name, _make_call_report(step, stop, records, seconds)) == "ended":
             return True
         step = stop
     finish_stage(session, recorder, name, step)
     return True
 
 
-def _report_call(
+def _make_call_report(
     first: int, done: int, all_records: Sequence[Mapping[str, float]], seconds: float
 ) -> StepReport:
-    """Return the report of the supervised steps [first, done), which one call took in `seconds`."""
+    """Return the report of the supervised steps [first, done), which one call executed in `seconds`."""
     records = [record for record in all_records if not record.get("skipped")]
-    events = sum(record["events"] for record in records)  # a skipped step's loss may be no number
+    events = sum(record["events"] for record in records)  # the loss of a skipped step may be NaN
     shown = {
         "loss": sum(record["loss"] * record["events"] for record in records) / max(1.0, events),
         "rows/s": events / seconds,
@@ -86,7 +91,7 @@ def _report_call(
 
 
 def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return metrics that only some stages have: the means of further losses, the skipped steps, and the last fp16 loss scale."""
+    """Return metrics that only some stages have: means of further losses, number of skipped steps, last fp16 loss scale."""
     last = records[-1]
     metrics = {
         key: sum(record[key] for record in records) / len(records) for key in last if key.endswith("_loss")
@@ -99,16 +104,20 @@ def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, 
 
 
 def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Run an RL stage: prompts, beams, scores and an update in each step."""
+    """Run an RL stage: each step generates beams for prompts, scores them and updates the policy.
+
+    Returns:
+        False if the user requested a stop before its end.
+    """
     if cast(Reinforced, session.scenario.stages[name]).rollout.get_options().get("staleness"):
         return run_asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
-    shown_start = False
+    has_begun = False
     for step, prompts in session.iterate_prompts(name):
-        if not shown_start:
+        if not has_begun:
             recorder.begin(name, stage.steps, step)
             recorder.record_metrics(name, step, score_validation(session, name, step))
-            shown_start = True
+            has_begun = True
         if session.steering.pop_changed():
             rescore_candidates(session, name, recorder)
         began = time.perf_counter()
@@ -128,33 +137,33 @@ def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Sto
 
 
 def try_rewards(session: Session) -> None:
-    """Score a few beams of the untrained model with every reward, so that a broken reward fails now and not after hours."""
+    """Score a few beams of the untrained model with every reward, so that a broken reward fails before the run."""
     for name in session.scenario.stages:
         if session.stages[name].rolls_out:
             session.publish(name)
-            few = next(probe_prompts(session, name, _REHEARSAL_USERS))
-            session.get_rewards(name).score(session.rollout.generate(few), strict=True, step=-1)
+            prompts = next(probe_prompts(session, name, _REHEARSAL_PROMPTS))
+            session.get_rewards(name).score(session.rollout.generate(prompts), strict=True, step=-1)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
-    """Score the lists that users whom RL never trains on would be served.
+    """Score the lists that held-out users, whom RL never trains on, would be served.
 
     A call has at most as many prompts as a step, so memory that suffices for a step suffices here.
 
     Returns:
-        Arrays [P] by reward, their mean score of a beam; "weight.<name>", the current weight of each reward; "total", the trained
-        reward; "user"; and "of", the number of prompts that these were drawn from.
+        Arrays [P] of the prompts: by name of a reward, the mean score over a list; by "weight.<name>", its current weight;
+        "total", the trained reward; and "user". "of" is the number of prompts from which these were drawn.
     """
     session.publish(name)
-    rewards, parts, users, positions = session.get_rewards(name), [], [], []
+    rewards, mean_parts, users, positions = session.get_rewards(name), [], [], []
     for prompts in probe_prompts(session, name, session.stages[name].users):
-        parts.append(rewards.compute_means(rewards.score(session.rollout.generate(prompts), step=-1)))
+        mean_parts.append(rewards.compute_means(rewards.score(session.rollout.generate(prompts), step=-1)))
         users.append(np.asarray(prompts.users))
         positions.append(np.asarray(prompts.positions))
-    means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
-    user, position = np.concatenate(users), np.concatenate(positions)
-    weights = compute_prompt_weights(session, name, user, position, len(user))
-    total = compute_weighted_total(means, weights)
-    of = session.rollout.group.count_held_out_prompts().get(session.deadlines.step)
-    shown = {f"weight.{reward}": weight for reward, weight in weights.items()}
-    return means | shown | {"total": total, "user": user, "of": np.array(of)}
+    means = {reward: np.concatenate([part[reward] for part in mean_parts]) for reward in rewards.groups}
+    user_P, position_P = np.concatenate(users), np.concatenate(positions)
+    weights = compute_prompt_weights(session, name, user_P, position_P, len(user_P))
+    total_P = compute_weighted_total(means, weights)
+    prompt_count = session.rollout.group.count_held_out_prompts().get(session.deadlines.step)
+    weight_arrays = {f"weight.{reward}": weight for reward, weight in weights.items()}
+    return means | weight_arrays | {"total": total_P, "user": user_P, "of": np.array(prompt_count)}

@@ -1,6 +1,7 @@
 """A loop in which rollouts generate groups of prompts while trainers learn from earlier groups.
 
-One thread makes all decisions and waits for the futures of slots and trainers, so no state is shared between threads.
+A slot is the capacity of a rollout worker to generate one group. One thread makes all decisions and waits for the futures of
+slots and trainers, so no state is shared between threads.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class AppliedUpdate:
 
 
 GenerateGroup = Callable[[int, int, int], tuple[Future[Any], Future[Any]]]
-"""Called as `generate(slot, group, version)`; returns a future that is done when the slot is free again, and the answer's."""
+"""Called as `generate(slot, group, version)`; returns a future that is done when the slot is free again, and a future of the
+answer."""
 Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
 """Called as `train(step, groups, answers)`; returns a future of the metrics of the update."""
 RecordGroup = Callable[[str, int, int], None]
@@ -66,8 +68,9 @@ def run_overlapped(
         train: Starts an update.
         record_group: Is called when a group begins or is aborted.
     """
+    # The futures of busy slots, with their slots, and those of answers, with the number and version of the group.
     free_slots, busy_slots, pending_answers = list(range(slots))[::-1], {}, {}
-    answers: dict[int, Any] = {}
+    answers: dict[int, Any] = {}  # accepted ones, by the number of the group
     update: Future[Any] | None = None
     batch: Sequence[tuple[int, int]] = ()
     aborted = 0
@@ -75,8 +78,8 @@ def run_overlapped(
         while free_slots and (number := groups.start_group()) is not None:
             record_group("begun", number, groups.step)
             slot = free_slots.pop()
-            slot_freed, answer = generate(slot, number, groups.step)
-            busy_slots[slot_freed], pending_answers[answer] = slot, (number, groups.step)
+            slot_freed, answer_future = generate(slot, number, groups.step)
+            busy_slots[slot_freed], pending_answers[answer_future] = slot, (number, groups.step)
         if update is None and (next_batch := groups.take_batch()):
             batch = next_batch
             update = train(groups.step, batch, [answers.pop(number) for number, _ in batch])

@@ -11,12 +11,13 @@ from nonet.controller.record import Recorder
 from nonet.controller.session import Session, recompute_rewards, sum_by_scene
 from nonet.workers.roles import SceneSetup
 
-_PROBES_PER_STAGE, _MIN_STEPS_BETWEEN_PROBES = 10, 10  # for held-out users
+_PROBES_PER_STAGE = 10  # how often held-out users are scored
+_MIN_STEPS_BETWEEN_PROBES = 10  # in short stages, held-out users are scored less often
 _VALIDATION_PROMPTS = 512  # number of prompts over which the trained reward is averaged
 
 
 def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
-    """Score the lists that held-out users would be served after `done` steps, about ten times per stage.
+    """Score the lists that held-out users would be served after `done` steps, at most ten times per stage.
 
     In a stage without validation, these lists also update the ratios by which floors are applied (`RewardObjectives`).
 
@@ -69,13 +70,13 @@ def compute_trained_reward(
     users: np.ndarray | None,
     positions: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the trained reward of each prompt [P] by the rewards and weights in force, from its mean rewards [P]."""
+    """Return the trained reward of each prompt [P]: the sum of its mean rewards [P] with the current weights."""
     count = len(next(iter(means.values())))
     return compute_weighted_total(means, compute_prompt_weights(session, stage, users, positions, count))
 
 
 def compute_weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the weighted sum [P] of each prompt's mean rewards; a reward without a mean is left out."""
+    """Return the weighted sum [P] of each prompt's mean rewards; a reward that `means` lacks is left out."""
     total = np.zeros(len(next(iter(means.values()))))
     for name, weight in weights.items():
         if name in means:
@@ -95,13 +96,14 @@ def _find_scenes(
 
 
 def score_validation(session: Session, stage: str, done: int) -> dict[str, float]:
-    """Score the lists that validation prompts would be served at the start of a stage and at its validation points.
+    """Score the lists that validation prompts would be served, at the start of a stage and at its validation points.
 
-    The scores are stored for the validation of that step. Until the next evaluation, they also determine the ratios by which
-    floors are applied (`RewardObjectives`).
+    Lists and scores are stored in `session.validation` for that step. Until the next validation, the scores also determine
+    the ratios by which floors are applied (`RewardObjectives`).
 
     Returns:
-        The trained reward and the mean of each reward, as metrics; empty after other steps, and if the stage needs neither.
+        The trained reward and the mean of each reward, as metrics; empty after all other steps, and if the stage neither
+        selects by reward nor has floors.
     """
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or (done and done not in validation.points):
@@ -113,10 +115,13 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
     )
     if not len(users):
         return {}
-    size = session.stages[stage].users
-    parts = [slice(start, start + size) for start in range(0, len(users), size)]
-    prompts = [PromptRequest(stage, 0, 0, users[part], positions[part], served=True) for part in parts]
-    validation.served[done] = [session.rollout.generate(request) for request in prompts]
+    call_size = session.stages[stage].users
+    slices = [slice(start, start + call_size) for start in range(0, len(users), call_size)]
+    requests = [
+        PromptRequest(stage, step=0, users=users[rows], positions=positions[rows], served=True)
+        for rows in slices
+    ]
+    validation.served[done] = [session.rollout.generate(request) for request in requests]
     by_scene = score_served(session, stage, done)
     means = {name: float(sum(values)) for name, values in by_scene.items()}
     objectives.note_served(means)
@@ -131,7 +136,7 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
 def score_served(
     session: Session, stage: str, step: int, names: Collection[str] | None = None
 ) -> dict[str, list[float]]:
-    """Score the lists that would be served for validation prompts after a step, and return sums by scene.
+    """Score the lists that `score_validation` has stored for a step, and return sums by scene.
 
     Args:
         session: The session, whose validation holds the lists of the step.
@@ -158,9 +163,10 @@ def score_served(
 
 
 def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None:
-    """Score the lists of earlier candidates with rewards that were attached later, and recompute all trained rewards.
+    """Score the lists of earlier validations with rewards that were attached later, and recompute all trained rewards.
 
-    The lists of a candidate are lost if the run was resumed after it. It cannot be selected while such a reward has a weight.
+    The lists of a step are lost if the run was resumed after it. Such a step cannot be selected while a reward that has not
+    scored them has a weight.
     """
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or not validation.record.rewards:
@@ -184,10 +190,18 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
 
 
 def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequest]:
-    """Yield the prompts on which the rewards of a stage are compared, `size` at a time."""
+    """Yield requests for the held-out prompts on which the rewards of a stage are compared.
+
+    At least one request is yielded; without held-out users, it has no prompts.
+
+    Args:
+        session: The session.
+        name: The RL stage.
+        size: The largest number of prompts of a request.
+    """
     stage_options = session.scenario.stages[name]
     max_prompts = getattr(stage_options, "probe", None)
     users, positions = session.rollout.group.draw_held_out_prompts(max_prompts).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
-        yield PromptRequest(name, 0, 0, users[part], positions[part], served=True)
+        yield PromptRequest(name, step=0, users=users[part], positions=positions[part], served=True)

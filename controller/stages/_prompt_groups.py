@@ -30,21 +30,23 @@ class PromptGroups:
         staleness: The largest number of updates between the version that generated a group and the update that uses it.
         step: The number of updates so far.
         running: The version that generates each running group, by the number of the group.
+        aborted: How often a running group was aborted, to be generated again.
+        dropped: How often an answer was dropped because its group was no longer running, or running again.
     """
 
     def __init__(
         self, batch: int, steps: int, staleness: int, *, step: int = 0, trained: Collection[int] = ()
     ):
         self.batch, self.steps, self.staleness, self.step = batch, steps, staleness, step
-        self.running: dict[int, int] = {}  # number of the group: version that generates it
+        self.running: dict[int, int] = {}
         self.aborted = self.dropped = 0
         self._trained = set(trained)
-        self._left = [n for n in range(batch * steps) if n not in self._trained]
+        self._waiting = [n for n in range(batch * steps) if n not in self._trained]
         self._ready: deque[tuple[int, int]] = deque()  # (number, version), in the order of arrival
 
     @property
     def accepted(self) -> int:
-        """Groups trained, being trained, or waiting for it."""
+        """The number of groups that are trained, being trained, or ready to be trained."""
         return len(self._trained) + len(self._ready)
 
     @property
@@ -54,22 +56,25 @@ class PromptGroups:
 
     def start_group(self) -> int | None:
         """Return the group to generate now with the newest version, or None if the bound forbids one more or none is left."""
-        allowed = (self.staleness + self.step + 1) * self.batch
-        if not self._left or self.accepted + len(self.running) >= allowed:
+        max_groups = (self.staleness + self.step + 1) * self.batch
+        if not self._waiting or self.accepted + len(self.running) >= max_groups:
             return None
-        number = heapq.heappop(self._left)
+        number = heapq.heappop(self._waiting)
         self.running[number] = self.step
         return number
 
     def accept_answer(self, number: int, version: int) -> Verdict:
-        """Accept an answer if it is the first of its group and fresh enough; drop or abort it otherwise."""
+        """Decide what becomes of an answer, and record it.
+
+        Returns:
+            "accepted" if it is the first answer of its group and fresh enough; "stale" if it is too old, so that the group is
+            aborted; "dropped" if the group is not running, or running again with a newer version.
+        """
         if number not in self.running:
             self.dropped += 1
             return "dropped"
         if self.accepted // self.batch - version > self.staleness:
-            if (
-                self.running[number] > version
-            ):  # a late answer of an earlier asking: the newer one is under way
+            if self.running[number] > version:  # a late answer; the group is being generated again
                 self.dropped += 1
                 return "dropped"
             self.cancel_group(number)
@@ -82,7 +87,7 @@ class PromptGroups:
         """Abort a running group, which will be generated again."""
         del self.running[number]
         self.aborted += 1
-        heapq.heappush(self._left, number)
+        heapq.heappush(self._waiting, number)
 
     def take_batch(self) -> list[tuple[int, int]] | None:
         """Remove and return the groups of the next update as (number, version); None while too few are accepted."""

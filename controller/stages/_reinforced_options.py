@@ -16,31 +16,40 @@ from nonet.workers.roles import Schedule
 
 
 class AlgorithmOptions(Replaceable):
+    """The algorithm of an RL stage, with its own keys."""
+
     default: ClassVar[str] = "rloo"
     registry: ClassVar[PluginRegistry[Any] | None] = ALGORITHMS
 
 
 class _Drawing(StrictModel):
-    """What every rollout has."""
+    """The keys that every rollout has."""
 
     width: Annotated[int, Field(ge=2, description="items per prompt")] = 16
     with_target: Annotated[
-        bool, Field(description="whether what the user took next is in every group, beside its correction")
+        bool,
+        Field(
+            description="whether the item that the user took next is added to every prompt's items, with a corrected weight"
+        ),
     ] = False
     correct: Annotated[
-        bool, Field(description="whether drawn items weigh what makes a group's sum the policy's expectation")
+        bool,
+        Field(
+            description="whether drawn items are weighted so that a prompt's weighted sum estimates the policy's expectation"
+        ),
     ] = True
     catalogue: str | None = None
     staleness: Count = 0
     precision: Annotated[
-        Literal["fp32", "bf16"], Field(description="what rollouts compute in; what is served is fp32")
+        Literal["fp32", "bf16"],
+        Field(description="the precision in which rollouts compute; served lists are computed in fp32"),
     ] = "fp32"
 
 
 class BeamRollout(_Drawing):
-    tail: Annotated[
-        Count, Field(description="of the width, how many are drawn from what is outside the beam")
-    ] = 0
+    """A rollout by beam search, with some items drawn from outside the beam."""
+
+    tail: Annotated[Count, Field(description="how many of the items are drawn from outside the beam")] = 0
 
     @model_validator(mode="after")
     def _check_room(self) -> BeamRollout:
@@ -50,13 +59,24 @@ class BeamRollout(_Drawing):
 
 
 class SampledRollout(_Drawing):
-    temperature: Annotated[Rate, Field(description="1: the policy itself")] = 1.0
+    """A rollout that samples each item level by level."""
+
+    temperature: Annotated[
+        Rate, Field(description="the sampling temperature; 1 samples from the policy itself")
+    ] = 1.0
     top_p: Annotated[
-        float, Field(gt=0, le=1, description="share of each level's likeliest codes that is drawn from")
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="sampling is restricted to each level's likeliest codes that together have this probability",
+        ),
     ] = 1.0
 
 
 class RolloutOptions(Replaceable):
+    """The rollout of an RL stage, with its own keys."""
+
     default: ClassVar[str] = "gumbel"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {
         "beam": BeamRollout,
@@ -66,43 +86,58 @@ class RolloutOptions(Replaceable):
 
 
 class Mismatch(StrictModel):
-    """What is done about rollouts that compute otherwise than trainers (`nonet.rl.mismatch`)."""
+    """The correction of differences between the probabilities of rollouts and of trainers (`nonet.rl.mismatch`)."""
 
     correct: Annotated[
         Literal["none", "token_truncate", "token_clip", "token_mask", "sequence_truncate", "sequence_mask"],
-        Field(description="importance weights of the trainer over the rollout; none: measured alone"),
+        Field(
+            description="the importance weights of the trainer over the rollout; none: they are only measured"
+        ),
     ] = "none"
     cap: Annotated[
-        float, Field(gt=1, description="the largest weight; masks leave out what is below 1 / cap too")
+        float, Field(gt=1, description="the largest weight; masks also leave out weights below 1 / cap")
     ] = 2.0
     stop_at_kl: Annotated[
         Rate | None,
-        Field(description="nats a level above which a step is not learned from; three in a row end the run"),
+        Field(
+            description="the KL divergence per level, in nats, above which a step is not learned from; three in a row end the run"
+        ),
     ] = None
 
     @field_validator("correct")
     @classmethod
-    def _unify_name(cls, correct: str) -> str:
+    def _resolve_alias(cls, correct: str) -> str:
+        """Return "token_truncate" for "token_clip", which is another name of it."""
         return "token_truncate" if correct == "token_clip" else correct
 
 
 class Scene(StrictModel):
-    """What is different where events have one value of the scenes' column."""
+    """The options of prompts whose event has one value of the scenes' column."""
 
     catalogue: Annotated[
         str | None,
-        Field(description="a condition on items, or a column of them that is true: what may be recommended"),
+        Field(
+            description="which items may be recommended: a condition on items, or an item column that is true"
+        ),
     ] = None
     rewards: Annotated[
-        list[Word] | None, Field(description="those that count; by default all of the stage's")
+        list[Word] | None, Field(description="the rewards that count; by default all of the stage")
     ] = None
-    weights: Annotated[dict[Word, float], Field(description="what rewards count instead")] = {}
+    weights: Annotated[
+        dict[Word, float], Field(description="the weights of rewards that replace those of the stage")
+    ] = {}
 
 
 class Scenes(StrictModel):
-    column: Annotated[Word, Field(description="of the interactions; event: the kind of event")]
+    """Groups of prompts with options of their own, by the value of a column of their events."""
+
+    column: Annotated[Word, Field(description="a column of the interactions; event: the kind of event")]
     of: Annotated[
-        dict[str, Scene], Field(min_length=1, description="by value; others have what the stage says")
+        dict[str, Scene],
+        Field(
+            min_length=1,
+            description="the options of each scene, by the value of the column; other events have those of the stage",
+        ),
     ]
 
 
@@ -111,7 +146,9 @@ class ControlOptions(StrictModel):
 
     lr: Annotated[
         Rate | None,
-        Field(description="its peak rate, tuned as RL's was; by default that of the stage before RL"),
+        Field(
+            description="the peak learning rate of the control, tuned like that of RL; by default that of the stage before RL"
+        ),
     ] = None
     rerank: Annotated[
         bool | None,
@@ -122,13 +159,17 @@ class ControlOptions(StrictModel):
 
 
 class Reinforced(StageOptions):
+    """The keys of a reinforced stage."""
+
     kind_name: ClassVar[str] = "reinforced"
     steps: Positive
     users: Positive = 64
     lr: Rate | Schedule = 1e-4
     sparse_lr: Annotated[
         Rate | None,
-        Field(description="peak rate that sparse rows learn at, on lr's schedule; left out: frozen"),
+        Field(
+            description="the peak learning rate of sparse rows, on the schedule of lr; by default they are frozen"
+        ),
     ] = None
     algorithm: AlgorithmOptions = AlgorithmOptions()
     rollout: RolloutOptions = RolloutOptions()
@@ -138,26 +179,27 @@ class Reinforced(StageOptions):
     scenes: Annotated[
         Scenes | None,
         Field(
-            description="by a column's value: another catalogue, other rewards, other weights; metrics by scene"
+            description="another catalogue, other rewards and other weights by the value of a column; metrics are given by scene"
         ),
     ] = None
     best: Annotated[
         Best | Literal["last"],
         Field(
-            description="which step goes on, by validations: {by: reward, least: 0.98} by default; last: the last one"
+            description="which step is selected by the validations, by default {by: reward, least: 0.98}; last: the last step"
         ),
     ] = Best()
     control: Annotated[
         bool | ControlOptions,
         Field(
-            description="what RL is compared with: finetuning continued on RL's events, with as many passes and with as much "
-            "computing, and finetune's lists re-ranked by the rewards; {lr} is the rate of the first two; false: nothing"
+            description="what RL is compared with: finetuning continued on RL's events, once with as many passes and once "
+            "with as much computation, and the lists of the start re-ranked by the rewards; {lr} is the rate of the first "
+            "two; false: nothing"
         ),
     ] = True
     probe: Annotated[
         Positive,
         Field(
-            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
+            description="how many prompts of held-out users, drawn by the seed, rewards are compared on before and after"
         ),
     ] = 2000
 
@@ -166,22 +208,22 @@ class Reinforced(StageOptions):
         """Raise ValueError if there is no reward, or if a scene names a reward that the stage cannot weigh."""
         if not self.rewards:
             raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
-        for value, scene in (self.scenes.of if self.scenes else {}).items():
+        for scene_name, scene in (self.scenes.of if self.scenes else {}).items():
             for name in [*(scene.rewards or ()), *scene.weights]:
                 if name not in self.rewards:
                     raise ValueError(
-                        f"scenes.of.{value}: the stage has no reward {name!r}{suggest_inline(name, list(self.rewards))}; "
+                        f"scenes.of.{scene_name}: the stage has no reward {name!r}{suggest_inline(name, list(self.rewards))}; "
                         f"rewards: {', '.join(self.rewards)}"
                     )
                 if self.rewards[name].at_least is not None:
                     raise ValueError(
-                        f"scenes.of.{value}: {name} has a floor, whose multiplier is its weight in all scenes"
+                        f"scenes.of.{scene_name}: {name} has a floor, whose multiplier is its weight in all scenes"
                     )
         correct = self.mismatch.correct if self.mismatch else "none"
-        level, corrects = correct.split("_")[0], self.algorithm.spec.corrects
-        if correct != "none" and level not in corrects:
-            other = f"{correct.replace('token', 'sequence')} does" if "sequence" in corrects else "none does"
+        granularity, supported = correct.split("_")[0], self.algorithm.spec.corrects
+        if correct != "none" and granularity not in supported:
+            fit = f"{correct.replace('token', 'sequence')} does" if "sequence" in supported else "none does"
             raise ValueError(
-                f"mismatch.correct: {correct} does not go with algorithm {self.algorithm.use}; {other}"
+                f"mismatch.correct: {correct} does not go with algorithm {self.algorithm.use}; {fit}"
             )
         return self

@@ -16,16 +16,20 @@ from nonet.options import Positive, Rate
 
 
 class Align(Supervised):
-    """As a supervised stage."""
+    """The keys of an alignment stage: those of a supervised stage, and those of its items."""
 
     kind_name: ClassVar[str] = "align"
-    items: Annotated[Positive, Field(description="a step, over the whole job, drawn by the seed")] = 64
-    weight_of_items: Annotated[Rate, Field(description="what their mean loss counts beside a target's")] = 1.0
-    column: Annotated[str, Field(description="of the items: their words")] = "title"
+    items: Annotated[
+        Positive, Field(description="the number of items per step over all trainers, drawn by the seed")
+    ] = 64
+    weight_of_items: Annotated[
+        Rate, Field(description="the weight of the mean loss of an item, relative to that of a target")
+    ] = 1.0
+    column: Annotated[str, Field(description="the column of the items with their words")] = "title"
 
 
 class AlignKind(SupervisedKind):
-    """Words and codes of items, beside the histories of users."""
+    """The kind of alignment stages, which train on words and codes of items besides the histories of users."""
 
     options: ClassVar[type[StageOptions]] = Align
     learner: ClassVar[str] = "nonet.workers.roles.learners:AlignLearner"

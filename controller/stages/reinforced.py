@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from nonet.models import ModelSize
     from nonet.samples.sequences import Sequences
 
-_FORWARD, _TRAINED = 2.0, 6.0  # FLOPs per parameter and position: a forward pass, and a training step
-_BEAM_BYTES = 8  # per beam and level: the code and its log-probability
-_ITEM_BYTES = 30  # per beam: the item, the validity flag and the other fields
-_BEFORE = (
-    "rollout",
-    "reward",
-)  # the roles of a step that overlap with the update if stale rollouts are allowed
+_FORWARD, _TRAINED = 2.0, 6.0  # FLOPs per parameter and position of a forward pass, and of a training step
+_BEAM_BYTES = 8  # bytes per beam and level: the code and its log-probability
+_ITEM_BYTES = 30  # bytes per beam: the item, the validity flag and the other fields
 
 
 class ReinforcedKind(StageKind):
@@ -46,7 +42,7 @@ class ReinforcedKind(StageKind):
         )
 
     def list_phases(self, stage_options: Reinforced) -> dict[str, tuple[str, ...]]:
-        """Return the roles that work at once, by phase."""
+        """Return the roles that work at the same time, by phase; stale rollouts overlap with the update in one phase."""
         if stage_options.rollout.get_options().get("staleness"):
             return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
         return {
@@ -67,7 +63,7 @@ class ReinforcedKind(StageKind):
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
     def find_unsupported(self, path: str, stage_options: Reinforced) -> Iterator[str]:
-        """Yield keys that can be planned but not run."""
+        """Yield the key of a rollout that is the user's own code, which can be planned but not run."""
         if is_reference(str(stage_options.rollout.use)):
             yield f"{path}.rollout.use: {stage_options.rollout.use}"
 
@@ -100,9 +96,9 @@ class ReinforcedKind(StageKind):
             )
         if (setup := self.make_scenes(stage_options)) is None:
             return
-        scene = setup.find_scenes(seq, find_rl_events(seq))
-        for index, value in enumerate(setup.names):
-            if not (scene == index).any():
+        scene_by_event = setup.find_scenes(seq, find_rl_events(seq))
+        for scene_index, value in enumerate(setup.names):
+            if not (scene_by_event == scene_index).any():
                 raise ConfigError(
                     f"stages.{name}.scenes.of.{value}: no RL event has {value!r} as its {setup.column}"
                 )
@@ -122,8 +118,10 @@ class ReinforcedKind(StageKind):
         """
         default_catalogue, scenes = stage_options.rollout.get_options().get("catalogue"), stage_options.scenes
         if scenes is None:
-            return SceneSetup("", (), (default_catalogue,), ()) if default_catalogue else None
-        weights = [
+            one_scene = SceneSetup(column="", names=(), catalogue=(default_catalogue,), weights=())
+            return one_scene if default_catalogue else None
+        # By scene: weight 0 for each reward that the scene does not list, and the weights that it replaces.
+        scene_weights = [
             dict.fromkeys(
                 set(stage_options.rewards)
                 - set(stage_options.rewards if scene.rewards is None else scene.rewards),
@@ -136,7 +134,7 @@ class ReinforcedKind(StageKind):
             *(scene.catalogue or default_catalogue for scene in scenes.of.values()),
             default_catalogue,
         )
-        return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
+        return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(scene_weights))
 
     def needs_reference(self, stage_options: Reinforced) -> bool:
         """Return whether the algorithm needs a reference policy (a copy of the weights at the start of the stage)."""
@@ -152,9 +150,9 @@ class ReinforcedKind(StageKind):
         if stage_options.sparse_lr is None:
             return 0
         reference = stage_options.algorithm.get_options().get("reference")
-        every = reference.get("every") if isinstance(reference, dict) else None
+        refresh_interval = reference.get("every") if isinstance(reference, dict) else None
         reference_steps = (
-            min(stage_options.steps, every or stage_options.steps)
+            min(stage_options.steps, refresh_interval or stage_options.steps)
             if self.needs_reference(stage_options)
             else 0
         )
@@ -173,17 +171,17 @@ class ReinforcedKind(StageKind):
         )
 
     def count_units(self, stage_options: Reinforced, workers: int) -> int:
-        """Return the number of prompts of a worker in a step."""
+        """Return the largest number of prompts of a worker in a step."""
         return -(-_count_prompts(stage_options) // workers)
 
     def count_step_tokens(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> float:
-        """Return the largest number of positions of a global step."""
+        """Return the largest number of positions of a step over all workers."""
         return _count_prompts(stage_options) * self.count_unit_tokens(scenario, stage_options, size)
 
     def derive_sizes(
         self, stage_options: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return the sizes that a plan prints, by description: those of a step, of a worker and of a chunk."""
+        """Return the sizes of a step, of a worker and of a chunk, by the description that a plan prints."""
         width, staleness = (
             self.get_width(stage_options),
             stage_options.rollout.get_options().get("staleness", 0),
@@ -200,7 +198,7 @@ class ReinforcedKind(StageKind):
         return sizes | ({"steps that beams may be old": staleness} if staleness else {})
 
     def estimate_work(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> StepWork:
-        """Estimate the work of a step."""
+        """Return an upper bound of the FLOPs, rows and bytes of a step."""
         prompts = _count_prompts(stage_options)
         tokens = self.count_step_tokens(scenario, stage_options, size)
         reference_flops = _FORWARD if self.needs_reference(stage_options) else 0.0
@@ -229,14 +227,16 @@ class ReinforcedKind(StageKind):
         }
 
 
-def _make_staleness(body: Reinforced) -> dict[str, int]:
+def _make_staleness(stage_options: Reinforced) -> dict[str, int]:
     """Return the option `staleness`: how many versions old the weights that generated the beams may be."""
-    return {"staleness": int(body.rollout.get_options().get("staleness", 0))}
+    return {"staleness": int(stage_options.rollout.get_options().get("staleness", 0))}
 
 
-def _count_prompts(body: Reinforced) -> int:
+def _count_prompts(stage_options: Reinforced) -> int:
     """Return the number of prompts of a step: the stage's users, increased if the algorithm drops some prompts."""
-    return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.get_options()))
+    return math.ceil(
+        stage_options.users * stage_options.algorithm.spec.oversample(stage_options.algorithm.get_options())
+    )
 
 
 SPEC = ReinforcedKind()

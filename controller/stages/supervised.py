@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from nonet.models import ModelSize
     from nonet.samples.sequences import Sequences
 
-# The controller calls the trainers once per chunk of steps: with a call per step it would slow down steps of 20 ms.
+# Steps that trainers run in one call of the controller; a call per step would slow down steps of 20 ms.
 CHUNK_STEPS = 10
-_TRAINED = 6.0  # FLOPs per parameter and position: two forward, four backward
+_TRAINED = 6.0  # FLOPs per parameter and position of a training step: two forward, four backward
 
 
 class Propensity(StrictModel):
@@ -93,14 +93,14 @@ class SupervisedKind(StageKind):
 
     def can_claim(self, keys: set[str]) -> bool:
         """Return whether a stage with these keys and no `use` is a supervised stage."""
-        return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))
+        return "rewards" not in keys and ("steps" not in keys or bool(keys & _SUPERVISED_KEYS))
 
     def find_least_users(self, stage_options: Supervised) -> tuple[int | None, str]:
-        """Return the users of a step and the key that sets them."""
+        """Return the number of users of a step, None if a step is measured in tokens, and the key that sets it."""
         return stage_options.batch.users, "batch.users"
 
     def count_step_tokens(self, scenario: Scenario, stage_options: Supervised, size: ModelSize) -> float:
-        """Return the largest number of positions of a global step: full histories, or the tokens that the stage sets."""
+        """Return the largest number of positions of a step over all workers: its tokens, or one full history per user."""
         history_positions = size.count_history_positions(scenario.data.history)
         return stage_options.batch.tokens or (stage_options.batch.users or 1) * history_positions
 
@@ -121,7 +121,7 @@ class SupervisedKind(StageKind):
     def derive_sizes(
         self, stage_options: Supervised, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return the length of the stage and the sizes of its steps, which a plan prints."""
+        """Return the length of the stage and the sizes of its steps, by the description that a plan prints."""
         batch, trainers = stage_options.batch, workers["trainer"]
         lengths = {
             "epochs": stage_options.epochs,
@@ -142,7 +142,7 @@ class SupervisedKind(StageKind):
         return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | chunk_size
 
     def estimate_work(self, scenario: Scenario, stage_options: Supervised, size: ModelSize) -> StepWork:
-        """Estimate the work of a step."""
+        """Return an upper bound of the FLOPs and rows of a step."""
         tokens = self.count_step_tokens(scenario, stage_options, size)
         steps = stage_options.steps or 0
         if stage_options.tokens and stage_options.batch.tokens:
@@ -151,20 +151,20 @@ class SupervisedKind(StageKind):
         return StepWork(steps, flops, tokens / size.positions_an_event, row_directions=2)
 
     def compute_lengths(self, stage_options: Supervised, users: int, events: int) -> dict[str, Any]:
-        """Return the arguments of StageSetup that follow from the data."""
-        per_step = min(
+        """Return the arguments of StageSetup that depend on the numbers of users and events in the data."""
+        users_per_step = min(
             users,
             stage_options.batch.users
             or max(1, round((stage_options.batch.tokens or 1) * users / max(1, events))),
         )
-        per_epoch = -(-users // per_step)
-        by_tokens = max(1, round((stage_options.tokens or 1) / max(1, events) * per_epoch))
+        steps_per_epoch = -(-users // users_per_step)
+        steps_for_tokens = max(1, round((stage_options.tokens or 1) / max(1, events) * steps_per_epoch))
         steps = stage_options.steps or (
-            stage_options.epochs * per_epoch if stage_options.epochs else by_tokens
+            stage_options.epochs * steps_per_epoch if stage_options.epochs else steps_for_tokens
         )
         return {
             "steps": steps,
-            "users": per_step,
+            "users": users_per_step,
             "ahead": stage_options.ahead,
             "smoothing": stage_options.smoothing,
             "weight": dict(stage_options.weight),
@@ -173,7 +173,7 @@ class SupervisedKind(StageKind):
 
 
 # Keys that only supervised stages have. `steps` is left out, because RL stages have it too.
-_OWN = set(Supervised.model_fields) - set(StageOptions.model_fields) - {"steps"}
+_SUPERVISED_KEYS = set(Supervised.model_fields) - set(StageOptions.model_fields) - {"steps"}
 
 SPEC = SupervisedKind()
 
@@ -181,9 +181,9 @@ SPEC = SupervisedKind()
 def _check_propensity(path: str, column: str, seq: Sequences) -> None:
     """Raise ConfigError if the propensity column is missing or has values that are not probabilities."""
     if column not in seq.columns:
-        known = f"it carries {join_names(seq.columns)}" if seq.columns else "it carries no columns"
+        known_columns = f"it carries {join_names(seq.columns)}" if seq.columns else "it carries no columns"
         raise ConfigError(
-            f"{path}.column: the data has no {column!r}; {known}.{suggest_sentence(column, seq.columns)}"
+            f"{path}.column: the data has no {column!r}; {known_columns}.{suggest_sentence(column, seq.columns)}"
         )
     for part in seq.iterate_parts():
         values = part.columns[column]

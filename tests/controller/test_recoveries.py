@@ -26,7 +26,10 @@ class World:
         made._task = ControllerTask(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
         made._run, made._is_restarted = self.run, again
         made._recorder = SimpleNamespace(add_event=lambda kind, **body: self.log.append(body["text"]))
-        made._stop, made._lease = SimpleNamespace(is_set=lambda: False), SimpleNamespace(is_expired=False)
+        made._stop_requested, made._lease = (
+            SimpleNamespace(is_set=lambda: False),
+            SimpleNamespace(is_expired=False),
+        )
         self.controller = made
 
     def commit(self, step: int) -> None:

@@ -35,7 +35,7 @@ def conduct(monkeypatch):
         conductor = cls.__new__(cls)
         conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
         conductor._run = conductor._is_restarted = None
-        conductor._stop = SimpleNamespace(is_set=lambda: False)
+        conductor._stop_requested = SimpleNamespace(is_set=lambda: False)
         conductor._lease = SimpleNamespace(is_expired=False)
         conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))
         conductor._find_newest_checkpoint = lambda: None

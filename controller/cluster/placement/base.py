@@ -23,7 +23,7 @@ class NodeSlots:
         order: Its position in the order of the cluster's nodes, in which ranks are numbered.
         slots: Number of workers that fit.
         broken: Whether part of the requested resource of the node is already in use.
-        full: How much of the requested resource is free in its rack, and in its zone.
+        full: How much of the requested resource is free: (in its rack, in its zone). The smaller, the fuller they are.
     """
 
     node: Any
@@ -35,7 +35,7 @@ class NodeSlots:
 
 @dataclass(frozen=True)
 class PlacementPolicy:
-    """A kind of placement policy, which chooses nodes for workers.
+    """A placement policy: the function that chooses nodes for the workers of one group, and the class of its options.
 
     Attributes:
         pack: Called as `pack(slots, count, gang, options)`, it returns the chosen slots and the number of workers on each,
@@ -50,7 +50,7 @@ class PlacementPolicy:
 
 
 def _pack(slots: Any, count: Any, gang: Any, options: Any) -> Any:
-    """Declare the arguments of `PlacementPolicy.pack`."""
+    """Declare the arguments of `PlacementPolicy.pack`, against which the functions of plug-ins are checked."""
 
 
 PLACEMENTS = PluginRegistry(
@@ -68,7 +68,10 @@ class Placement(Replaceable):
 def pack_workers(
     policy: PlacementPolicy, options: Options, slots: Sequence[NodeSlots], count: int, gang: bool
 ) -> list[tuple[NodeSlots, int]]:
-    """Choose nodes for `count` workers by a policy, and return them in the order of `NodeSlots.order`.
+    """Choose nodes for `count` workers by a policy.
+
+    Returns:
+        The chosen nodes with their numbers of workers, in the order of `NodeSlots.order`.
 
     Raises:
         ConfigError: The policy places more or fewer than `count` workers, or more on a node than fit.

@@ -1,6 +1,6 @@
-"""Best fit: the fewest nodes, and among those that fit the fullest, in the fullest rack.
+"""The placement policy "best_fit": the fewest nodes; of several nodes that fit, the fullest one, in the fullest rack.
 
-Four one-GPU groups share a node and three whole nodes stay whole, where Ray's own placement leaves none
+For example, four groups of one GPU share a node, so that three of four nodes stay free. Ray's own placement leaves none free
 (`nonet bench placement`).
 """
 
@@ -15,26 +15,37 @@ from nonet.controller.cluster.placement.base import NodeSlots, PlacementPolicy
 def pack_best_fit(
     slots: Sequence[NodeSlots], count: int, gang: bool, options: Mapping[str, Any]
 ) -> list[tuple[NodeSlots, int]]:
-    """Take the fewest nodes; a group that is no gang fills broken nodes first."""
-    taken: list[tuple[NodeSlots, int]] = []
+    """Choose the fewest nodes; a group that is no gang first fills nodes that are partly in use.
+
+    Args:
+        slots: The candidate nodes, with the number of workers that fit on each.
+        count: The number of workers.
+        gang: Whether the workers communicate all the time.
+        options: The options of the policy, which has none.
+
+    Returns:
+        The chosen nodes, with the number of workers on each.
+    """
+    choices: list[tuple[NodeSlots, int]] = []
     if not gang:
-        for room in sorted((r for r in slots if r.broken), key=lambda r: (r.slots, r.full, r.order)):
-            if room.slots >= count:
+        for node in sorted((r for r in slots if r.broken), key=lambda r: (r.slots, r.full, r.order)):
+            if node.slots >= count:
                 break
-            taken.append((room, room.slots))
-            count -= room.slots
-    used = {room.order for room, _ in taken}
-    left = sorted((r for r in slots if r.order not in used), key=lambda r: (-r.slots, r.full, r.order))
-    for index, room in enumerate(left):
-        if room.slots >= count:
-            taken.append((_find_tightest(left[index:], count), count))
+            choices.append((node, node.slots))
+            count -= node.slots
+    chosen = {node.order for node, _ in choices}
+    others = sorted((r for r in slots if r.order not in chosen), key=lambda r: (-r.slots, r.full, r.order))
+    for index, node in enumerate(others):
+        if node.slots >= count:
+            choices.append((_find_tightest(others[index:], count), count))
             break
-        taken.append((room, room.slots))
-        count -= room.slots
-    return taken
+        choices.append((node, node.slots))
+        count -= node.slots
+    return choices
 
 
 def _find_tightest(rooms: list[NodeSlots], count: int) -> NodeSlots:
+    """Return the node with the fewest slots on which `count` workers fit."""
     return min((r for r in rooms if r.slots >= count), key=lambda r: (r.slots, r.full, r.order))
 
 
