@@ -35,7 +35,7 @@ class NodeSlots:
 
 @dataclass(frozen=True)
 class PlacementPolicy:
-    """A placement policy: the function that chooses nodes for the workers of one group, and the class of its options.
+    """A kind of placement policy, with the function that chooses nodes for the workers of one group.
 
     Attributes:
         pack: Called as `pack(slots, count, gang, options)`, it returns the chosen slots and the number of workers on each,
