@@ -49,6 +49,7 @@ class Pipeline:
         self.session, self.recorder, self._is_stop_requested = session, recorder, stopped
         self.wall_s: dict[str, float] = dict(session.run.read_json("results/wall.json") or {})
         self._shown_users: list[dict[str, Any]] | None = None
+        # (subject, result, time of the request), in the order of the requests
         self._pending_results: list[tuple[str, GroupFuture, float]] = []
 
     def run(self) -> bool:
@@ -64,9 +65,8 @@ class Pipeline:
             for text in make_start_notes(session):
                 self.recorder.add_event("note", text=text)
             try_rewards(session)
-            self._shown_users_call = (
-                session.evaluator.list_shown_users()
-            )  # requested first, because every shown result needs them
+            # Requested first, because every shown result needs them.
+            self._shown_users_call = session.evaluator.list_shown_users()
             for name in make_baseline_options(session.scenario):
                 self._evaluate(name, partial(session.evaluator.evaluate_baseline, name))
             for name in self._list_done_stages(session.restored):
@@ -191,40 +191,42 @@ class Pipeline:
             return evaluator.evaluate(name, folder)
         return evaluator.combine_shares(name, evaluator.evaluate_share(folder))
 
-    def _evaluate(self, name: str, request: Callable[[], GroupFuture]) -> None:
+    def _evaluate(self, subject: str, request: Callable[[], GroupFuture]) -> None:
         """Show the result of a subject if a file has it; else request its evaluation, which runs while stages train."""
-        result = self.session.run.read_json(f"results/{name}.json")
-        if result is not None and (self.session.run.results / f"{name}.npz").exists():
-            self._show(name, result)
+        result = self.session.run.read_json(f"results/{subject}.json")
+        if result is not None and (self.session.run.results / f"{subject}.npz").exists():
+            self._show(subject, result)
             return
-        self._pending_results.append((name, request(), time.time()))
+        self._pending_results.append((subject, request(), time.time()))
 
     def _collect_results(self, *, wait: bool = False) -> None:
         """Write and show the results that have arrived, in the order of their requests; wait for all of them if `wait`."""
         while self._pending_results and (wait or self._pending_results[0][1].done()):
-            name, future, began = self._pending_results.pop(0)
+            subject, future, began = self._pending_results.pop(0)
             result = future.get(self.session.deadlines.evaluate)
             if "fitting" in result:  # a baseline is fitted in parts, so that validations wait for one part
-                self._pending_results.append((name, self.session.evaluator.evaluate_baseline(name), began))
+                self._pending_results.append(
+                    (subject, self.session.evaluator.evaluate_baseline(subject), began)
+                )
                 continue
-            self.session.run.write_json(f"results/{name}.json", result)
-            self._add_seconds(f"evaluate {name}", time.time() - began)
-            self._show(name, result)
+            self.session.run.write_json(f"results/{subject}.json", result)
+            self._add_seconds(f"evaluate {subject}", time.time() - began)
+            self._show(subject, result)
 
-    def _show(self, name: str, result: dict[str, Any]) -> None:
+    def _show(self, subject: str, result: dict[str, Any]) -> None:
         """Record the headline metrics of a result, and its recommendations for a few users."""
         users = self._fetch_shown_users()
         self.recorder.add_event(
             "result",
-            name=name,
+            name=subject,
             metrics=select_headline(result),
             shown=result["shown"],
             users=users,
-            baseline=name not in self.session.stages,
+            baseline=subject not in self.session.stages,
         )
-        for how, parts in result["detail"].get("test", {}).items():
-            values = {f"{name}/{key}": value for key, value in parts["all"].items()}
-            self.recorder.record_metrics(f"evaluate/{how}", 0, values, role="evaluator")
+        for ranking, metrics_by_segment in result["detail"].get("test", {}).items():
+            values = {f"{subject}/{key}": value for key, value in metrics_by_segment["all"].items()}
+            self.recorder.record_metrics(f"evaluate/{ranking}", 0, values, role="evaluator")
 
     def _fetch_shown_users(self) -> list[dict[str, Any]]:
         """Return the few users whose recommendations are shown, which the evaluator has chosen."""
@@ -247,8 +249,8 @@ class Pipeline:
         stages = list(session.stages)
         baselines = make_baseline_options(session.scenario)
         pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
-        subjects = [(name, subject) for name in stages for subject in list_subjects_beside(name)]
-        pairs += [each for each in subjects if (session.run.results / f"{each[1]}.npz").exists()]
+        stages_and_subjects = [(name, subject) for name in stages for subject in list_subjects_beside(name)]
+        pairs += [pair for pair in stages_and_subjects if (session.run.results / f"{pair[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
             if session.facts["data"]["held_out"]["test"]

@@ -233,10 +233,10 @@ def _check_floors(
         before and after RL of users that RL never trains on (`held_out`), and whether the floor was met within 2 % (`held`),
         measured on those users if there are any.
     """
-    values: dict[tuple[str, str], dict[int, float]] = {}
+    metrics: dict[tuple[str, str], dict[int, float]] = {}
     for record in _read_records(run):
         if record["role"] == "trainer" and record["name"].startswith(("reward.", "multiplier.")):
-            values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
+            metrics.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     floors = {
         (stage, name): options.at_least
         for stage, stage_options in scenario.stages.items()
@@ -246,8 +246,8 @@ def _check_floors(
     state_by_floor = {}
     for (stage, name), floor in floors.items():
         means, multipliers = (
-            values.get((stage, f"reward.{name}"), {}),
-            values.get((stage, f"multiplier.{name}"), {}),
+            metrics.get((stage, f"reward.{name}"), {}),
+            metrics.get((stage, f"multiplier.{name}"), {}),
         )
         if not means:
             continue
@@ -268,16 +268,16 @@ def _check_floors(
 
 def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
     """Return the validation results by stage; entries of the history have the mean training loss since the previous one."""
-    values: dict[tuple[str, str], dict[int, float]] = {}
+    metrics: dict[tuple[str, str], dict[int, float]] = {}
     for record in _read_records(run):
         if record["role"] == "trainer" and record["name"] in ("loss", "events"):
-            values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
+            metrics.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     stages = {}
     for name in scenario.stages:
         validation, previous_step = ValidationRecord(run, name), 0
         if validation.end is None or not validation.history:
             continue
-        losses, events = values.get((name, "loss"), {}), values.get((name, "events"), {})
+        losses, events = metrics.get((name, "loss"), {}), metrics.get((name, "events"), {})
         history = []
         for entry in validation.history:
             steps_since = [step for step in losses if previous_step < step <= entry["step"]]
@@ -303,11 +303,11 @@ def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int
     counts_by_table: dict[str, dict[str, int]] = {
         name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
     }
-    values: dict[tuple[str, int, str], int] = {}
+    value_by_record: dict[tuple[str, int, str], int] = {}
     for record in _read_records(run):
         if record["role"] == "embedding":
-            values[record["stage"], record["step"], record["name"]] = int(record["value"])
-    for (_, _, name), value in values.items():
+            value_by_record[record["stage"], record["step"], record["name"]] = int(record["value"])
+    for (_, _, name), value in value_by_record.items():
         table, _, count_name = name.rpartition(".")
         counts = counts_by_table[table]
         counts[count_name] = counts[count_name] + value if count_name in COUNTED else value

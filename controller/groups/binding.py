@@ -130,8 +130,8 @@ class GroupBinding:
 
     def set_threads(self, groups: Sequence[GroupPlan]) -> None:
         """Replace the plans of groups that stay, and send their workers the planned number of threads without waiting."""
-        named = {group.name: group for group in groups}
-        self.groups = tuple(named.get(group.name, group) for group in self.groups)
+        plan_by_name = {group.name: group for group in groups}
+        self.groups = tuple(plan_by_name.get(group.name, group) for group in self.groups)
         for group in groups:
             self.hosts[group.name].set_threads(group.threads)
 

@@ -102,8 +102,8 @@ class TrainerHandle:
         joins = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
         if self.apart:
             joins.append(self.shards.join_process_group(PerRank([rendezvous] * shard_count)))
-        for wait in joins:
-            wait.get(self.deadlines.step)
+        for join in joins:
+            join.get(self.deadlines.step)
 
     def ensure_on_device(self, stage: StageSetup) -> None:
         """Move the trainer to its device, so that it can be saved, loaded or published."""
@@ -195,7 +195,7 @@ class TrainerHandle:
 
 
 class EmbeddingHandle:
-    """The sparse tables of a run, over all shards; use it between steps only, because the trainers take part."""
+    """The sparse tables of a run over all shards, for use between steps only: the trainers take part in moving rows."""
 
     def __init__(self, trainer: TrainerHandle):
         self._trainer = trainer
@@ -205,10 +205,10 @@ class EmbeddingHandle:
         return self._trainer.shards.count_rows().get(self._trainer.deadlines.step)
 
     def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
-        """Distribute all rows with their optimizer state evenly over these shards, while readers use the published version.
+        """Distribute all rows and their optimizer state evenly over the given shards, while readers use the published version.
 
         Args:
-            shards: The shards, or how many of the first ones.
+            shards: The numbers of the shards, or how many of the first shards.
 
         Returns:
             The number of rows of each table, by shard.
@@ -280,26 +280,27 @@ class RolloutHandle:
 
     def generate_group(self, rank: int, prompts: PromptRequest, part: tuple[int, int]) -> GroupFuture:
         """Start generating beams on one rank for a part of a step's prompts; `part` is (index, number of parts)."""
-        answer = self.group.call_rank(
+        beams = self.group.call_rank(
             rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
         )
-        return self._apply_between(prompts, answer)
+        return self._apply_between(prompts, beams)
 
     def _apply_between(self, prompts: PromptRequest, beams: GroupFuture) -> GroupFuture:
         """Return beams after the stage's steps between rollout and rewards."""
-        for step in self._between.get(prompts.stage, ()):
-            beams = step.apply(beams)
+        for group in self._between.get(prompts.stage, ()):
+            beams = group.apply(beams)
         return beams
 
     def _build_request(self, prompts: PromptRequest) -> RolloutRequest:
         """Build the request that tells rollouts how to generate beams for these prompts."""
         options = self._options[prompts.stage]
+        has_draw_options = len(options) > 1  # options besides the width
         return RolloutRequest(
             stage=prompts.stage,
             step=prompts.step,
             width=prompts.width or options["width"],
             version=self.version,
             chunk=self._chunks.get(prompts.stage),
-            draw=dict(options) if len(options) > 1 and not prompts.served else {},
+            draw=dict(options) if has_draw_options and not prompts.served else {},
             blind=prompts.blind,
         )

@@ -226,9 +226,9 @@ class RunGroups:
             resumed_stage: The stage that continues from the checkpoint; None if a stage begins with it.
         """
         folder = str(checkpoint)
-        waits = [self.trainer.group.load(folder, resumed_stage), self.trainer.shards.load(folder)]
-        for wait in waits:
-            wait.get(self.deadlines.open)
+        load_calls = [self.trainer.group.load(folder, resumed_stage), self.trainer.shards.load(folder)]
+        for call in load_calls:
+            call.get(self.deadlines.open)
         if self._has_role("rollout"):
             self.rollout.rows_version = None  # the rows differ from those of any version that was sent
 
@@ -269,9 +269,9 @@ class RunGroups:
             )
         self._evaluator = self.group("evaluator")
         self.rewards = self._make_reward_handles()
-        others = [group for handles in self.rewards.values() for group in handles.groups.values()]
+        other_groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for names in list_between_roles(self.scenario).values():
-            others += [self.group(name) for name in names if self.group(name).has_method("open")]
+            other_groups += [self.group(name) for name in names if self.group(name).has_method("open")]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in new_names:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
@@ -280,11 +280,11 @@ class RunGroups:
         trainer_call = (
             self.trainer.group.open(folders) if self.trainer.group.hosts.name in new_names else None
         )
-        waits = [group.open(folders) for group in others if group.hosts.name in new_names]
+        open_calls = [group.open(folders) for group in other_groups if group.hosts.name in new_names]
         if self._evaluator.hosts.name in new_names:
             self._evaluator_opened = self._evaluator.open(folders, self._results)
             if self._has_own_baselines:  # errors in user code are raised before anything is trained
-                waits.append(self._evaluator_opened)
+                open_calls.append(self._evaluator_opened)
         if trainer_call is not None:
             facts = trainer_call.get(self.deadlines.open)[0]
             self.parameters: int = facts["parameters"]
@@ -294,8 +294,8 @@ class RunGroups:
         self.trainer.delta = self.scenario.weights.publish == "delta"
         if self._has_role("rollout") and self.rollout.group.hosts.name in new_names:
             self.rollout.group.open(folders).get(self.deadlines.open)
-        for wait in waits:
-            wait.get(self.deadlines.open)
+        for call in open_calls:
+            call.get(self.deadlines.open)
 
     def _has_role(self, role: str) -> bool:
         """Return whether a running group holds a role."""
@@ -319,14 +319,16 @@ class RunGroups:
 
     def _make_reward_handles(self) -> dict[str, RewardHandles]:
         """Create the handles of the rewards, by stage."""
-        groups: dict[str, dict[str, WorkerGroup]] = {}
+        groups_by_stage: dict[str, dict[str, WorkerGroup]] = {}
         timeouts: dict[str, dict[str, float]] = {}
         for stage, name, options in list_reward_options(self.scenario):
-            groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
+            groups_by_stage.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
             timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {
-            stage: RewardHandles(named, timeouts[stage], stage, self.offloader.enter, self.deadlines)
-            for stage, named in groups.items()
+            stage: RewardHandles(
+                group_by_reward, timeouts[stage], stage, self.offloader.enter, self.deadlines
+            )
+            for stage, group_by_reward in groups_by_stage.items()
         }
 
 

@@ -175,6 +175,7 @@ def _make_device_lines(
             if not capacity or sum(parts.values()) <= capacity:
                 break
             parts = {key: value for key, value in parts.items() if not key.startswith(f"{group.name}.")}
+            # The parts of the group that stay on the device: all of its other roles, if only its trainer rests.
             parts_left: dict[str, float] = {"runtime": runtime_bytes} if runtime_bytes else {}
             if group in idle_trainers:
                 other_roles = tuple(role for role in group.roles if role != "trainer")
@@ -184,14 +185,14 @@ def _make_device_lines(
             offloaded.append(group.name if group in resting_groups else f"{group.name}/trainer")
         yield (
             LedgerLine(
-                stage,
-                phase,
-                owner.name,
-                owner.resource,
-                parts,
-                capacity,
-                tuple(offloaded),
-                owner.nodes[0],
+                stage=stage,
+                phase=phase,
+                place=owner.name,
+                resource=owner.resource,
+                parts=parts,
+                capacity=capacity,
+                offloaded=tuple(offloaded),
+                example=owner.nodes[0],
             ),
             memory,
         )
@@ -288,7 +289,8 @@ def _make_host_line(
             by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in parts.items()}
     fullest = max(by_node, key=lambda n: (_compute_pressure(by_node[n], _get_host_bytes(view, n)), n))
     capacity = int(_USABLE_SHARE * _get_host_bytes(view, fullest))
-    return LedgerLine(stage, "host", "host", MEMORY, by_node[fullest], capacity, (), fullest), memory
+    line = LedgerLine(stage, "host", "host", MEMORY, by_node[fullest], capacity, example=fullest)
+    return line, memory
 
 
 def _compute_pressure(parts: Mapping[str, int], capacity: float) -> float:
@@ -314,10 +316,10 @@ def _get_device_bytes(scenario: Scenario, view: ClusterView, node: str, group: G
     It is the smaller of what the pool states and what the cluster view knows; 0 if both are unknown.
     """
     facts = view.get_node(node).devices.get(group.resource)
-    known = [
+    known_bytes = [
         value for value in (facts.memory_bytes if facts else 0, _get_pool_bytes(scenario, group)) if value
     ]
-    return float(min(known, default=0))
+    return float(min(known_bytes, default=0))
 
 
 def _get_pool_bytes(scenario: Scenario, group: GroupPlan) -> int:

@@ -148,9 +148,9 @@ class Capacity:
             ]
         domains: dict[Domain, list[NodeSlots]] = defaultdict(list)
         for room in rooms:
-            name = find_domain(room.node, level)
-            if name is not None:
-                domains[name].append(room)
+            domain = find_domain(room.node, level)
+            if domain is not None:
+                domains[domain].append(room)
         return list(domains.values())
 
     def _limit_to_device_domain(self, room: NodeSlots, request: PlacementRequest) -> NodeSlots | None:
@@ -164,8 +164,8 @@ class Capacity:
         total = room.node.total.get(request.resource, 0.0)
         if not facts or not facts.domain or room.node.free.get(request.resource, 0.0) < total - _TOLERANCE:
             return None
-        taken = total - self.get_free(room.node.id, request.resource)
-        slots = int((facts.domain - taken % facts.domain) / request.each + _TOLERANCE)
+        taken_units = total - self.get_free(room.node.id, request.resource)
+        slots = int((facts.domain - taken_units % facts.domain) / request.each + _TOLERANCE)
         return NodeSlots(room.node, room.order, min(slots, room.slots), room.broken, room.full)
 
     def _choose_domain(
@@ -177,6 +177,7 @@ class Capacity:
         `request.least` workers.
         """
         slots_and_rooms = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
+        # Each list of nodes is in the order of `make_place_key`, so its first node stands for the domain.
         complete = [(slots, rooms) for slots, rooms in slots_and_rooms if slots >= request.most]
         if complete:
             return min(complete, key=lambda choice: (choice[0], choice[1][0].full, choice[1][0].order))[1]

@@ -72,27 +72,25 @@ def make_group_requests(run: ResolvedRun, stage: str | None = None) -> list[Grou
         ConfigError: Roles are fused or collocated in a circle, or contradict each other.
     """
     scenario, roles = run.scenario, run.get_roles(stage)
-    # By role: the role whose process it is part of, and the role on whose devices this process is ("" for its own).
-    hosts_by_role = {name: _find_host(name, roles) for name in roles}
+    hosts = {name: _find_host(name, roles) for name in roles}
+    # By role: the role whose process it is part of, and the one that owns the devices of this process ("" if it does).
+    process_roles = {name: process_role for name, (process_role, _) in hosts.items()}
+    device_owners = {name: owner and process_roles[owner] for name, (_, owner) in hosts.items()}
     kinds = {name: role.find_kind(name) for name, role in roles.items()}
     order = sorted(roles, key=lambda name: kinds[name].order)
-    fused_roles = {name: tuple(r for r in order if hosts_by_role[r][0] == name) for name in order}
+    fused_roles = {name: tuple(r for r in order if process_roles[r] == name) for name in order}
     sharers: dict[str, list[str]] = {}
     for name in order:
-        if hosts_by_role[name][1]:
-            sharers.setdefault(hosts_by_role[hosts_by_role[name][1]][0], []).append(name)
+        if device_owners[name]:
+            sharers.setdefault(device_owners[name], []).append(name)
     requests = []
     for name in order:
         if not fused_roles[name]:
             continue
         added_roles = [other for role in fused_roles[name] for other in kinds[role].beside]
         group_roles = (*fused_roles[name], *added_roles)
-        device_owner = hosts_by_role[name][1] and hosts_by_role[hosts_by_role[name][1]][0]
-        requests.append(
-            _make_request(
-                scenario, roles, name, group_roles, len(sharers.get(device_owner or name, ())), device_owner
-            )
-        )
+        sharer_count = len(sharers.get(device_owners[name] or name, ()))
+        requests.append(_make_request(scenario, roles, name, group_roles, sharer_count, device_owners[name]))
     return requests + list(_list_light_requests(run))
 
 
@@ -182,8 +180,8 @@ def _make_request(
 
 def _list_light_requests(run: ResolvedRun) -> Iterator[GroupRequest]:
     """Yield the requests for rewards and steps between, whose workers do not communicate."""
-    for stage, body in run.scenario.stages.items():
-        for own in run.kinds[stage].list_own_workers(stage, body):
+    for stage, stage_options in run.scenario.stages.items():
+        for own in run.kinds[stage].list_own_workers(stage, stage_options):
             yield _make_light_request(run.scenario, own.name, own.where, own.pool, own.workers)
 
 

@@ -185,8 +185,8 @@ def _describe_placements(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> I
             yield f"{group.name}: {group.workers} of {role.workers.min}..{role.workers.max} workers fit"
         levels = [*role.topology.require, *role.topology.prefer]
         if levels and group.level not in levels:
-            where = f"within one {group.level}" if group.level else "without a common level"
-            yield f"{group.name}: no {' or '.join(levels)} holds {group.workers} workers now; placed {where}"
+            place = f"within one {group.level}" if group.level else "without a common level"
+            yield f"{group.name}: no {' or '.join(levels)} holds {group.workers} workers now; placed {place}"
         elif levels:
             yield f"{group.name}: all in one {group.level.replace('_', ' ')}"
 

@@ -107,9 +107,10 @@ def search_placements(scenario: Scenario, view: ClusterView) -> PlacementSearch:
 
 
 def list_variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (name, roles) of each placement: trainers by rollout, embedding and evaluator, each fused, apart or collocated.
+    """Yield (name, roles) of each placement: all combinations of the places of rollout, embedding and evaluator.
 
-    The number of cores of the largest node limits the number of workers.
+    Each of them is fused with the trainer or apart; a rollout may also be collocated with it. The number of cores of the
+    largest node limits the number of workers.
 
     Args:
         scenario: The scenario.
@@ -117,7 +118,7 @@ def list_variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, 
     """
     cores = max(node.total.get("CPU", 1.0) for node in view.nodes)
     worker_counts = [count for count in _WORKER_COUNTS if count <= max(1.0, cores)]
-    rolls_out = any(body.kind.rolls_out for body in scenario.stages.values())
+    rolls_out = any(stage_options.kind.rolls_out for stage_options in scenario.stages.values())
     apart_modes = [f"apart x{count}" for count in worker_counts]
     rollout_modes = ["fused", *apart_modes, "collocated"] if rolls_out else ["fused"]
     for trainer_count in worker_counts:

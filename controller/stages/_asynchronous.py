@@ -214,7 +214,7 @@ class _AsynchronousStage:
 def count_groups_per_step(users: int, slots: int) -> int:
     """Return into how many equal groups a step's prompts are split: two per slot, or the next number that divides `users`."""
     return next(
-        parts for parts in range(min(users, _GROUPS_PER_SLOT * slots), users + 1) if users % parts == 0
+        count for count in range(min(users, _GROUPS_PER_SLOT * slots), users + 1) if users % count == 0
     )
 
 

@@ -66,7 +66,7 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     selection = getattr(session.scenario.stages[stage], "best", None)
     min_share = selection.least if isinstance(selection, Best) else 0.0
     metric = choose_list_metric(session.scenario)
-    results = []
+    results = []  # by share: (trained reward, metric); the first share, 0, keeps the lists as they are
     for share in _SHARES:
         totals, rank_parts = [], []
         for candidates in all_candidates:

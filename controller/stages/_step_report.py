@@ -151,16 +151,16 @@ def note_quarantined(
         step: The step that the scores belong to.
         scores: What `RewardHandles.score` returned.
     """
-    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in scores.quarantined}
+    counts = {f"quarantined.{lost.reward}": float(len(lost.uids)) for lost in scores.quarantined}
     if scores.retried:
         recorder.record_metrics(
             stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward"
         )
-    for each in scores.quarantined:
+    for lost in scores.quarantined:
         session.checkpoint_log.write_record(
-            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
+            quarantined=lost.reward, stage=stage, step=step, uids=lost.uids, users=lost.users, why=lost.why
         )
-        recorder.add_event("note", text=f"step {step} of {stage}: {each.describe()}")
+        recorder.add_event("note", text=f"step {step} of {stage}: {lost.describe()}")
 
 
 def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -189,8 +189,8 @@ def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str,
         "seconds": sum_entries("seconds"),
         "could": peak_flops,
     }
-    parts = {title: sum_entries(name) for name, title in PARTS.items()}
-    return {f"machine {name}": value for name, value in (sums | parts).items()}
+    section_seconds = {title: sum_entries(name) for name, title in PARTS.items()}
+    return {f"machine {name}": value for name, value in (sums | section_seconds).items()}
 
 
 def drop_machine_entries(record: Mapping[str, float]) -> dict[str, float]:
