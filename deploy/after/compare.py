@@ -21,34 +21,35 @@ def compare_runs(
         stage_b: A stage or baseline of the second run, by default its last stage.
 
     Returns:
-        {"a", "b": {run, subject}, "events", "metrics": {name: {a, b, diff, low, high}}}: means over the
-        test events, and their difference a - b with a 95 % interval from resampling users.
+        {"a": {run, subject}, "b": {run, subject}, "events": number of test events, "metrics": {name: {a, b, diff,
+        low, high}}}. `a` and `b` are means over the test events; `diff` is a - b, and `low` to `high` is its 95 %
+        interval from resampling users.
 
     Raises:
         ConfigError: The runs were tested on different events, or a subject was not ranked.
     """
-    left, right = TestedRun.from_run(find_run(run_a)), TestedRun.from_run(find_run(run_b))
-    check_same_events(left, right)
-    subjects = stage_a or left.find_last_stage(), stage_b or right.find_last_stage()
-    ranks = left.load_ranks(subjects[0]), right.load_ranks(subjects[1])
+    a, b = TestedRun.from_run(find_run(run_a)), TestedRun.from_run(find_run(run_b))
+    check_same_events(a, b)
+    subject_a, subject_b = stage_a or a.find_last_stage(), stage_b or b.find_last_stage()
+    ranks_a, ranks_b = a.load_ranks(subject_a), b.load_ranks(subject_b)
     metrics = {}
-    for name in select_event_metrics(left.metrics):
-        values = compute_per_event(name, ranks[0]), compute_per_event(name, ranks[1])
+    for name in select_event_metrics(a.metrics):
+        values_a, values_b = compute_per_event(name, ranks_a), compute_per_event(name, ranks_b)
         metrics[name] = {
-            "a": float(values[0].mean()),
-            "b": float(values[1].mean()),
-            **compare_paired(*values, left.user, left.seed),
+            "a": float(values_a.mean()),
+            "b": float(values_b.mean()),
+            **compare_paired(values_a, values_b, a.user, a.seed),
         }
     return {
-        "a": {"run": left.run.id, "subject": subjects[0]},
-        "b": {"run": right.run.id, "subject": subjects[1]},
-        "events": len(left.events),
+        "a": {"run": a.run.id, "subject": subject_a},
+        "b": {"run": b.run.id, "subject": subject_b},
+        "events": len(a.events),
         "metrics": metrics,
     }
 
 
 def format_comparison(comparison: dict[str, Any]) -> str:
-    """Format a comparison as a table with a summary."""
+    """Format a comparison of `compare_runs` as a table with a summary."""
     names = [f"{comparison[side]['run']} {comparison[side]['subject']}" for side in "ab"]
     lines = [f"{comparison['events']:,} test events, a - b paired over users, 95 % interval"]
     lines += [f"  {side}: {name}" for side, name in zip("ab", names, strict=True)]
@@ -61,7 +62,7 @@ def format_comparison(comparison: dict[str, Any]) -> str:
 
 
 def _summarise_comparison(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
-    """Name the metrics in which the runs differ significantly."""
+    """Return a sentence that names the metrics in which the runs differ significantly."""
     better = [name for name, row in metrics.items() if is_significant(row) and row["diff"] > 0]
     worse = [name for name, row in metrics.items() if is_significant(row) and row["diff"] < 0]
     if not better and not worse:

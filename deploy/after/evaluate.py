@@ -1,7 +1,7 @@
 """`nonet evaluate RUN`: rank a run's checkpoints again without training, with other metrics or other data.
 
 Items, semantic ids, the memory's counts and checkpoints are those of the run. Other data has other users
-and events of the same items: rows of known ids are used, new users start from the default row, and events
+and events of the same items: known users have their sparse rows, new users have the default row, and events
 of unknown items are dropped and counted.
 """
 
@@ -41,15 +41,15 @@ def evaluate_run(
     """Evaluate a run's stages and baselines on test events by full ranking.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         data: A folder with interactions.parquet, or such a file, split like the run's data; None for the
             run's data.
         metrics: Names of metrics, by default the scenario's.
         stages: Stages to evaluate, by default all.
 
     Returns:
-        {"run", "data": {users, events, test, dropped_events}, "subjects": {name: {metric: value}}, "lists":
-        {name: properties of its lists}}.
+        {"run": id, "data": {users, events, test, dropped_events}: numbers, "subjects": {name: {metric: value}} of
+        stages and baselines, "lists": {name: properties of its lists}}.
 
     Raises:
         ConfigError: The run ranks no items, or a metric or stage is unknown.
@@ -62,27 +62,29 @@ def evaluate_run(
             f"{folder.id} ranks no items, or has not tokenised its data: there is nothing to evaluate"
         )
     scenario, _ = load_scenario(folder.scenario)
-    names = list(metrics or scenario.evaluate.metrics)
+    metric_names = list(metrics or scenario.evaluate.metrics)
     width = scenario.evaluate.width
-    for name in names:
-        scenario.model.spec.check_metric(name, width)
-    commits = dict(_find_commits(folder, list(scenario.stages), stages))
-    with _open_evaluator(scenario, facts, names) as evaluator:
-        told = _load_other_data(evaluator, scenario, folder, data) if data else {}
+    for metric in metric_names:
+        scenario.model.spec.check_metric(metric, width)
+    checkpoints = dict(_find_checkpoints(folder, list(scenario.stages), stages))
+    with _open_evaluator(scenario, facts, metric_names) as evaluator:
+        dropped = _load_other_data(evaluator, scenario, folder, data) if data else {}
         results = {name: _evaluate_baseline(evaluator, name) for name in make_baseline_options(scenario)}
-        results |= {name: evaluator.evaluate(name, str(commit)) for name, commit in commits.items()}
+        results |= {
+            stage: evaluator.evaluate(stage, str(checkpoint)) for stage, checkpoint in checkpoints.items()
+        }
         seq = evaluator.corpus.seq
     counts = seq.count_events()
     return {
         "run": folder.id,
-        "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **told},
+        "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **dropped},
         "subjects": {name: _select_test_metrics(result) for name, result in results.items()},
         "lists": {name: result["lists"] for name, result in results.items()},
     }
 
 
 def format_evaluation(evaluation: dict[str, Any]) -> str:
-    """Format an evaluation as a table."""
+    """Format an evaluation of `evaluate_run` as a table."""
     data, subjects = evaluation["data"], evaluation["subjects"]
     metrics = list(next(iter(subjects.values())))
     dropped = (
@@ -97,10 +99,10 @@ def format_evaluation(evaluation: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _find_commits(
+def _find_checkpoints(
     folder: RunFolder, stages: Sequence[str], chosen: Sequence[str] | None
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the name and last checkpoint of each stage that has ended, or of the chosen stages.
+    """Yield the name of each stage that has ended, or of the chosen stages, and the checkpoint at its end.
 
     Raises:
         ConfigError: A chosen stage does not exist.
@@ -112,23 +114,23 @@ def _find_commits(
         try:
             yield name, Path(Checkpoints(folder.checkpoints).find_stage_end(name))
         except CheckpointError:
-            if chosen:
+            if chosen:  # stages that were not chosen by name may be unfinished
                 raise
 
 
 @contextmanager
 def _open_evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
-    """Open an evaluator on the run's artifacts."""
+    """Open an evaluator on the run's artifacts; its results are deleted with the context."""
     changes = {"metrics": list(metrics), "exhaustive": None, "shuffle_ties": False}
     options = scenario.evaluate.model_copy(update=changes)
     evaluator = Evaluator(make_run_setup(scenario), options)
-    with tempfile.TemporaryDirectory() as results:
-        evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results)
+    with tempfile.TemporaryDirectory() as results_dir:
+        evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results_dir)
         yield evaluator
 
 
 def _evaluate_baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
-    """Rank a baseline, which may be fitted in several calls."""
+    """Fit and rank a baseline; each call fits a part of it until it is ranked."""
     while "fitting" in (result := evaluator.evaluate_baseline(name)):
         pass
     return result
@@ -137,7 +139,14 @@ def _evaluate_baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
 def _load_other_data(
     evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path
 ) -> dict[str, int]:
-    """Evaluate on other events, and return how many were dropped because their items are unknown."""
+    """Replace the evaluator's events by those of other data.
+
+    Returns:
+        {"dropped_events": number of events that were left out because their items are unknown}.
+
+    Raises:
+        DataError: No event has an item of the run.
+    """
     path = data / _INTERACTIONS if data.is_dir() else data
     setup = make_data_setup(scenario, folder.path)
     interactions, _ = read_tables(str(path), None, setup.options.table_format)
@@ -147,16 +156,17 @@ def _load_other_data(
         interactions["item_id"].cast(pa.string()),
         value_set=items["item_id"].cast(pa.string()).combine_chunks(),
     )
-    left = interactions.filter(known)
-    if not len(left):
+    known_events = interactions.filter(known)
+    if not len(known_events):
         raise DataError(
             f"{path}: none of its {len(interactions):,} events has an item that {folder.id} knows"
         )
-    column = left.column_names.index("item_id")
-    left = left.set_column(column, "item_id", left["item_id"].cast(items["item_id"].type))
-    log = setup.compress_events(left, items)
-    seq, there = build_sequences(
-        left if log is None else log.events,
+    column = known_events.column_names.index("item_id")
+    item_ids = known_events["item_id"].cast(items["item_id"].type)
+    known_events = known_events.set_column(column, "item_id", item_ids)
+    log = setup.compress_events(known_events, items)
+    seq, seq_items = build_sequences(
+        known_events if log is None else log.events,
         items,
         split=setup.options.split,
         targets=setup.options.targets,
@@ -164,19 +174,20 @@ def _load_other_data(
         repeats=setup.options.repeats,
         strict=log is not None,
     )
-    evaluator.set_events(_renumber_items(seq, there, evaluator.corpus))
-    return {"dropped_events": len(interactions) - len(left)}
+    evaluator.set_events(_renumber_items(seq, seq_items, evaluator.corpus))
+    return {"dropped_events": len(interactions) - len(known_events)}
 
 
-def _renumber_items(seq: Sequences, there: Any, corpus: Corpus) -> Sequences:
-    """Return the events with the run's dense indices of items."""
-    place = pc.index_in(there["item_id"], value_set=corpus.items["item_id"].combine_chunks()).to_numpy()
-    item = place[seq.item].astype(np.int32)
+def _renumber_items(seq: Sequences, seq_items: Any, corpus: Corpus) -> Sequences:
+    """Return sequences with the run's dense indices of items instead of those of `seq_items`, a table of items."""
+    run_ids = corpus.items["item_id"].combine_chunks()
+    run_index = pc.index_in(seq_items["item_id"], value_set=run_ids).to_numpy()
+    item = run_index[seq.item].astype(np.int32)
     return replace(seq, item=item, item_key=corpus.seq.item_key, joined=corpus.seq.joined)
 
 
 def _select_test_metrics(result: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of test events. Raises DataError if there are none."""
+    """Return the metrics over all test events, by exhaustive scoring if possible. Raises DataError without test events."""
     detail = result["detail"]
     if "test" not in detail:
         raise DataError("there are no test events: data.split holds out more events than these users have")

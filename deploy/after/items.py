@@ -2,7 +2,7 @@
 
 Existing items keep their semantic ids and dense indices, so weights and rows keep their meaning. New items
 get ids from the run's codebooks, as in a warm start, and dense indices behind the existing ones. Withdrawn
-items leave the trie and keep their ids in case they return. The versions are in RUN/catalogues.json.
+items leave the trie and keep their ids, so a later version can put them back. The versions are in RUN/catalogues.json.
 `RunFolder.find_artifacts` returns the newest one, which recommending and serving read; training and its resume
 continue with the first one.
 """
@@ -33,15 +33,15 @@ from nonet.workers.roles import store_artifact, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
-# Shapes: I items that are there, M with the new ones, L levels.
+# Shapes: I items of the catalogue before, including withdrawn ones, M with the new ones, L levels.
 
 
 def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = ()) -> dict[str, Any]:
     """Create a new version of a run's catalogue.
 
     Args:
-        run: A folder, an id, a prefix, or `last`.
-        items_path: A table of new items; None for none.
+        run: The run's folder, its id, a prefix of its id, or `last`.
+        items_path: A table of new or withdrawn items to add; None for none.
         withdrawn_ids: Ids of items that must no longer be recommended.
 
     Returns:
@@ -53,7 +53,7 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         DataError: The table is wrong. Nothing has changed then.
     """
     folder = find_run(run)
-    scenario, beside = load_scenario(folder.scenario)
+    scenario, scenario_folder = load_scenario(folder.scenario)
     if not scenario.model.spec.makes_lists:
         raise ConfigError(f"{folder.id} scores events and has no catalogue of items")
     if items_path is not None and not scenario.tokenizer.spec.adds_items:
@@ -63,43 +63,46 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         )
     artifacts = folder.find_artifacts()
     corpus = make_run_setup(scenario).open_corpus(artifacts)
-    known, ids = corpus.items, corpus.item_id
-    there = np.asarray(corpus.trie.leaf_of_item) >= 0
-    table = (
-        _read_new_items(items_path, scenario.data.missing, known, ids, there)
+    known_items, known_ids = corpus.items, corpus.item_id
+    is_listed_I = np.asarray(corpus.trie.leaf_of_item) >= 0
+    new_items = (
+        _read_new_items(items_path, scenario.data.missing, known_items, known_ids, is_listed_I)
         if items_path is not None
-        else known.slice(0, 0)
+        else known_items.slice(0, 0)
     )
-    back = np.isin(ids, _convert_ids(table, ids)) & ~there
-    table = table.filter(pa.array(~np.isin(_convert_ids(table, ids), ids[back])))
-    out = _find_withdrawn(withdrawn_ids, ids, there)
-    if not (len(table) or back.any() or len(out)):
+    is_put_back_I = np.isin(known_ids, _convert_ids(new_items, known_ids)) & ~is_listed_I
+    is_put_back = np.isin(_convert_ids(new_items, known_ids), known_ids[is_put_back_I])
+    new_items = new_items.filter(pa.array(~is_put_back))
+    withdrawn_indices = _find_withdrawn(withdrawn_ids, known_ids, is_listed_I)
+    if not (len(new_items) or is_put_back_I.any() or len(withdrawn_indices)):
         raise ConfigError("items add: nothing changes; give a table of items, or --withdraw ID")
-    items = pa.concat_tables([known, _number_items(table, len(known))]).combine_chunks()
-    allowed = np.concatenate([there | back, np.ones(len(table), bool)])
-    allowed[out] = False
-    root, seq = folder.path / "artifacts", corpus.seq
-    if len(table):
-        key = np.concatenate(
-            [seq.get_item_keys(np.arange(len(known))), compute_keys("item", as_numbers(table["item_id"]))]
-        )
-        tokens = KnownSids(key[: len(known)], corpus.sids, corpus.codes, f"run {folder.id}")
+    numbered_items = _number_items(new_items, len(known_items))
+    items = pa.concat_tables([known_items, numbered_items]).combine_chunks()
+    is_allowed_M = np.concatenate([is_listed_I | is_put_back_I, np.ones(len(new_items), bool)])
+    is_allowed_M[withdrawn_indices] = False
+    seq = corpus.seq
+    if len(new_items):
+        known_keys = seq.get_item_keys(np.arange(len(known_items)))
+        keys_M = np.concatenate([known_keys, compute_keys("item", as_numbers(new_items["item_id"]))])
+        known_sids = KnownSids(keys_M[: len(known_items)], corpus.sids, corpus.codes, f"run {folder.id}")
         options = scenario.tokenizer.get_options()
         vectors = compute_item_vectors(
-            items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=beside
+            items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=scenario_folder
         )
-        sids = tokens.extend(vectors, key)
+        sids_ML = known_sids.extend(vectors, keys_M)
     else:
-        key, sids = None, corpus.sids
-    written_artifacts = _write_artifacts(root, artifacts, items, key, sids, corpus, np.flatnonzero(allowed))
+        keys_M, sids_ML = None, corpus.sids
+    written_artifacts = _write_artifacts(
+        folder.path / "artifacts", artifacts, items, keys_M, sids_ML, corpus, np.flatnonzero(is_allowed_M)
+    )
     record = {
         "version": Trie.load(Path(written_artifacts["catalogue"]["path"])).version,
         "at": time.time(),
         "artifacts": written_artifacts,
-        "items": int(allowed.sum()),
-        "added": len(table),
-        "put back": int(back.sum()),
-        "withdrawn": len(out),
+        "items": int(is_allowed_M.sum()),
+        "added": len(new_items),
+        "put back": int(is_put_back_I.sum()),
+        "withdrawn": len(withdrawn_indices),
     }
     return _record_version(folder, record)
 
@@ -116,62 +119,87 @@ def _write_artifacts(
     root: Path,
     artifacts: dict[str, str],
     items: pa.Table,
-    key: np.ndarray | None,
-    sids: np.ndarray,
+    keys_M: np.ndarray | None,
+    sids_ML: np.ndarray,
     corpus: Corpus,
-    allowed: np.ndarray,
+    allowed_indices: np.ndarray,
 ) -> dict[str, dict[str, str]]:
-    """Write the artifacts of a version; unchanged ones are those of the version before."""
+    """Write the artifacts of a version that differ from those of the version before.
+
+    Args:
+        root: The folder of the run's artifacts.
+        artifacts: The paths of the artifacts before, by kind.
+        items: The table [M] of all items.
+        keys_M: Sparse keys of all items; None if there are no new items.
+        sids_ML: Semantic ids of all items.
+        corpus: The corpus of the version before.
+        allowed_indices: Dense indices of the items that may be recommended.
+
+    Returns:
+        All artifacts of the version by kind, also the unchanged ones.
+    """
     written_artifacts = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
-    if key is not None:
-        before = Path(artifacts["sequences"])
+    if keys_M is not None:
+        old_sequences = Path(artifacts["sequences"])
         written_artifacts["sequences"] = store_artifact(
-            root, "sequences", lambda to: _copy_sequences(before, to, items, key)
+            root, "sequences", lambda target: _copy_sequences(old_sequences, target, items, keys_M)
         )
-        written_artifacts["sids"] = store_artifact(root, "sids", lambda to: write_sids(to, sids))
-        longer = _extend_transitions(corpus.transitions, len(items)) if "transitions" in artifacts else None
-        if longer is not None:
-            written_artifacts["transitions"] = store_artifact(root, "transitions", longer.save)
-    trie = Trie.build(sids, corpus.codes, items=allowed)
+        written_artifacts["sids"] = store_artifact(root, "sids", lambda target: write_sids(target, sids_ML))
+        if "transitions" in artifacts:
+            transitions = _extend_transitions(corpus.transitions, len(items))
+            written_artifacts["transitions"] = store_artifact(root, "transitions", transitions.save)
+    trie = Trie.build(sids_ML, corpus.codes, items=allowed_indices)
     written_artifacts["catalogue"] = store_artifact(root, "catalogue", trie.save)
     return written_artifacts
 
 
-def _copy_sequences(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> None:
-    """Copy sequences with more items; files are hard-linked if the file system can."""
-    for path in sorted(each for each in before.rglob("*") if each.is_file()):
-        place = to / path.relative_to(before)
-        place.parent.mkdir(parents=True, exist_ok=True)
+def _copy_sequences(source: Path, target: Path, items: pa.Table, keys_M: np.ndarray) -> None:
+    """Copy a folder of sequences with other items and item keys; files are hard-linked if the file system can."""
+    for path in sorted(file for file in source.rglob("*") if file.is_file()):
+        copy_path = target / path.relative_to(source)
+        copy_path.parent.mkdir(parents=True, exist_ok=True)
         if path.name in ("items.parquet", "item_keys.npy"):
             continue
         try:
-            os.link(path, place)
+            os.link(path, copy_path)
         except OSError:
-            shutil.copyfile(path, place)
-    pq.write_table(items, to / "items.parquet")
-    np.save(to / "item_keys.npy", key)
+            shutil.copyfile(path, copy_path)
+    pq.write_table(items, target / "items.parquet")
+    np.save(target / "item_keys.npy", keys_M)
 
 
-def _extend_transitions(transitions: Transitions, items: int) -> Transitions:
-    """Return transitions with new items, to which nothing has led yet."""
-    more = items - len(transitions)
+def _extend_transitions(transitions: Transitions, item_count: int) -> Transitions:
+    """Return transitions of `item_count` items, in which no transition was counted from or to the new ones."""
+    new_count = item_count - len(transitions)
     return Transitions(
-        np.concatenate([transitions.row, np.full(more, transitions.row[-1])]),
+        np.concatenate([transitions.row, np.full(new_count, transitions.row[-1])]),
         np.asarray(transitions.item),
         np.asarray(transitions.count),
-        occurs=np.concatenate([transitions.occurs, np.zeros(more, np.float32)]),
+        occurs=np.concatenate([transitions.occurs, np.zeros(new_count, np.float32)]),
         options=transitions.options,
         until=transitions.until,
     )
 
 
 def _read_new_items(
-    path: str, missing: Sequence[str] | None, known: pa.Table, ids: np.ndarray, there: np.ndarray
+    path: str,
+    missing: Sequence[str] | None,
+    known_items: pa.Table,
+    known_ids: np.ndarray,
+    is_listed_I: np.ndarray,
 ) -> pa.Table:
-    """Read new items with the run's columns; missing columns are null. Raises DataError if an item exists already."""
+    """Read new items with the run's columns; missing columns are null. Raises DataError if an item is listed already.
+
+    Args:
+        path: The table of new items.
+        missing: Texts that mean a missing value; None for the usual ones.
+        known_items: The table [I] of the run's items.
+        known_ids: The ids [I] of the run's items.
+        is_listed_I: Whether each of the run's items is in the catalogue and not withdrawn.
+    """
     raw = read_items(path, TableFormat.from_options(None, missing))
     columns = []
-    for field in known.schema:
+    for field in known_items.schema:
         if field.name in raw.column_names:
             try:
                 columns.append(raw[field.name].cast(field.type))
@@ -181,48 +209,51 @@ def _read_new_items(
                 ) from None
         else:
             columns.append(pa.chunked_array([pa.nulls(len(raw), field.type)]))
-    table = pa.table(columns, schema=known.schema)
-    own = _convert_ids(table, ids)
-    if len(same := own[np.isin(own, ids[there])]):
+    table = pa.table(columns, schema=known_items.schema)
+    new_ids = _convert_ids(table, known_ids)
+    if len(listed_ids := new_ids[np.isin(new_ids, known_ids[is_listed_I])]):
         raise DataError(
-            f"items {path}: {len(same)} of {len(own)} items are in the catalogue already, the first is {same[0]}; "
-            "remove them; existing items keep their ids"
+            f"items {path}: {len(listed_ids)} of {len(new_ids)} items are in the catalogue already, "
+            f"the first is {listed_ids[0]}; remove them; existing items keep their ids"
         )
     return table
 
 
-def _number_items(table: pa.Table, first: int) -> pa.Table:
-    """Set dense indices and zero events on new rows; items without a title get their id as title."""
-    for name, values in (
-        ("item", np.arange(first, first + len(table))),
-        ("events", np.zeros(len(table), np.int64)),
-    ):
-        at = table.schema.get_field_index(name)
-        if at >= 0:
-            table = table.set_column(
-                at, table.schema.field(at), pa.array(values).cast(table.schema.field(at).type)
-            )
-    title = table.schema.get_field_index("title")
-    if title >= 0:
-        filled = pc.coalesce(table["title"], table["item_id"].cast(pa.string()))
-        table = table.set_column(
-            title, table.schema.field(title), filled.cast(table.schema.field(title).type)
-        )
+def _number_items(table: pa.Table, first_index: int) -> pa.Table:
+    """Return new items with dense indices from `first_index` on, no events, and the id as title if there is none."""
+    new_columns = {
+        "item": np.arange(first_index, first_index + len(table)),
+        "events": np.zeros(len(table), np.int64),
+    }
+    for name, values in new_columns.items():
+        column = table.schema.get_field_index(name)
+        if column >= 0:
+            field = table.schema.field(column)
+            table = table.set_column(column, field, pa.array(values).cast(field.type))
+    column = table.schema.get_field_index("title")
+    if column >= 0:
+        titles = pc.coalesce(table["title"], table["item_id"].cast(pa.string()))
+        field = table.schema.field(column)
+        table = table.set_column(column, field, titles.cast(field.type))
     return table
 
 
-def _convert_ids(table: pa.Table, ids: np.ndarray) -> np.ndarray:
-    """Return the ids of rows in the type of the run's ids."""
-    return np.array(table["item_id"].to_pylist(), dtype=ids.dtype if ids.dtype.kind != "U" else np.str_)
+def _convert_ids(table: pa.Table, known_ids: np.ndarray) -> np.ndarray:
+    """Return the item ids of a table in the type of the run's ids."""
+    dtype = known_ids.dtype if known_ids.dtype.kind != "U" else np.str_
+    return np.array(table["item_id"].to_pylist(), dtype=dtype)
 
 
-def _find_withdrawn(withdraw: Sequence[str], ids: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return the dense indices of items to withdraw. Raises ConfigError for one that is not in the catalogue."""
-    names = ids.astype(str)
+def _find_withdrawn(
+    withdrawn_ids: Sequence[str], known_ids: np.ndarray, is_listed_I: np.ndarray
+) -> np.ndarray:
+    """Return the sorted dense indices of items to withdraw. Raises ConfigError for an item that is not listed."""
+    names = known_ids.astype(str)
     order = np.argsort(names, kind="stable")
-    at = np.minimum(np.searchsorted(names, np.array(withdraw, dtype=np.str_), sorter=order), len(names) - 1)
-    places = order[at] if len(withdraw) else np.empty(0, np.int64)
-    for name, place in zip(withdraw, places.tolist(), strict=True):
-        if names[place] != name or not there[place]:
-            raise ConfigError(f"items add --withdraw: {name!r} is not in the catalogue of this run")
-    return np.unique(places)
+    positions = np.searchsorted(names, np.array(withdrawn_ids, dtype=np.str_), sorter=order)
+    positions = np.minimum(positions, len(names) - 1)
+    indices = order[positions] if len(withdrawn_ids) else np.empty(0, np.int64)
+    for withdrawn_id, index in zip(withdrawn_ids, indices.tolist(), strict=True):
+        if names[index] != withdrawn_id or not is_listed_I[index]:
+            raise ConfigError(f"items add --withdraw: {withdrawn_id!r} is not in the catalogue of this run")
+    return np.unique(indices)

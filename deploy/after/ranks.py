@@ -1,4 +1,4 @@
-"""Ranks of a finished run: its test events, and how each subject ranked their items."""
+"""The test events of a finished run, and the ranks that each stage and baseline gave to their items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nonet.suggest import join_names, suggest_sentence
 
 @dataclass(frozen=True, slots=True)
 class TestedRun:
-    """A run's test events.
+    """A run with its test events.
 
     Attributes:
         run: The run's folder.
@@ -28,7 +28,7 @@ class TestedRun:
         stages: Names of the stages.
         seed: The run's seed.
         user: The user row of each event [P].
-        events: (user, item, time) of each event, with the ids of the data.
+        events: (user id, item id or sparse key, unix seconds) of each event, the ids as text.
     """
 
     run: RunFolder
@@ -47,16 +47,17 @@ class TestedRun:
                 f"{run.id}: there is nothing to compare; it ranks no items or has not tokenised its data"
             )
         scenario, _ = load_scenario(run.scenario)
-        folder = Path(facts["artifacts"]["sequences"]["path"])
-        seq = Sequences.load(folder)
+        seq = Sequences.load(Path(facts["artifacts"]["sequences"]["path"]))
         users, positions = sample_prompts(seq, TEST, scenario.evaluate.most_users, scenario.seed)
-        at = locate_events(seq, users, positions)
-        items = seq.item[at] if seq.item_key is None else seq.item_key[seq.item[at]]
+        event_indices = locate_events(seq, users, positions)
+        item_indices = seq.item[event_indices]
+        # Dense indices may differ between runs of the same data; keys do not.
+        items = item_indices if seq.item_key is None else seq.item_key[item_indices]
         events = list(
             zip(
                 map(str, seq.user_id[users].tolist()),
                 map(str, items.tolist()),
-                seq.time[at].tolist(),
+                seq.time[event_indices].tolist(),
                 strict=True,
             )
         )
@@ -67,15 +68,15 @@ class TestedRun:
     def load_ranks(self, subject: str) -> np.ndarray:
         """Return the ranks [P] of a stage or baseline by exhaustive scoring. Raises ConfigError if it was not ranked."""
         path = self.run.results / f"{subject}.npz"
-        there = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
         if not path.exists():
+            ranked = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
             raise ConfigError(
-                f"{self.run.id} has no ranks of {subject!r}; it ranked {join_names(there)}.{suggest_sentence(subject, there)}"
+                f"{self.run.id} has no ranks of {subject!r}; it ranked {join_names(ranked)}.{suggest_sentence(subject, ranked)}"
             )
         return read_test_ranks(path)
 
     def find_last_stage(self) -> str:
-        """Return the newest stage that was ranked. Raises ConfigError if there is none."""
+        """Return the last stage of the run that was ranked. Raises ConfigError if there is none."""
         for stage in reversed(self.stages):
             if (self.run.results / f"{stage}.npz").exists():
                 return stage
@@ -86,8 +87,8 @@ def check_same_events(a: TestedRun, b: TestedRun) -> None:
     """Raise ConfigError unless two runs were tested on the same events."""
     if a.events == b.events:
         return
-    both = len(set(a.events) & set(b.events))
+    common_count = len(set(a.events) & set(b.events))
     raise ConfigError(
-        f"{a.run.id} and {b.run.id} were tested on different events: {len(a.events):,} and {len(b.events):,}, {both:,} of them "
-        "in common; compare runs with the same data, data.keep and data.split"
+        f"{a.run.id} and {b.run.id} were tested on different events: {len(a.events):,} and {len(b.events):,}, "
+        f"{common_count:,} of them in common; compare runs with the same data, data.keep and data.split"
     )

@@ -36,7 +36,7 @@ from nonet.suggest import find_close_matches
 from nonet.types import Jagged
 from nonet.workers.roles.evaluation import load_recommender
 
-_SHOWN_HISTORY = 12
+_SHOWN_HISTORY = 12  # number of newest titles of the history that are printed
 
 
 def recommend_for(
@@ -49,7 +49,7 @@ def recommend_for(
     """Recommend by every stage of a run, by popularity and by the transition counter.
 
     Args:
-        run: A run's folder, its id, a unique prefix, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`.
         liked_titles: Titles that a new user liked.
         user: A user of the data, instead of `liked_titles`.
         top: Number of items of each list.
@@ -91,12 +91,11 @@ def recommend_for(
     if user is not None and make_question is not None:
         question = make_question(user, top)
     else:
-        key = (
-            int(corpus.seq.get_user_keys(np.array([row]))[0])
-            if row < len(corpus.seq)
-            else _get_unknown_user_key()
+        is_known = row < len(corpus.seq)
+        key = int(corpus.seq.get_user_keys(np.array([row]))[0]) if is_known else _get_unknown_user_key()
+        question = _make_question(
+            events, key, top, window=setup.history, width=scenario.evaluate.width, corpus=corpus
         )
-        question = _make_question(events, key, top, setup.history, scenario.evaluate.width, corpus)
     return _rank_items(folder, scenario, corpus, histories, row, length, top, question)
 
 
@@ -107,13 +106,10 @@ def format_columns(recommendations: dict[str, Any]) -> str:
     names = list(recommendations["columns"])
     width = max(14, min(34, 150 // max(1, len(names))))
     lines.append("    " + "".join(f"{name[: width - 2]:<{width}}" for name in names))
-    for place in range(max(map(len, recommendations["columns"].values()), default=0)):
-        cells = [
-            titles[place] if place < len(titles) else "" for titles in recommendations["columns"].values()
-        ]
-        lines.append(
-            f"{place + 1:>2}  " + "".join(f"{_truncate(cell, width - 2):<{width}}" for cell in cells)
-        )
+    lists = recommendations["columns"].values()
+    for rank in range(max(map(len, lists), default=0)):
+        cells = [titles[rank] if rank < len(titles) else "" for titles in lists]
+        lines.append(f"{rank + 1:>2}  " + "".join(f"{_truncate(cell, width - 2):<{width}}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -161,13 +157,13 @@ def _rank_items(
         name: select_top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie_order)[0].tolist()
         for name, item_scores in scores.items()
     }
-    run = make_run_setup(scenario)
+    setup = make_run_setup(scenario)
     for stage in scenario.stages:
         try:
-            path = Checkpoints(folder.checkpoints).find_stage_end(stage)
-        except CheckpointError:
+            checkpoint = Checkpoints(folder.checkpoints).find_stage_end(stage)
+        except CheckpointError:  # the stage has not ended
             continue
-        engine = InferenceEngine(load_recommender(run, corpus, Path(path)))
+        engine = InferenceEngine(load_recommender(setup, corpus, Path(checkpoint)))
         lists[stage] = engine.answer([question])[0].item.tolist()
     columns = {name: [titles[i] for i in items if i >= 0] for name, items in lists.items()}
     return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
@@ -176,7 +172,16 @@ def _rank_items(
 def _make_question(
     events: EventHistory, key: int, top: int, window: int, width: int, corpus: Corpus
 ) -> Question:
-    """Make the question that a server would make from these events; seen items are hidden unless the data allow repeats."""
+    """Make the question that a server would make from these events; seen items are hidden unless the data allow repeats.
+
+    Args:
+        events: All events of the user.
+        key: The user's sparse key.
+        top: Number of items to list.
+        window: Number of newest events that the model reads.
+        width: Minimum number of beams.
+        corpus: The data of the run.
+    """
     seen_items = np.unique(events.item.astype(np.int64))
     hidden = np.empty(0, np.int64) if corpus.seq.repeats == ALLOW else seen_items
     return Question(
@@ -187,18 +192,18 @@ def _make_question(
 def _read_events(corpus: Corpus, user: str, row: int) -> EventHistory:
     """Return all events of a user of the data, from the run's store if it has one."""
     seq = corpus.seq
-    found = corpus.read_stored_events(user)
-    if found is not None:
-        order = np.argsort(found["time"], kind="stable")
-        columns = {name: values[order] for name, values in found["columns"].items()}
-        return EventHistory(found["item"][order], found["time"][order], found["event"][order], columns)
+    stored = corpus.read_stored_events(user)
+    if stored is not None:
+        order = np.argsort(stored["time"], kind="stable")
+        columns = {name: values[order] for name, values in stored["columns"].items()}
+        return EventHistory(stored["item"][order], stored["time"][order], stored["event"][order], columns)
     event_range = slice(int(seq.offsets[row]), int(seq.offsets[row + 1]))
     columns = seq.get_history_columns(event_range.start, event_range.stop)
     return EventHistory(seq.item[event_range], seq.time[event_range], seq.event[event_range], columns)
 
 
 def _make_events(corpus: Corpus, histories: Corpus) -> EventHistory:
-    """Return the events of the titles that a new user liked, with default values of columns."""
+    """Return the events of a new user with default values of columns; `histories` is that of `_make_new_user`."""
     seq = histories.seq
     count = len(seq.item) - 1  # the last event is the artificial one that `_make_sequences` adds
     columns = {name: np.full(count, default) for name, default in find_default_values(corpus.seq).items()}
@@ -222,11 +227,11 @@ def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     """
     ids = corpus.seq.user_id.astype(str)
     rows = np.flatnonzero(ids == user)
-    found = corpus.read_stored_events(user)
-    if found is not None:
+    stored = corpus.read_stored_events(user)
+    if stored is not None:
         row = int(rows[0]) if len(rows) else len(corpus.seq)
-        order = np.argsort(found["time"], kind="stable")
-        items, times = found["item"][order], found["time"][order]
+        order = np.argsort(stored["time"], kind="stable")
+        items, times = stored["item"][order], stored["time"][order]
         return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
     if not len(rows):
         close_ids = find_close_matches(user, ids, 3)
@@ -240,12 +245,12 @@ def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
 
 
-def _make_new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
+def _make_new_user(corpus: Corpus, liked_titles: Sequence[str]) -> tuple[int, int, Corpus]:
     """Make a new user who liked these titles in this order, and return the same values as `_find_known_user`."""
-    items = np.array([_find_item(corpus, title) for title in like])
+    items = np.array([_find_item(corpus, title) for title in liked_titles])
     row = len(corpus.seq)
-    newest = int(np.asarray(corpus.seq.time).max())
-    times = newest + np.arange(len(items))
+    newest_time = int(np.asarray(corpus.seq.time).max())
+    times = newest_time + np.arange(len(items))
     return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
 
 
@@ -294,15 +299,16 @@ def _find_item(corpus: Corpus, title: str) -> int:
     events = corpus.items["events"].to_numpy()
     titles_without_year = [text.casefold().rsplit(" (", 1)[0] for text in titles]
     for matches in (lambda text: text == words, lambda text: words in text):
-        items = [i for i, text in enumerate(titles_without_year) if matches(text)] or [
-            i for i, text in enumerate(titles) if matches(text.casefold())
+        items = [item for item, text in enumerate(titles_without_year) if matches(text)] or [
+            item for item, text in enumerate(titles) if matches(text.casefold())
         ]
         if items:
-            return max(items, key=lambda i: events[i])
-    close_titles = find_close_matches(words, titles_without_year, 3, 0.5)
+            return max(items, key=lambda item: events[item])
+    close_titles = find_close_matches(words, titles_without_year, 3, 0.5)  # three, at least half similar
     close = ", ".join(titles[titles_without_year.index(text)] for text in close_titles)
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 
 
 def _truncate(text: str, width: int) -> str:
+    """Shorten a text to a number of characters; "…" marks the end of a shortened text."""
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,7 +1,7 @@
 """`nonet run SCENARIO --seeds 7,8,9`: run a scenario once per seed, and combine the results in one report.
 
-Metrics of an event are averaged over the seeds before users are resampled, so an interval describes the
-training recipe and not one model.
+The metrics of each event are averaged over the seeds before users are resampled for the intervals of differences. So
+an interval describes the training recipe and not one model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.models.ranking import compare_paired, compute_per_event, is_significant, select_event_metrics
 
-Start = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it finished
+StartSeed = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it has finished
 
 
 def run_seeds(
@@ -44,7 +44,7 @@ def run_seeds(
         The folder, and the combined result; None if a run was stopped.
 
     Raises:
-        ConfigError: Seeds occur twice, the scenario ranks no items, or the folder has seeds of another
+        ConfigError: A seed occurs twice, the scenario ranks no items, or the folder has runs of another
             scenario.
     """
     _check_seeds(seeds)
@@ -53,33 +53,36 @@ def run_seeds(
     folder = run_dir.absolute() if run_dir else create_run(f"{scenario.name}-seeds").path
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
-    sources = {}
+    scenario_by_seed = {}
     for seed in seeds:
         stored = RunFolder(_get_seed_dir(folder, seed)).scenario
-        given = api.scenario(source, [*changes, f"seed={seed}"], stored=stored if stored.exists() else None)
+        seed_scenario = api.scenario(
+            source, [*changes, f"seed={seed}"], stored=stored if stored.exists() else None
+        )
         if stored.exists():
-            check_same(given.scenario, RunFolder(stored.parent))
-        sources[seed] = given
+            check_same(seed_scenario.scenario, RunFolder(stored.parent))
+        scenario_by_seed[seed] = seed_scenario
 
     def start(seed: int, path: Path) -> bool:
-        """Run or resume a seed; return whether it finished."""
+        """Run or resume a seed; return whether it has finished."""
         if list(RunFolder(path).checkpoints.glob("step-*")):
-            return api.resume(path, scenario_file=sources[seed]).state != "stopped"
-        return api.run(sources[seed], run_dir=path, command=command).state != "stopped"
+            return api.resume(path, scenario_file=scenario_by_seed[seed]).state != "stopped"
+        return api.run(scenario_by_seed[seed], run_dir=path, command=command).state != "stopped"
 
     return folder, combine_seeds(seeds, folder, start)
 
 
-def combine_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any] | None:
+def combine_seeds(seeds: Sequence[int], folder: Path, start: StartSeed) -> dict[str, Any] | None:
     """Run the seeds that have not finished, and combine the results of all.
 
     Args:
         seeds: The seeds.
         folder: The folder; each seed runs in its subfolder seed-N.
-        start: Runs or resumes a seed in a folder, and returns whether it finished.
+        start: Runs or resumes a seed in a folder, and returns whether it has finished.
 
     Returns:
-        The combined result, which is also in seeds.json and report.html; None if a seed did not finish.
+        The combined result, which is also written to seeds.json and report.html in the folder; None if a seed did
+        not finish.
     """
     _check_seeds(seeds)
     make_folder(folder)
@@ -101,6 +104,7 @@ def combine_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str,
 
 
 def _get_seed_dir(folder: Path, seed: int) -> Path:
+    """Return the folder of a seed's run."""
     return folder / f"seed-{seed}"
 
 
@@ -124,17 +128,19 @@ def _check_ranks(scenario: Scenario) -> None:
 
 
 def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Combine runs.
+    """Combine the ranks of runs that differ only in the seed.
 
-    Returns {"stages", "subjects": {name: {metric: {mean, sd, values}}}, "paired": {"a-b": {metric: {diff,
-    low, high}}}, "events"}.
+    Returns:
+        {"stages": names, "subjects": {name: {metric: {mean, sd, values}}} of all stages and baselines, "paired":
+        {"a-b": {metric: {diff, low, high}}}, "events": number of test events}.
     """
     tested = [TestedRun.from_run(run) for run in runs]
     for other in tested[1:]:
         check_same_events(tested[0], other)
     report = runs[0].read_json("report.json") or {}
     baselines, stages = list(report.get("baselines") or {}), list(report.get("stages") or {})
-    events = {
+    # Shapes: S seeds, P held-out test events.
+    values_by_subject = {
         subject: {
             metric: np.stack([compute_per_event(metric, run.load_ranks(subject)) for run in tested])
             for metric in select_event_metrics(tested[0].metrics)
@@ -142,29 +148,33 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
         for subject in (*baselines, *stages)
     }
     subjects = {
-        subject: {metric: _summarise_values(values.mean(1)) for metric, values in by_metric.items()}
-        for subject, by_metric in events.items()
+        subject: {metric: _summarise_values(values_SP.mean(1)) for metric, values_SP in by_metric.items()}
+        for subject, by_metric in values_by_subject.items()
     }
     pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
     differences = {
         f"{a}-{b}": {
             metric: compare_paired(
-                events[a][metric].mean(0), events[b][metric].mean(0), tested[0].user, tested[0].seed
+                values_by_subject[a][metric].mean(0),
+                values_by_subject[b][metric].mean(0),
+                tested[0].user,
+                tested[0].seed,
             )
-            for metric in events[a]
+            for metric in values_by_subject[a]
         }
         for a, b in pairs
     }
     return {"stages": stages, "subjects": subjects, "paired": differences, "events": len(tested[0].events)}
 
 
-def _summarise_values(values: np.ndarray) -> dict[str, Any]:
-    sd = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(values.mean()), "sd": sd, "values": [float(value) for value in values]}
+def _summarise_values(values_S: np.ndarray) -> dict[str, Any]:
+    """Return the mean and the standard deviation of one value per seed, and the values."""
+    sd = float(values_S.std(ddof=1)) if len(values_S) > 1 else 0.0
+    return {"mean": float(values_S.mean()), "sd": sd, "values": [float(value) for value in values_S]}
 
 
 def format_seeds(pooled: Mapping[str, Any]) -> str:
-    """Format means and standard deviations as a table, followed by the differences."""
+    """Format a combined result of `combine_seeds`: a table of means and standard deviations, then the differences."""
     metrics = list(next(iter(pooled["subjects"].values())))
     lines = [
         f"{len(pooled['seeds'])} seeds ({', '.join(map(str, pooled['seeds']))}), {pooled['events']:,} test events each"
@@ -179,5 +189,6 @@ def format_seeds(pooled: Mapping[str, Any]) -> str:
             f"{row['diff']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{'' if is_significant(row) else ' (not significant)'}"
             for row in by_metric.values()
         )
-        lines += [f"{pair}: " + "; ".join(f"{m} {cell}" for m, cell in zip(by_metric, cells, strict=True))]
+        texts = (f"{metric} {cell}" for metric, cell in zip(by_metric, cells, strict=True))
+        lines.append(f"{pair}: " + "; ".join(texts))
     return "\n".join(lines)

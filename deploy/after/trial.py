@@ -28,18 +28,18 @@ from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
 from nonet.types import Jagged, Rollouts
 
-_WIDTH, _LEVELS = 16, 3
-_SHOWN = 4  # number of beams that are printed for a user
+_WIDTH, _LEVELS = 16, 3  # number of beams of a user, and of levels of their artificial semantic ids
+_SHOWN_BEAMS = 4  # that are printed for a user
 
 
 @dataclass(frozen=True)
 class TrialReport:
-    """The result of a trial.
+    """The result of trying a reward on the beams of U users, W beams each.
 
     Attributes:
         trial: The scores of the reward on trial and of the scenario's other rewards.
-        titles: Titles of the items [U, W].
-        left_out: (name, reason) of each reward of the scenario that was not compared.
+        titles: Titles of the beams' items [U, W].
+        left_out: (name, reason) of each reward of the scenario that the reward was not compared with.
     """
 
     trial: RewardTrial
@@ -57,7 +57,10 @@ def try_reward(
         use: The reward as `use` in a scenario names it; files are relative to the current directory.
         weight: The reward's weight.
         options: The reward's options.
-        users: Number of users with RL events to try it on.
+        users: Maximum number of users, of those with RL events, to try the reward on.
+
+    Returns:
+        The scores of all rewards on the same beams.
 
     Raises:
         ConfigError: The reward or its options are wrong.
@@ -69,36 +72,40 @@ def try_reward(
     name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
     rewards: dict[str, Reward] = {name: _open_reward(name, use, Path.cwd(), options, run)}
     weights, left_out = {name: weight}, []
-    for _, other, each in list_reward_options(source.scenario):
-        if other == name or _resolve_target(each.use or other, source.folder) == _resolve_target(
-            use, Path.cwd()
-        ):
+    target = _resolve_target(use, Path.cwd())
+    for _, other, other_options in list_reward_options(source.scenario):
+        other_use = other_options.use or other
+        if other == name or _resolve_target(other_use, source.folder) == target:
             left_out += [(other, "it is the same reward")] if other != name else []
             continue
         try:
-            rewards[other] = _open_reward(other, each.use or other, source.folder, each.get_options(), run)
-            weights[other] = each.compute_weight(0)
+            rewards[other] = _open_reward(other, other_use, source.folder, other_options.get_options(), run)
+            weights[other] = other_options.compute_weight(0)  # at the first step
         except NonetError as error:
             left_out.append((other, str(error)))
-    joined = StoreJoins(source.scenario.data.join)
+    joins = StoreJoins(source.scenario.data.join)
     columns = sorted({column for reward in rewards.values() for column in reward.columns})
-    beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
-    if looked_up := [each for each in columns if each in joined.names and each not in items.column_names]:
+    item_columns = [column for column in columns if column in items.column_names]
+    beams = join(beams, {column: run.column(column) for column in item_columns})
+    if joined_columns := [
+        column for column in columns if column in joins.names and column not in item_columns
+    ]:
         keys = beams.item_id, beams.valid, beams.user_id, times
-        beams = replace(beams, columns=beams.columns | joined.read_beam_columns(looked_up, *keys))
+        beams = replace(beams, columns=beams.columns | joins.read_beam_columns(joined_columns, *keys))
     missing = [column for column in rewards[name].columns if column not in beams.columns]
     if missing:
-        known = ", ".join([*items.column_names, *joined.names])
+        known = ", ".join([*items.column_names, *joins.names])
         raise ConfigError(f"reward {name!r} asks for the column {missing[0]!r}; items have {known}")
-    title = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
-    shown = np.where(beams.item >= 0, title[np.maximum(beams.item, 0)], "")
-    return TrialReport(run_trial(name, rewards, weights, beams), shown, left_out)
+    titles_I = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
+    titles = np.where(beams.item >= 0, titles_I[np.maximum(beams.item, 0)], "")
+    return TrialReport(run_trial(name, rewards, weights, beams), titles, left_out)
 
 
 def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
-    """Return the results as plain data."""
+    """Return the results as a dictionary for JSON."""
     trial = reward_trial.trial
     others = [name for name in trial.scores if name != trial.name]
+    correlations = {name: trial.compute_correlation(name) for name in others}
     return {
         "reward": trial.name,
         "users": [str(user) for user in trial.rollouts.user_id],
@@ -106,31 +113,32 @@ def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
         "flat_groups": len(trial.flat),
         "share": trial.share(trial.name),
         "decides": trial.count_decided(),
-        "correlation": {
-            name: None if math.isnan(c := trial.compute_correlation(name)) else c for name in others
-        },
+        "correlation": {name: None if math.isnan(value) else value for name, value in correlations.items()},
         "seconds": trial.seconds,
-        "troubles": [{"user": each.user, "why": each.why} for each in trial.troubles],
+        "troubles": [{"user": trouble.user, "why": trouble.why} for trouble in trial.troubles],
     }
 
 
 def format_trial(reward_trial: TrialReport) -> str:
     """Format the results as text for a terminal."""
     trial = reward_trial.trial
-    users, width = trial.rollouts.valid.shape
-    lines = [f"{trial.name} on {users} users, {width} items each (stand-ins for a model's beams)", ""]
-    if len(trial.troubles) == users:
+    user_count, width = trial.rollouts.valid.shape
+    lines = [f"{trial.name} on {user_count} users, {width} items each (stand-ins for a model's beams)", ""]
+    if len(trial.troubles) == user_count:
         return "\n".join([*lines, f"no score for any user: {trial.troubles[0].why}"])
-    for user in range(users):
-        scored = trial.scores[trial.name][user]
-        order = np.argsort(-np.where(trial.rollouts.valid[user], scored, -np.inf), kind="stable")[:_SHOWN]
-        shown = " · ".join(f"{reward_trial.titles[user, beam]} {scored[beam]:.4g}" for beam in order)
-        lines.append(f"  {trial.rollouts.user_id[user]}: {shown}")
+    for user in range(user_count):
+        scores_W = trial.scores[trial.name][user]
+        valid_scores_W = np.where(trial.rollouts.valid[user], scores_W, -np.inf)
+        best_beams = np.argsort(-valid_scores_W, kind="stable")[:_SHOWN_BEAMS]
+        beams_text = " · ".join(
+            f"{reward_trial.titles[user, beam]} {scores_W[beam]:.4g}" for beam in best_beams
+        )
+        lines.append(f"  {trial.rollouts.user_id[user]}: {beams_text}")
     lines += ["", f"one call: {1e3 * trial.seconds:.1f} ms"]
-    flat = trial.flat
+    flat_groups = trial.flat
     lines.append(
-        f"groups whose items all have the same score: {len(flat)} of {users}; they give no training signal"
-        if flat
+        f"groups whose items all have the same score: {len(flat_groups)} of {user_count}; they give no training signal"
+        if flat_groups
         else "every group has a spread"
     )
     others = [name for name in trial.scores if name != trial.name]
@@ -139,40 +147,39 @@ def format_trial(reward_trial: TrialReport) -> str:
     if others:
         lines.append(
             f"share of the weighted spread: {trial.share(trial.name):.0%} (weight {trial.weights[trial.name]:g}); it changes the "
-            f"best item in {trial.count_decided()} of {users} groups"
+            f"best item in {trial.count_decided()} of {user_count} groups"
         )
         if trial.share(trial.name) > 0.8:
             lines.append("it dominates the other rewards: lower its weight, or set algorithm.normalise: gdpo")
     lines += [f"not compared with {name}: {why}" for name, why in reward_trial.left_out]
     if trial.troubles:
         first = trial.troubles[0]
-        lines.append(f"no score for {len(trial.troubles)} of {users} users: {first.why}")
+        lines.append(f"no score for {len(trial.troubles)} of {user_count} users: {first.why}")
     return "\n".join(lines)
 
 
 class _UntrainedRun(RunData):
-    """The data of a scenario as rewards read it from a run, but with artificial semantic ids."""
+    """The data of a scenario in the form in which rewards read a run's data, but with artificial semantic ids."""
 
     def __init__(self, seq: Sequences, items: pa.Table):
         self.seq = seq
-        self.__dict__["items"] = items
+        self.__dict__["items"] = items  # in place of the base class's cached property, which reads a file
         self.folders = {}
 
     @property
     def sid(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Artificial semantic ids [I, L], which are unique but have no meaning."""
-        count = self.items.num_rows
-        base = max(2, math.ceil(count ** (1 / _LEVELS)))
-        return np.stack(
-            [np.arange(count) // base**level % base for level in reversed(range(_LEVELS))], 1
-        ).astype(np.int32)
+        item_count = self.items.num_rows
+        codes = max(2, math.ceil(item_count ** (1 / _LEVELS)))  # the smallest number per level that suffices
+        digits = [np.arange(item_count) // codes**level % codes for level in reversed(range(_LEVELS))]
+        return np.stack(digits, 1).astype(np.int32)
 
     @property
     def transitions(self) -> Transitions:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Transitions between items, counted on first use."""
-        if "_pairs" not in self.__dict__:
-            self.__dict__["_pairs"] = Transitions.fit(self.seq, self.items.num_rows)
-        return self.__dict__["_pairs"]
+        if "_transitions" not in self.__dict__:
+            self.__dict__["_transitions"] = Transitions.fit(self.seq, self.items.num_rows)
+        return self.__dict__["_transitions"]
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the items."""
@@ -180,55 +187,68 @@ class _UntrainedRun(RunData):
 
 
 def _resolve_target(use: str, folder: Path) -> tuple[Path | str, str]:
-    """Split `use` into a file (as an absolute path) or module, and the name in it."""
-    where, _, attribute = use.partition(":")
-    return ((folder / where).resolve() if where.endswith(".py") else where), attribute
+    """Split `use` into its file, as an absolute path, or its module, and the name in it."""
+    file_or_module, _, attribute = use.partition(":")
+    is_file = file_or_module.endswith(".py")
+    return ((folder / file_or_module).resolve() if is_file else file_or_module), attribute
 
 
 def _open_reward(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
-    """Load a reward and open it on the data."""
-    general = RewardOptions(**options)
-    reward = load_reward(use, folder, general.get_options(), name=name)
-    reward.timeout_s = general.timeout_s
+    """Load a reward, and open it on the data of a run.
+
+    Args:
+        name: The reward's name.
+        use: The reward as `use` in a scenario names it.
+        folder: The folder that a file in `use` is relative to.
+        options: The reward's own options, and those that all rewards have.
+        run: The data.
+    """
+    reward_options = RewardOptions(**options)
+    reward = load_reward(use, folder, reward_options.get_options(), name=name)
+    reward.timeout_s = reward_options.timeout_s
     set_up(reward, name)
     reward.open(run)
     return reward
 
 
 def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:
-    """Make rollouts of the newest RL event of some users.
+    """Make artificial rollouts for the newest RL event of some users.
 
     Returns:
-        The rollouts, with the most likely item first, and the times of the events [U].
+        The rollouts of U users, whose log-probabilities fall from beam to beam, and the times [U] of the events.
 
     Raises:
         ConfigError: There are no RL events.
     """
-    seq, count = run.seq, run.items.num_rows
+    seq, item_count = run.seq, run.items.num_rows
     events = find_rl_events(seq)
     if not len(events):
         raise ConfigError("the scenario holds out no events for RL: set data.split.rl, such as rl: 5")
     rows = np.unique(seq.find_users(events))
     draw = rng(seed, "reward test")
     rows = np.sort(draw.choice(rows, min(users, len(rows)), replace=False))
-    last = np.array([events[seq.find_users(events) == row][-1] for row in rows])
-    positions = last - seq.offsets[rows]
-    at = locate_events(seq, rows, positions)
-    history = gather_seen_items(seq, rows, positions)
-    popular = np.argsort(-np.bincount(seq.item, minlength=count), kind="stable")[: 4 * _WIDTH]
-    pairs, width = run.transitions, min(_WIDTH, count)
+    newest_events = np.array([events[seq.find_users(events) == row][-1] for row in rows])
+    positions = newest_events - seq.offsets[rows]
+    event_indices = locate_events(seq, rows, positions)
+    histories = gather_seen_items(seq, rows, positions)
+    popular_items = np.argsort(-np.bincount(seq.item, minlength=item_count), kind="stable")[: 4 * _WIDTH]
+    transitions, width = run.transitions, min(_WIDTH, item_count)
     item = np.full((len(rows), width), -1, np.int64)
     for user in range(len(rows)):
-        past = history[user]
-        successors = [np.asarray(pairs.item[pairs.row[x] : pairs.row[x + 1]])[:3] for x in past[-3:]]
-        known = np.concatenate(
-            [*successors, seq.item[at[user : user + 1]], popular, draw.permutation(count)[: 4 * _WIDTH]]
+        history, next_item = histories[user], seq.item[event_indices[user]]
+        successors = [
+            np.asarray(transitions.item[transitions.row[seen] : transitions.row[seen + 1]])[:3]
+            for seen in history[-3:]
+        ]
+        candidates = np.concatenate(
+            [*successors, [next_item], popular_items, draw.permutation(item_count)[: 4 * _WIDTH]]
         )
-        chosen = list(dict.fromkeys(int(x) for x in known if x not in set(past.tolist())))
-        beams = draw.permutation(chosen[: 2 * width])[:width]
-        if seq.item[at[user]] not in beams and len(beams):
-            beams[draw.integers(len(beams))] = seq.item[at[user]]
+        unseen = list(dict.fromkeys(int(x) for x in candidates if x not in set(history.tolist())))
+        beams = draw.permutation(unseen[: 2 * width])[:width]
+        if next_item not in beams and len(beams):
+            beams[draw.integers(len(beams))] = next_item
         item[user, : len(beams)] = beams
+    logp_W = -np.log(np.arange(width) + 2.0) / _LEVELS  # of each code, equal at all levels
     ids = run.item_id
     rollouts = Rollouts(
         uid=np.array([f"test/0/{row}" for row in rows], np.str_),
@@ -236,15 +256,13 @@ def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np
         item_id=np.where(item >= 0, ids[np.maximum(item, 0)], "" if ids.dtype.kind == "U" else -1),
         item=item,
         sid=run.sid[np.maximum(item, 0)],
-        logp=np.repeat(-np.log(np.arange(width) + 2.0)[None, :, None] / _LEVELS, _LEVELS, 2)
-        .astype(np.float32)
-        .repeat(len(rows), 0),
+        logp=np.repeat(logp_W[None, :, None], _LEVELS, 2).astype(np.float32).repeat(len(rows), 0),
         valid=item >= 0,
-        target=Jagged(ids[seq.item[at]], np.arange(len(rows) + 1)),
-        history=Jagged(ids[history.values], history.offsets),
+        target=Jagged(ids[seq.item[event_indices]], np.arange(len(rows) + 1)),
+        history=Jagged(ids[histories.values], histories.offsets),
         scene=np.zeros(len(rows), np.int64),
         weights_version=0,
         catalogue_version="",
         step=0,
     )
-    return rollouts, np.asarray(seq.time[at])
+    return rollouts, np.asarray(seq.time[event_indices])

@@ -1,8 +1,8 @@
 """The ledger of a search, DIR/tune.json: the search's definition, and the result of each job.
 
 The file is replaced atomically after each job (`nonet.atomic`), so a killed search continues from it:
-finished jobs do not run again, and their results decide what runs next. The ledger belongs to one search;
-another scenario, space or number of trials is refused.
+finished jobs do not run again, and their results decide which jobs run next. The ledger belongs to one search:
+opening it with another scenario, space or number of trials is an error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nonet.atomic import make_folder, write_whole
 from nonet.deploy.tune.halving import TrialResult
 from nonet.errors import ConfigError
 
-NAME = "tune.json"
+LEDGER_FILE = "tune.json"
 
 
 class SearchLedger:
-    """The results of one search.
+    """The definition and the results of one search, and their file.
 
     Attributes:
         path: The ledger's file.
@@ -31,15 +31,15 @@ class SearchLedger:
     """
 
     def __init__(self, folder: Path, search: Mapping[str, Any]):
-        """Open the ledger in a folder. Raises ConfigError if the folder has another search."""
-        self.path = folder / NAME
+        """Open the ledger of a folder, or prepare a new one. Raises ConfigError if the folder has another search."""
+        self.path = folder / LEDGER_FILE
         self.search = json.loads(json.dumps(search))
         self.results: list[TrialResult] = []
         self.best: dict[str, Any] | None = None
         if self.path.exists():
             stored = _read_ledger(self.path)
             _check_same_search(self.path, stored["search"], self.search)
-            self.results = [TrialResult(**each) for each in stored["results"]]
+            self.results = [TrialResult(**fields) for fields in stored["results"]]
 
     @property
     def begun(self) -> bool:
@@ -48,7 +48,7 @@ class SearchLedger:
 
     def add(self, result: TrialResult) -> None:
         """Add the result of a job and write the ledger."""
-        self.results = sorted([*self.results, result], key=lambda each: (each.rung, each.number))
+        self.results = sorted([*self.results, result], key=lambda result: (result.rung, result.number))
         self.write()
 
     def write(self) -> None:
@@ -56,7 +56,7 @@ class SearchLedger:
         make_folder(self.path.parent)
         content = {
             "search": self.search,
-            "results": [asdict(each) for each in self.results],
+            "results": [asdict(result) for result in self.results],
             "best": self.best,
         }
         write_whole(self.path, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
@@ -73,16 +73,16 @@ def _read_ledger(path: Path) -> dict[str, Any]:
 
 
 def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a stored search has the same definition."""
-    other = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
-    if other:
-        small = ", ".join(
+    """Raise ConfigError unless a stored search has the same definition as the given one."""
+    different = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
+    if different:
+        differences = ", ".join(
             f"{name} (there {stored.get(name)!r}, here {given.get(name)!r})"
-            if not isinstance(given.get(name), dict | list)
+            if not isinstance(given.get(name), dict | list)  # these are too long for a message
             else name
-            for name in other
+            for name in different
         )
         raise ConfigError(
-            f"{path.parent} has a search with another {small}; use the original options to continue it, "
+            f"{path.parent} has a search with another {differences}; use the original options to continue it, "
             "or choose another --run-dir"
         )

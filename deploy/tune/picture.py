@@ -17,10 +17,10 @@ from nonet.deploy.tune.halving import TrialResult
 from nonet.deploy.tune.results import format_value, shorten_key
 from nonet.deploy.tune.space import SearchKey, SearchSpace
 
-_THIRDS = 3
-_COLUMNS, _WIDTH, _HEIGHT = 3, 320, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 26, 26
-_BAR, _LABEL, _MARGIN = 24, 220, 16
+_GROUPS = 3  # by which the trials are grouped for keys without choices
+_COLUMNS, _WIDTH, _HEIGHT = 3, 320, 200  # number of scatter plots in a row; size of each in pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 26, 26  # margins inside a scatter plot, in pixels
+_BAR_HEIGHT, _LABEL_WIDTH, _MARGIN = 24, 220, 16  # of the bar chart, and around the picture, in pixels
 _STYLE = """
 svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 } .tick { fill: #5d6673; font-size: 11px }
 .grid { stroke: #dfe3e8 } .bar { fill: #2459c4 }
@@ -30,9 +30,9 @@ svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 
 
 
 def compute_importances(space: SearchSpace, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Compute the share [0, 1] of the variance that each key explains; 0 for all keys with too few trials."""
-    scored = [each for each in results if each.rung == 0 and each.score is not None]
-    return {key.path: _compute_importance(key, scored) for key in space.keys}
+    """Compute the importance of each key in [0, 1], by key; 0 for all keys with too few trials."""
+    scored_results = [result for result in results if result.rung == 0 and result.score is not None]
+    return {key.path: _compute_importance(key, scored_results) for key in space.keys}
 
 
 def draw_search(space: SearchSpace, results: Sequence[TrialResult], search: Mapping[str, Any]) -> str:
@@ -44,57 +44,57 @@ def draw_search(space: SearchSpace, results: Sequence[TrialResult], search: Mapp
         search: The definition of the search.
 
     Returns:
-        The text of the file.
+        The text of the file: a bar chart of importances, and below it a scatter plot for each key.
     """
-    shares = compute_importances(space, results)
-    keys = sorted(space.keys, key=lambda key: -shares[key.path])
+    importances = compute_importances(space, results)
+    keys = sorted(space.keys, key=lambda key: -importances[key.path])
     width = _COLUMNS * _WIDTH + 2 * _MARGIN
-    top = 56 + _BAR * len(keys)
-    height = top + 24 + -(-len(keys) // _COLUMNS) * _HEIGHT + _MARGIN
+    plots_top = 56 + _BAR_HEIGHT * len(keys)
+    plot_rows = -(-len(keys) // _COLUMNS)  # rounded up
+    height = plots_top + 24 + plot_rows * _HEIGHT + _MARGIN
     parts = [
         f'<text class="head" x="{_MARGIN}" y="28">Share of the variance of {escape(search["metric"])} by key</text>'
     ]
-    for at, key in enumerate(keys):
-        y, full = 44 + at * _BAR, width - _LABEL - 2 * _MARGIN - 60
+    bars_left, full_length = _MARGIN + _LABEL_WIDTH, width - _LABEL_WIDTH - 2 * _MARGIN - 60
+    for index, key in enumerate(keys):
+        y, importance = 44 + index * _BAR_HEIGHT, importances[key.path]
         parts.append(
-            f'<text x="{_MARGIN + _LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(shorten_key(key.path))}</text>'
+            f'<text x="{bars_left - 8}" y="{y + 13}" text-anchor="end">{escape(shorten_key(key.path))}</text>'
         )
-        length = round(full * shares[key.path], 1)
-        parts.append(
-            f'<rect class="bar" x="{_MARGIN + _LABEL}" y="{y + 2}" width="{max(length, 1)}" height="15"/>'
-        )
-        parts.append(f'<text x="{_MARGIN + _LABEL + length + 8}" y="{y + 13}">{shares[key.path]:.0%}</text>')
-    rungs = len(search["rungs"])
-    shades = "" if rungs == 1 else "; darker: trained longer"
+        length = round(full_length * importance, 1)
+        parts.append(f'<rect class="bar" x="{bars_left}" y="{y + 2}" width="{max(length, 1)}" height="15"/>')
+        parts.append(f'<text x="{bars_left + length + 8}" y="{y + 13}">{importance:.0%}</text>')
+    shades = "" if len(search["rungs"]) == 1 else "; darker: trained longer"
     note = f"Validation {search['metric']} by trial{shades}; green: best trial"
-    parts.append(f'<text class="head" x="{_MARGIN}" y="{top + 12}">{escape(note)}</text>')
-    for at, key in enumerate(keys):
-        x, y = _MARGIN + at % _COLUMNS * _WIDTH, top + 24 + at // _COLUMNS * _HEIGHT
+    parts.append(f'<text class="head" x="{_MARGIN}" y="{plots_top + 12}">{escape(note)}</text>')
+    for index, key in enumerate(keys):
+        x = _MARGIN + index % _COLUMNS * _WIDTH
+        y = plots_top + 24 + index // _COLUMNS * _HEIGHT
         parts.append(f'<g transform="translate({x} {y})">{_draw_scatter(key, results, search["lower"])}</g>')
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>{"".join(parts)}</svg>\n'
 
 
-def _compute_importance(key: SearchKey, scored: Sequence[TrialResult]) -> float:
-    """Compute the corrected share of the variance that a key explains."""
-    scores = [each.score or 0.0 for each in scored]
-    total = _sum_squares(scores)
-    groups = list(_group_scores(key, scored).values())
-    freedom = len(scored) - len(groups)
-    if total == 0 or len(groups) < 2 or freedom < 1:
+def _compute_importance(key: SearchKey, scored_results: Sequence[TrialResult]) -> float:
+    """Compute epsilon squared: the corrected share of the scores' variance that lies between a key's groups."""
+    scores = [result.score or 0.0 for result in scored_results]
+    total_squares = _sum_squares(scores)
+    groups = list(_group_scores(key, scored_results).values())
+    degrees_of_freedom = len(scores) - len(groups)
+    if total_squares == 0 or len(groups) < 2 or degrees_of_freedom < 1:
         return 0.0
-    within = sum(map(_sum_squares, groups))
-    return max(0.0, 1 - within / freedom * (len(scored) - 1) / total)
+    within_squares = sum(map(_sum_squares, groups))
+    return max(0.0, 1 - within_squares / degrees_of_freedom * (len(scores) - 1) / total_squares)
 
 
-def _group_scores(key: SearchKey, scored: Sequence[TrialResult]) -> dict[int, list[float]]:
-    """Group scores by choice, or by thirds of the trials; equal values stay in one group."""
-    values = [key.to_number(each.values[key.path]) for each in scored]
+def _group_scores(key: SearchKey, scored_results: Sequence[TrialResult]) -> dict[int, list[float]]:
+    """Group scores by choice, or into thirds by value; equal values stay in one group."""
+    values = [key.to_number(result.values[key.path]) for result in scored_results]
     groups: dict[int, list[float]] = {}
-    for value, each in zip(values, scored, strict=True):
-        below = sum(other < value for other in values)
-        name = int(value) if key.choices else below * _THIRDS // len(values)
-        groups.setdefault(name, []).append(each.score or 0.0)
+    for value, result in zip(values, scored_results, strict=True):
+        lower_count = sum(other < value for other in values)
+        group = int(value) if key.choices else lower_count * _GROUPS // len(values)
+        groups.setdefault(group, []).append(result.score or 0.0)
     return groups
 
 
@@ -105,56 +105,62 @@ def _sum_squares(values: Sequence[float]) -> float:
 
 
 def _draw_scatter(key: SearchKey, results: Sequence[TrialResult], lower: bool) -> str:
-    """Draw the scores by a key's values, one dot for each run."""
-    scored = [each for each in results if each.score is not None]
+    """Draw the scores (y) against a key's values (x), one dot for each job; `lower` scores may be better."""
+    scored_results = [result for result in results if result.score is not None]
     title = f'<text class="head" x="{_LEFT}" y="14">{escape(shorten_key(key.path))}</text>'
-    if not scored:
+    if not scored_results:
         return title
-    scores = [each.score or 0.0 for each in scored]
+    scores = [result.score or 0.0 for result in scored_results]
     low, high = min(scores), max(scores)
-    room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-    low, high = low - room, high + room
+    padding = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    low, high = low - padding, high + padding
     left, right = (
         (-0.5, len(key.choices) - 0.5) if key.choices else (key.to_number(key.low), key.to_number(key.high))
     )
 
-    def to_x(value: float) -> float:
-        return round(_LEFT + 6 + (value - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT - 12), 1)
+    def to_x(position: float) -> float:
+        return round(_LEFT + 6 + (position - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT - 12), 1)
 
-    def to_y(value: float) -> float:
-        return round(_TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM), 1)
+    def to_y(score: float) -> float:
+        return round(_TOP + (high - score) / (high - low) * (_HEIGHT - _TOP - _BOTTOM), 1)
 
     parts = [title]
-    levels = choose_ticks(low, high)
-    for level, text in zip(levels, format_ticks(levels), strict=True):
+    ticks = choose_ticks(low, high)
+    for tick, text in zip(ticks, format_ticks(ticks), strict=True):
         parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{to_y(level)}" y2="{to_y(level)}"/>'
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{to_y(tick)}" y2="{to_y(tick)}"/>'
         )
         parts.append(
-            f'<text class="tick" x="{_LEFT - 6}" y="{to_y(level) + 4}" text-anchor="end">{text}</text>'
+            f'<text class="tick" x="{_LEFT - 6}" y="{to_y(tick) + 4}" text-anchor="end">{text}</text>'
         )
-    for place, text in _list_axis_labels(key):
+    for position, text in _list_axis_labels(key):
         parts.append(
-            f'<text class="tick" x="{to_x(place)}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(text)}</text>'
+            f'<text class="tick" x="{to_x(position)}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(text)}</text>'
         )
-    last = max(each.rung for each in scored)
-    best = (min if lower else max)(each.score or 0.0 for each in scored if each.rung == last)
-    for each in scored:
-        tone = (
-            "best" if each.rung == last and each.score == best else "later" if each.rung == last > 0 else ""
+    last_rung = max(result.rung for result in scored_results)
+    best_score = (min if lower else max)(
+        result.score or 0.0 for result in scored_results if result.rung == last_rung
+    )
+    for result in scored_results:
+        is_last = result.rung == last_rung
+        css_class = (
+            "best" if is_last and result.score == best_score else "later" if is_last and last_rung else ""
         )
-        told = f"trial {each.number}: {format_value(each.values[key.path])}, {each.score:.4f}"
-        at = f'cx="{to_x(key.to_number(each.values[key.path]))}" cy="{to_y(each.score or 0.0)}"'
-        parts.append(f'<circle class="dot {tone}" {at} r="4"><title>{escape(told)}</title></circle>')
+        value = result.values[key.path]
+        label = f"trial {result.number}: {format_value(value)}, {result.score:.4f}"
+        center = f'cx="{to_x(key.to_number(value))}" cy="{to_y(result.score or 0.0)}"'
+        parts.append(
+            f'<circle class="dot {css_class}" {center} r="4"><title>{escape(label)}</title></circle>'
+        )
     return "".join(parts)
 
 
 def _list_axis_labels(key: SearchKey) -> list[tuple[float, str]]:
-    """Return positions and labels of a key's axis."""
+    """Return (position, label) of each tick on a key's axis; positions are those of `SearchKey.to_number`."""
     if key.choices:
-        return [(float(at), format_value(value)[:12]) for at, value in enumerate(key.choices)]
+        return [(float(index), format_value(value)[:12]) for index, value in enumerate(key.choices)]
     if key.kind == "log":
-        middle = (key.low * key.high) ** 0.5
+        middle = (key.low * key.high) ** 0.5  # halfway on a logarithmic axis
         return [(key.to_number(value), format_value(value)) for value in (key.low, middle, key.high)]
-    levels = choose_ticks(key.low, key.high)
-    return list(zip(levels, format_ticks(levels), strict=True))
+    ticks = choose_ticks(key.low, key.high)
+    return list(zip(ticks, format_ticks(ticks), strict=True))

@@ -15,19 +15,20 @@ def format_search_result(search_result: Mapping[str, Any]) -> str:
     Args:
         search_result: The result of `tune_scenario`.
     """
-    search, results = search_result["search"], [TrialResult(**each) for each in search_result["results"]]
+    search = search_result["search"]
+    results = [TrialResult(**fields) for fields in search_result["results"]]
     paths = list(search["space"])
     lines = [format_header(search)]
-    shown = select_last_rungs(results, lower=search["lower"])
+    last_results = select_last_rungs(results, lower=search["lower"])
     rows = [("trial", *map(shorten_key, paths), "rung", search["metric"], "minutes")]
-    for result in shown:
-        score = "failed" if result.score is None else f"{result.score:.4f}"
-        minutes = sum(each.minutes for each in results if each.number == result.number)
-        values = (format_value(result.values[path]) for path in paths)
-        rows.append((str(result.number), *values, str(result.rung + 1), score, f"{minutes:.1f}"))
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for last_result in last_results:
+        score = "failed" if last_result.score is None else f"{last_result.score:.4f}"
+        minutes = sum(result.minutes for result in results if result.number == last_result.number)
+        values = (format_value(last_result.values[path]) for path in paths)
+        rows.append((str(last_result.number), *values, str(last_result.rung + 1), score, f"{minutes:.1f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines += [f"trial {each.number} failed: {each.failed}" for each in shown if each.failed]
+    lines += [f"trial {result.number} failed: {result.failed}" for result in last_results if result.failed]
     best = search_result["best"]
     if best is None:
         return "\n".join([*lines, "", "no trial has a score"])
@@ -42,7 +43,7 @@ def format_search_result(search_result: Mapping[str, Any]) -> str:
 
 
 def format_header(search: Mapping[str, Any]) -> str:
-    """Describe a search in one line."""
+    """Describe a search in one line: its trials, metric, stage and rungs."""
     rungs = ", ".join(
         f"{count} with {format_share(share)}"
         for count, share in zip(search["sizes"], search["rungs"], strict=True)
@@ -51,23 +52,23 @@ def format_header(search: Mapping[str, Any]) -> str:
 
 
 def select_last_rungs(results: Sequence[TrialResult], *, lower: bool) -> list[TrialResult]:
-    """Return each trial's result on the longest rung where it has a score.
+    """Return each trial's result on the longest rung on which it has a score, or a failure if it has none.
 
     Args:
         results: All results.
         lower: Whether lower scores are better.
 
     Returns:
-        Results in order of rung and score, best first; failed trials last.
+        Results of longer rungs before those of shorter ones, each rung's best first; failed trials last.
     """
-    best: dict[int, TrialResult] = {}
-    for result in sorted(results, key=lambda each: each.rung):
-        if result.score is not None or result.number not in best:
-            best[result.number] = result
+    result_by_number: dict[int, TrialResult] = {}
+    for result in sorted(results, key=lambda result: result.rung):
+        if result.score is not None or result.number not in result_by_number:
+            result_by_number[result.number] = result
     sign = 1.0 if lower else -1.0
     return sorted(
-        best.values(),
-        key=lambda each: (each.score is None, -each.rung, sign * (each.score or 0.0), each.number),
+        result_by_number.values(),
+        key=lambda result: (result.score is None, -result.rung, sign * (result.score or 0.0), result.number),
     )
 
 
@@ -92,10 +93,10 @@ def shorten_key(path: str) -> str:
 
 
 def format_share(share: str) -> str:
-    """Format the share of a stage's length."""
+    """Format the share of a stage's length, which is a fraction such as "1/4": "all" for the whole length."""
     return "all" if Fraction(share) == 1 else share
 
 
 def format_value(value: Any) -> str:
-    """Format a value with four significant digits."""
+    """Format a value; numbers with a fraction get four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

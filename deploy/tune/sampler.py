@@ -1,7 +1,7 @@
-"""New values for a trial from Optuna's TPE: a pure function of the seed, the trial's number and the known results.
+"""New values for a trial from Optuna's TPE, by the seed, the trial's number and the known results only.
 
-No Optuna study is kept: each call builds one in memory and seeds its own sampler, so a resumed search asks
-for the same values. A failed trial is reported as pruned, which TPE ranks below every score.
+No Optuna study is kept: each call builds one in memory and seeds its own sampler, so a resumed search gets
+the same values. A failed trial is added as pruned, which TPE ranks below every score.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nonet.deploy.tune.halving import TrialResult
 from nonet.deploy.tune.space import SearchKey, SearchSpace, find_choice
 from nonet.errors import ConfigError
 
-_LEAST_RANDOM = 4
+_MIN_RANDOM_TRIALS = 4
 INSTALL = "pip install 'nonet[tune]'"
 
 
@@ -49,12 +49,12 @@ def sample_values(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = optuna.samplers.TPESampler(
-            n_startup_trials=max(_LEAST_RANDOM, -(-trials // 3)),
+            n_startup_trials=max(_MIN_RANDOM_TRIALS, -(-trials // 3)),  # a third, rounded up
             multivariate=True,
-            seed=random.hash_words(seed, "tune", number) % (1 << 32),
+            seed=random.hash_words(seed, "tune", number) % (1 << 32),  # Optuna's seeds have 32 bits
         )
     study = optuna.create_study(direction="minimize" if lower else "maximize", sampler=sampler)
-    known = {key.path: _make_distribution(key) for key in space.keys}
+    distributions = {key.path: _make_distribution(key) for key in space.keys}
     for result in results:
         study.add_trial(
             optuna.trial.create_trial(
@@ -63,27 +63,27 @@ def sample_values(
                 else optuna.trial.TrialState.COMPLETE,
                 value=result.score,
                 params={key.path: _encode_value(key, result.values[key.path]) for key in space.keys},
-                distributions=known,
+                distributions=distributions,
             )
         )
-    drawn = study.ask(known).params
+    sampled = study.ask(distributions).params
     return {
-        key.path: key.choices[drawn[key.path]] if key.choices else key.round_value(drawn[key.path])
+        key.path: key.choices[sampled[key.path]] if key.choices else key.round_value(sampled[key.path])
         for key in space.keys
     }
 
 
 def _make_distribution(key: SearchKey) -> Any:
     """Convert a key to an Optuna distribution; choices are numbered, because they may be lists or maps."""
-    from optuna import distributions as known
+    from optuna import distributions
 
     if key.kind == "choice":
-        return known.CategoricalDistribution(tuple(range(len(key.choices))))
+        return distributions.CategoricalDistribution(tuple(range(len(key.choices))))
     if key.kind == "int":
-        return known.IntDistribution(int(key.low), int(key.high), step=int(key.step))
-    return known.FloatDistribution(key.low, key.high, log=key.kind == "log", step=key.step or None)
+        return distributions.IntDistribution(int(key.low), int(key.high), step=int(key.step))
+    return distributions.FloatDistribution(key.low, key.high, log=key.kind == "log", step=key.step or None)
 
 
 def _encode_value(key: SearchKey, value: Any) -> Any:
-    """Encode a value as Optuna's distribution has it."""
+    """Return a value as `_make_distribution` has it: a choice by its number."""
     return find_choice(key.choices, value) if key.choices else value

@@ -1,4 +1,4 @@
-"""`nonet tune`: a search from its space to its best scenario.
+"""`nonet tune`: search the values of a scenario's keys for the best validation, and write the best scenario.
 
 Ray Tune runs the jobs: it starts their actors, `parallel` at a time, and notices crashes. Optuna proposes
 values (deploy/tune/sampler.py). Rungs (deploy/tune/halving.py) and resuming (deploy/tune/ledger.py) are
@@ -20,7 +20,7 @@ from typing import Any
 from nonet.atomic import write_whole
 from nonet.controller.record import RunFolder, create_run, lock_run
 from nonet.deploy.tune.halving import SuccessiveHalving, TrialJob, TrialResult, compute_rung_shares
-from nonet.deploy.tune.ledger import NAME, SearchLedger
+from nonet.deploy.tune.ledger import LEDGER_FILE, SearchLedger
 from nonet.deploy.tune.picture import draw_search
 from nonet.deploy.tune.results import format_header, format_progress
 from nonet.deploy.tune.sampler import check_installed, sample_values
@@ -28,7 +28,7 @@ from nonet.deploy.tune.space import SearchSpace, read_space
 from nonet.deploy.tune.subject import TunedScenario
 from nonet.errors import ConfigError, NonetError
 
-_OURS = {NAME, "trials", "ray", "best.yaml", "tune.svg", ".lock", ".holder"}
+_SEARCH_FILES = {LEDGER_FILE, "trials", "ray", "best.yaml", "tune.svg", ".lock", ".holder"}
 
 
 def tune_scenario(
@@ -53,21 +53,24 @@ def tune_scenario(
         say: Receives lines of progress.
 
     Returns:
-        {"search", "results", "best", "scenario", "picture", "folder"}; None if the search was interrupted.
+        {"search": definition, "results": all results, "best": the best result, "scenario": path of best.yaml,
+        "picture": path of tune.svg, "folder": path}; None if the search was interrupted.
 
     Raises:
         ConfigError: The input is wrong; nothing was started.
         NonetError: The search cannot continue.
     """
     check_installed()
-    known = read_space(space)
-    subject = TunedScenario.read(source, changes, known.metric)
+    search_space = read_space(space)
+    subject = TunedScenario.read(source, changes, search_space.metric)
     folder = _choose_folder(subject, run_dir)
-    warnings = subject.check(known)
+    warnings = subject.check(search_space)
     rungs = compute_rung_shares(trials, subject.list_lengths)
     rule, seed = subject.rule, subject.build_scenario({}).seed
-    ask = partial(sample_values, known, seed, trials, rule.lower)
-    halving = SuccessiveHalving(trials, len(rungs), rule.lower, parallel, ask)
+    propose = partial(sample_values, search_space, seed, trials, rule.lower)
+    halving = SuccessiveHalving(
+        trials, rungs=len(rungs), lower=rule.lower, parallel=parallel, propose=propose
+    )
     search = {
         "trials": trials,
         "parallel": parallel,
@@ -76,7 +79,7 @@ def tune_scenario(
         "stage": subject.judged,
         "rungs": [str(share) for share in rungs],
         "sizes": halving.compute_sizes(),
-        "space": {key.path: asdict(key) for key in known.keys},
+        "space": {key.path: asdict(key) for key in search_space.keys},
         **subject.as_json(),
     }
     with lock_run(RunFolder(folder)):
@@ -95,18 +98,18 @@ def tune_scenario(
         if halving.list_jobs(ledger.results):
             say(f"stopped; to continue, run the same command with --run-dir {folder}")
             return None
-        return _finish_search(subject, known, halving, ledger, folder)
+        return _finish_search(subject, search_space, halving, ledger, folder)
 
 
 def _choose_folder(subject: TunedScenario, run_dir: Path | None) -> Path:
-    """Choose the search's folder. Raises ConfigError if it has other files."""
+    """Return the search's folder: `run_dir`, or a new one. Raises ConfigError if it has files but no search."""
     if run_dir is None:
         return create_run(f"{subject.build_scenario({}).name}-tune").path
     folder = run_dir.absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose a folder for --run-dir")
-    other = {path.name for path in folder.iterdir()} - _OURS if folder.exists() else set()
-    if other and not (folder / NAME).exists():
+    other_files = {path.name for path in folder.iterdir()} - _SEARCH_FILES if folder.exists() else set()
+    if other_files and not (folder / LEDGER_FILE).exists():
         raise ConfigError(
             f"{folder} is not empty and has no search; choose an empty or a new folder for --run-dir"
         )
@@ -120,9 +123,10 @@ def _run_jobs(
     folder: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Run jobs with Ray Tune until none is left or the search is interrupted.
+    """Run jobs with Ray Tune until none is left or the search is interrupted; results go to the ledger.
 
-    Raises NonetError if the search cannot continue.
+    Raises:
+        NonetError: The search cannot continue.
     """
     os.environ.update(
         TUNE_DISABLE_AUTO_CALLBACK_LOGGERS="1", RAY_AIR_NEW_OUTPUT="0", RAY_CHDIR_TO_TRIAL_DIR="0"
@@ -136,12 +140,12 @@ def _run_jobs(
     ensure_ray()
     shutil.rmtree(folder / "ray", ignore_errors=True)
     jobs = _JobQueue(halving, ledger, folder, say)
-    node = ray.get_runtime_context().get_node_id()
+    node_id = ray.get_runtime_context().get_node_id()
     # Trials must not use resources that runs are planned on. Tune needs some resource, so use 0.001 of the node's own.
     resources = {"CPU": 0, f"node:{ray.util.get_node_ip_address()}": 0.001}
     tuner = tune.Tuner(
         tune.with_resources(
-            partial(train_trial, subject=subject, node=node), tune.PlacementGroupFactory([resources])
+            partial(train_trial, subject=subject, node_id=node_id), tune.PlacementGroupFactory([resources])
         ),
         tune_config=tune.TuneConfig(
             search_alg=_make_searcher(jobs),
@@ -158,7 +162,7 @@ def _run_jobs(
 
 
 class _JobQueue:
-    """The jobs that Ray Tune requests and finishes.
+    """Gives jobs to Ray Tune's trials, which it knows by their names, and records the results.
 
     Attributes:
         broken: Why the search cannot continue; None if it can.
@@ -168,22 +172,25 @@ class _JobQueue:
         self, halving: SuccessiveHalving, ledger: SearchLedger, folder: Path, say: Callable[[str], None]
     ):
         self._halving, self._ledger, self._folder, self._say = halving, ledger, folder, say
-        self._open: dict[str, TrialJob] = {}
+        self._open_jobs: dict[str, TrialJob] = {}  # by the name of Ray Tune's trial
         self.broken: str | None = None
 
     def get_next(self, name: str) -> str | None:
-        """Return the next job as JSON, "" if it has to wait for others, None if there is none left."""
-        running = {(job.number, job.rung) for job in self._open.values()}
+        """Open the next job under a name, and return it as JSON.
+
+        The result is "" if the next job depends on the results of open ones, and None if there is no job left.
+        """
+        open_jobs = {(job.number, job.rung) for job in self._open_jobs.values()}
         if self.broken:
             return None
-        waiting = [
+        waiting_jobs = [
             job
             for job in self._halving.list_jobs(self._ledger.results)
-            if (job.number, job.rung) not in running
+            if (job.number, job.rung) not in open_jobs
         ]
-        if not waiting:
-            return "" if running else None
-        job = self._open[name] = waiting[0]
+        if not waiting_jobs:
+            return "" if open_jobs else None
+        job = self._open_jobs[name] = waiting_jobs[0]
         trial_dir = (
             self._folder / "trials" / str(job.number) / f"{self._folder.name}-{job.number}-{job.rung + 1}"
         )
@@ -191,8 +198,8 @@ class _JobQueue:
         return json.dumps({"values": job.values, "share": share, "folder": str(trial_dir)})
 
     def end_job(self, name: str, answer: dict[str, Any] | None) -> None:
-        """Record the result of a job; None means that its process died."""
-        job = self._open.pop(name)
+        """Record the answer of `run_trial` to an open job; None means that the job's process died."""
+        job = self._open_jobs.pop(name)
         if answer is None or answer["broken"]:
             self.broken = answer["broken"] if answer else f"the process of trial {job.number} died"
             return
@@ -205,13 +212,15 @@ class _JobQueue:
 
 
 def _make_searcher(jobs: _JobQueue) -> Any:
-    """Wrap the jobs as a search algorithm of Ray Tune."""
+    """Return a search algorithm of Ray Tune whose configurations are the jobs of a queue."""
     from ray.tune.search import Searcher
 
-    class Jobs(Searcher):
+    class JobSearcher(Searcher):
         def suggest(self, trial_id: str) -> Any:
             job = jobs.get_next(trial_id)
-            return Searcher.FINISHED if job is None else {"job": job} if job else None
+            if job is None:
+                return Searcher.FINISHED
+            return {"job": job} if job else None  # None makes Tune ask again later
 
         def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
             jobs.end_job(trial_id, None if error or not result or "score" not in result else result)
@@ -222,27 +231,30 @@ def _make_searcher(jobs: _JobQueue) -> Any:
         def restore(self, checkpoint_path: str) -> None:
             """Restore nothing, because the ledger has all results."""
 
-    return Jobs()
+    return JobSearcher()
 
 
 def _finish_search(
     subject: TunedScenario, space: SearchSpace, halving: SuccessiveHalving, ledger: SearchLedger, folder: Path
 ) -> dict[str, Any]:
-    """Write the best scenario and the picture, and return the result of the search.
+    """Write the best result, its scenario and the picture; return the result of `tune_scenario`.
 
-    Raises ConfigError if all trials failed.
+    Raises:
+        ConfigError: All trials failed.
     """
     best = halving.find_winner(ledger.results)
     if best is None:
-        why = next(each.failed for each in ledger.results)
-        raise ConfigError(f"all {len(ledger.results)} trials failed, the first one: {why}. See {ledger.path}")
+        reason = ledger.results[0].failed
+        raise ConfigError(
+            f"all {len(ledger.results)} trials failed, the first one: {reason}. See {ledger.path}"
+        )
     ledger.best = asdict(best)
     ledger.write()
     write_whole(folder / "best.yaml", subject.to_yaml(best.values).encode())
     write_whole(folder / "tune.svg", draw_search(space, ledger.results, ledger.search).encode())
     return {
         "search": ledger.search,
-        "results": [asdict(each) for each in ledger.results],
+        "results": [asdict(result) for result in ledger.results],
         "best": ledger.best,
         "folder": str(folder),
         "scenario": str(folder / "best.yaml"),

@@ -1,4 +1,4 @@
-"""A search space: which keys of a scenario are searched, and which values each may take.
+"""A search space: the keys of a scenario that are searched, and the values that each may take.
 
     stages.pretrain.lr: {log: [1e-3, 1e-2]}            a number, sampled by its logarithm
     model.dropout: {range: [0.0, 0.5]}                 a number
@@ -6,8 +6,7 @@
     model.block: [transformer, hstu]                   one of these
     metric: ndcg@10                                    the validation metric, by default the scenario's
 
-Pure: whether a value suits the scenario is checked when a scenario is loaded with it
-(deploy/tune/subject.py).
+Values are not checked against the scenario here, but when a scenario is loaded with them (deploy/tune/subject.py).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from nonet.suggest import suggest_sentence
 
 METRIC = "metric"
 KINDS = ("range", "log", "int")
-MOST_CORNERS = 256
-_DIGITS = 4
+MOST_CORNERS = 256  # each is loaded as a scenario before the search starts
+_DIGITS = 4  # significant digits of sampled numbers
 # Keys that define the task or the storage: scores of trials that differ in them cannot be compared.
 _FIXED = (
     "name",
@@ -52,7 +51,7 @@ class SearchKey:
         choices: The values of a choice.
         low: The lowest value of the other kinds.
         high: The highest value of the other kinds.
-        step: The step between values, 0 for none.
+        step: The difference between neighbouring values; 0 if all numbers in the range are allowed.
     """
 
     path: str
@@ -63,11 +62,11 @@ class SearchKey:
     step: float = 0.0
 
     def list_ends(self) -> tuple[Any, ...]:
-        """Return every choice, or the lowest and the highest value."""
+        """Return the values to check a scenario with: every choice, or the lowest and the highest value."""
         return self.choices or (self.low, self.high)
 
     def round_value(self, value: float) -> Any:
-        """Round a sampled number to four significant digits within the range."""
+        """Round a sampled number to four significant digits within the range, or convert it to a whole number."""
         if self.kind == "int":
             return int(value)
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
@@ -81,7 +80,7 @@ class SearchKey:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The search space.
+    """All keys that a search varies.
 
     Attributes:
         keys: The keys in the order of the file.
@@ -94,25 +93,26 @@ class SearchSpace:
     source: str
 
     def iterate_corners(self) -> Iterator[dict[str, Any]]:
-        """Yield all combinations of the keys' ends.
+        """Yield values by key for all combinations of the keys' ends.
 
-        With more than 256 combinations, yield every combination of two keys' ends with the first end of all
-        others.
+        With more than 256 combinations, yield those of every two keys, with the first end of all other keys.
         """
-        ends = [key.list_ends() for key in self.keys]
-        paths = [key.path for key in self.keys]
-        if math.prod(map(len, ends)) <= MOST_CORNERS:
-            yield from (dict(zip(paths, values, strict=True)) for values in itertools.product(*ends))
+        ends_by_path = {key.path: key.list_ends() for key in self.keys}
+        if math.prod(map(len, ends_by_path.values())) <= MOST_CORNERS:
+            for values in itertools.product(*ends_by_path.values()):
+                yield dict(zip(ends_by_path, values, strict=True))
             return
-        first = {path: values[0] for path, values in zip(paths, ends, strict=True)}
-        for a, b in itertools.combinations(range(len(paths)), 2):
-            for left, right in itertools.product(ends[a], ends[b]):
-                yield first | {paths[a]: left, paths[b]: right}
+        first_ends = {path: ends[0] for path, ends in ends_by_path.items()}
+        for path_a, path_b in itertools.combinations(ends_by_path, 2):
+            for end_a, end_b in itertools.product(ends_by_path[path_a], ends_by_path[path_b]):
+                yield first_ends | {path_a: end_a, path_b: end_b}
 
 
 def find_choice(choices: tuple[Any, ...], value: Any) -> int:
-    """Return the index of a value among choices; True differs from 1."""
-    return next(at for at, each in enumerate(choices) if type(each) is type(value) and each == value)
+    """Return the index of a value among choices of the same type, so that True differs from 1."""
+    return next(
+        index for index, choice in enumerate(choices) if type(choice) is type(value) and choice == value
+    )
 
 
 def read_space(path: Path) -> SearchSpace:
@@ -131,49 +131,63 @@ def read_space(path: Path) -> SearchSpace:
     return SearchSpace(keys, metric, str(path))
 
 
-def _parse_key(where: str, path: str, body: Any) -> SearchKey:
-    """Parse a key and its values. Raises ConfigError if the key cannot be searched or the values are not valid."""
-    fixed = next((each for each in _FIXED if f"{path}.".startswith(f"{each}.")), None)
-    if fixed:
+def _parse_key(where: str, path: str, values: Any) -> SearchKey:
+    """Parse a key and its values.
+
+    Args:
+        where: The file and the key, for errors.
+        path: The key.
+        values: The list of choices, or the map of a range.
+
+    Raises:
+        ConfigError: The key cannot be searched, or the values are not valid.
+    """
+    fixed_key = next((key for key in _FIXED if f"{path}.".startswith(f"{key}.")), None)
+    if fixed_key:
         raise ConfigError(
-            f"{where}: scores of trials with different {fixed} cannot be compared; set it for all trials with --set"
+            f"{where}: scores of trials with different {fixed_key} cannot be compared; set it for all trials with --set"
         )
-    if isinstance(body, list):
-        return _parse_choices(where, path, body)
-    if not yaml.is_map(body):
-        raise ConfigError(f"{where}: a single value cannot be searched, got {body!r}; must be {_EXAMPLES}")
-    named = [kind for kind in KINDS if kind in body]
-    if len(named) != 1:
-        unknown = next((str(name) for name in body if name not in (*KINDS, "step")), "")
-        hint = suggest_sentence(unknown, KINDS)
-        dotted = (
-            f" A key within a key is written with dots: {path}.{unknown}." if unknown and not hint else ""
+    if isinstance(values, list):
+        return _parse_choices(where, path, values)
+    if not yaml.is_map(values):
+        raise ConfigError(f"{where}: a single value cannot be searched, got {values!r}; must be {_EXAMPLES}")
+    kinds = [kind for kind in KINDS if kind in values]
+    if len(kinds) != 1:
+        unknown = next((str(name) for name in values if name not in (*KINDS, "step")), "")
+        suggestion = suggest_sentence(unknown, KINDS)
+        dots_hint = (
+            f" A key within a key is written with dots: {path}.{unknown}."
+            if unknown and not suggestion
+            else ""
         )
         raise ConfigError(
-            f"{where}: must be {_EXAMPLES}, got a map of {', '.join(map(str, body))}.{hint}{dotted}"
+            f"{where}: must be {_EXAMPLES}, got a map of {', '.join(map(str, values))}.{suggestion}{dots_hint}"
         )
-    return _parse_range(where, path, named[0], body)
+    return _parse_range(where, path, kinds[0], values)
 
 
-def _parse_choices(where: str, path: str, body: list[Any]) -> SearchKey:
+def _parse_choices(where: str, path: str, choices: list[Any]) -> SearchKey:
     """Parse a list of choices. Raises ConfigError unless it has at least two different choices."""
-    if len(body) < 2:
-        raise ConfigError(f"{where}: must have at least two choices, got {body!r}")
-    twice = next((value for at, value in enumerate(body) if find_choice(tuple(body), value) != at), None)
-    if twice is not None:
-        raise ConfigError(f"{where}: the choice {twice!r} occurs twice")
-    return SearchKey(path, "choice", tuple(body))
+    if len(choices) < 2:
+        raise ConfigError(f"{where}: must have at least two choices, got {choices!r}")
+    repeated = next(
+        (value for index, value in enumerate(choices) if find_choice(tuple(choices), value) != index), None
+    )
+    if repeated is not None:
+        raise ConfigError(f"{where}: the choice {repeated!r} occurs twice")
+    return SearchKey(path, "choice", tuple(choices))
 
 
-def _parse_range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> SearchKey:
+def _parse_range(where: str, path: str, kind: str, values: Mapping[str, Any]) -> SearchKey:
     """Parse a `range`, `log` or `int`. Raises ConfigError if its ends or its step are not valid."""
-    unknown = [name for name in body if name not in (kind, "step")]
+    unknown = [name for name in values if name not in (kind, "step")]
     if unknown:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r} beside {kind}; only step is allowed")
-    ends, step = body[kind], body.get("step", 1 if kind == "int" else 0)
-    numbers = (int,) if kind == "int" else (int, float)
+    ends, step = values[kind], values.get("step", 1 if kind == "int" else 0)
+    number_types = (int,) if kind == "int" else (int, float)
     whole = "whole " if kind == "int" else ""
-    if not isinstance(ends, list) or len(ends) != 2 or not all(_is_number(end, numbers) for end in ends):
+    is_pair = isinstance(ends, list) and len(ends) == 2
+    if not is_pair or not all(_is_number(end, number_types) for end in ends):
         raise ConfigError(f"{where}.{kind}: must be [low, high] of {whole}numbers, got {ends!r}")
     low, high = ends if kind == "int" else map(float, ends)
     if not low < high:
@@ -182,20 +196,20 @@ def _parse_range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> S
         raise ConfigError(
             f"{where}.log: the lower end must be above 0 to have a logarithm, got {low:g}; or use range"
         )
-    if kind == "log" and "step" in body:
+    if kind == "log" and "step" in values:
         raise ConfigError(f"{where}.step: a logarithmic range has no steps; use range or int, or remove step")
-    if not _is_number(step, numbers) or ("step" in body and not 0 < step <= high - low):
+    if not _is_number(step, number_types) or ("step" in values and not 0 < step <= high - low):
         raise ConfigError(
             f"{where}.step: must be a {whole}number above 0 and at most {high - low:g}, got {step!r}"
         )
     if step and not math.isclose((high - low) / step, round((high - low) / step), abs_tol=1e-9):
-        reached = low + step * math.floor((high - low) / step + 1e-9)
+        last_value = low + step * math.floor((high - low) / step + 1e-9)
         raise ConfigError(
-            f"{where}.step: steps of {step:g} lead from {low:g} to {reached:g}, not to {high:g}"
+            f"{where}.step: steps of {step:g} lead from {low:g} to {last_value:g}, not to {high:g}"
         )
-    return SearchKey(path, kind, (), low, high, step)
+    return SearchKey(path, kind, low=low, high=high, step=step)
 
 
-def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is_number(value: Any, types: tuple[type, ...]) -> bool:
     """Return whether a value is a finite number of one of these types."""
-    return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""The scenario that is tuned: what a trial runs, its score, and the check of the whole search space.
+"""The scenario that is tuned: the scenario and the score of a trial, and the check of the whole search space.
 
 A trial runs the stages up to the last supervised one, and its score is that stage's best validation. Later
 stages, such as RL, and baselines do not affect it. Test events are not used.
@@ -37,7 +37,7 @@ from nonet.models import NATS
 from nonet.plugins import PluginFiles
 from nonet.suggest import join_names, suggest_sentence
 
-_LENGTHS = ("epochs", "steps", "tokens")
+_LENGTH_KEYS = ("epochs", "steps", "tokens")  # of a stage; each stage has one of them
 _METRIC_KEY = "checkpoint.keep.best"
 
 
@@ -47,8 +47,8 @@ class TunedScenario:
 
     Attributes:
         document: The scenario as plain data.
-        folder: The folder that its files are relative to.
-        source: How errors name the scenario.
+        folder: The folder that the scenario's files are relative to.
+        source: The name of the scenario in errors.
     """
 
     document: dict[str, Any]
@@ -61,7 +61,7 @@ class TunedScenario:
     ) -> TunedScenario:
         """Read the scenario of a path or of a shipped name.
 
-        What `settings: data` and `init` mean is resolved here once for all trials.
+        Values that `settings: data` derives from the data, and the run of `init`, are fixed here for all trials.
 
         Args:
             source: The scenario's file or name.
@@ -73,7 +73,7 @@ class TunedScenario:
         """
         path = find_scenario(source)
         scenario, folder = load_scenario(path, changes)
-        if scenario.settings:
+        if scenario.settings:  # with the derived values
             document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         else:
             document = yaml.read(path)
@@ -97,7 +97,7 @@ class TunedScenario:
         return subject
 
     def build_scenario(self, values: Mapping[str, Any]) -> Scenario:
-        """Return the whole scenario with these values. Raises ConfigError if a value is not valid."""
+        """Return the whole scenario with values by key. Raises ConfigError if a value is not valid."""
         return make_scenario(self._apply_values(values), self.source, PluginFiles(str(self.folder)))
 
     def build_trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:
@@ -111,36 +111,35 @@ class TunedScenario:
         names = list(document["stages"])
         for name in names[names.index(self.judged) + 1 :]:
             del document["stages"][name]
-        for body in document["stages"].values():
-            _shorten(body, _LENGTHS, share)
+        for stage in document["stages"].values():
+            _shorten(stage, _LENGTH_KEYS, share)
         if evaluate := document.get("evaluate"):
-            evaluate.pop(
-                "baselines", None
-            )  # they do not affect the score; the model's own baselines take no time
+            # Baselines do not affect the score; those that the model adds by default take no time.
+            evaluate.pop("baselines", None)
             _shorten(evaluate, ("every",), share)
         return ScenarioFile(make_scenario(document, self.source, PluginFiles(str(self.folder))), self.folder)
 
     def list_lengths(self, share: Fraction) -> list[Any]:
-        """Return the lengths of a trial's stages; rungs with equal lengths are merged."""
+        """Return the lengths of a trial's stages in a fixed order, to compare rungs with one another."""
         stages = self.build_trial({}, share).scenario.stages.values()
-        return [getattr(body, length, None) for body in stages for length in _LENGTHS]
+        return [getattr(stage, key, None) for stage in stages for key in _LENGTH_KEYS]
 
     @cached_property
     def stage(self) -> str | None:
         """The last supervised stage that is validated; None if there is none."""
         scenario = self.build_scenario({})
-        stages = [name for name, body in scenario.stages.items() if body.kind.validates]
+        stages = [name for name, stage in scenario.stages.items() if stage.kind.validates]
         return next((name for name in reversed(stages) if make_validation_rule(scenario, name)), None)
 
     @property
     def judged(self) -> str:
-        """The stage whose validation is the score."""
+        """The name of the stage whose validation is the score: `stage`, which `read` has checked to exist."""
         assert self.stage is not None
         return self.stage
 
     @cached_property
     def rule(self) -> Any:
-        """How the judged stage is validated: the metric, and whether lower is better."""
+        """The validation rule of the judged stage: its metric, and whether lower is better."""
         return make_validation_rule(self.build_scenario({}), self.judged)
 
     def read_score(self, run: RunFolder) -> float | None:
@@ -152,7 +151,7 @@ class TunedScenario:
         return values[best] if best is not None and math.isfinite(values[best]) else None
 
     def check(self, space: SearchSpace) -> list[str]:
-        """Load a trial at every corner of the space, and check the data.
+        """Build and check a trial at every corner of the space, and check the data with the first one.
 
         Args:
             space: The search space.
@@ -165,21 +164,24 @@ class TunedScenario:
         """
         for key in space.keys:
             self._check_path(f"{space.source}: {key.path}", key.path)
-        first: ScenarioFile | None = None
+        first_trial: ScenarioFile | None = None
         for values in space.iterate_corners():
             try:
-                made = self.build_trial(values)
-                check_runnable(made.scenario)
-                check_validation(made.scenario)
+                trial = self.build_trial(values)
+                check_runnable(trial.scenario)
+                check_validation(trial.scenario)
             except ConfigError as error:
-                shown = ", ".join(f"{path}={value}" for path, value in values.items())
-                raise ConfigError(f"{space.source}: with {shown}: {error}") from None
-            first = first or made
-        assert first is not None
-        return preflight.check(first.scenario, self.folder)
+                values_text = ", ".join(f"{path}={value}" for path, value in values.items())
+                raise ConfigError(f"{space.source}: with {values_text}: {error}") from None
+            first_trial = first_trial or trial
+        assert first_trial is not None
+        return preflight.check(first_trial.scenario, self.folder)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what identifies the scenario: its document without values of env.vars, and hashes of its own files."""
+        """Return the scenario's document without values of env.vars, and hashes of the Python files that it names.
+
+        The ledger of a search compares them, so that a search continues only with the same scenario.
+        """
         scenario = self.build_scenario({})
         files = [(self.folder / use).resolve() for use in list_named_files(scenario)]
         hashes = {
@@ -192,36 +194,42 @@ class TunedScenario:
         return yaml.dump(_make_paths_absolute(to_document(self.build_scenario(values)), self.folder))
 
     def _apply_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document with these values."""
+        """Return a copy of the document with values by key."""
         document = deepcopy(self.document)
         for path, value in values.items():
             put_value(document, path, deepcopy(value), path)
-            chosen = document.get("settings")
-            if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
+            reasons = document.get("settings")  # by key: why its value was derived from the data
+            if isinstance(reasons, dict):  # a key that is set here is no longer derived
                 document["settings"] = {
-                    key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
+                    key: reason for key, reason in reasons.items() if not f"{path}.".startswith(f"{key}.")
                 }
         return document
 
     def _check_path(self, where: str, path: str) -> None:
         """Check a key of the search space.
 
-        Raises ConfigError for a key below a name that does not exist, and for one that does not affect the
-        score.
+        Args:
+            where: The file and the key, for errors.
+            path: The key.
+
+        Raises:
+            ConfigError: The key is below a name that does not exist, or does not affect the score.
         """
         document = self.build_scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
         stages = list(document["stages"])
-        for above in ("stages", "sparse.tables", *(f"stages.{name}.rewards" for name in stages)):
-            if path.startswith(f"{above}."):
-                there, name = _get_nested(document, above), path.removeprefix(f"{above}.").partition(".")[0]
-                if name not in there:
+        # Maps whose keys are names that the scenario chooses; loading would accept any other name.
+        for parent in ("stages", "sparse.tables", *(f"stages.{stage}.rewards" for stage in stages)):
+            if path.startswith(f"{parent}."):
+                names = _get_nested(document, parent)
+                name = path.removeprefix(f"{parent}.").partition(".")[0]
+                if name not in names:
                     raise ConfigError(
-                        f"{where}: {above} has no {name!r}; it has {join_names(there)}.{suggest_sentence(name, there)}"
+                        f"{where}: {parent} has no {name!r}; it has {join_names(names)}.{suggest_sentence(name, names)}"
                     )
-        name = path.split(".")[1] if path.startswith("stages.") else self.judged
-        if stages.index(name) > stages.index(self.judged):
+        stage = path.split(".")[1] if path.startswith("stages.") else self.judged
+        if stages.index(stage) > stages.index(self.judged):
             raise ConfigError(
-                f"{where}: the score of a trial is the validation of stages.{self.judged}, and {name} comes after it, so this "
+                f"{where}: the score of a trial is the validation of stages.{self.judged}, and {stage} comes after it, so this "
                 "key would not affect the score; remove it"
             )
 
@@ -233,16 +241,19 @@ def _get_nested(document: Any, path: str) -> Mapping[str, Any]:
     return document or {}
 
 
-def _shorten(part: Any, lengths: Sequence[str], share: Fraction) -> None:
-    """Multiply the lengths in a part of a document by a share, rounded up; loading reports values that are no numbers."""
-    for length in lengths if yaml.is_map(part) else ():
-        value = part.get(length)
+def _shorten(part: Any, keys: Sequence[str], share: Fraction) -> None:
+    """Multiply the values of some keys in a part of a document by a share, in place and rounded up.
+
+    Values that are no numbers stay: loading the document reports them.
+    """
+    for key in keys if yaml.is_map(part) else ():
+        value = part.get(key)
         if isinstance(value, int | float) and math.isfinite(value):
-            part[length] = type(value)(math.ceil(Fraction(value) * share))
+            part[key] = type(value)(math.ceil(Fraction(value) * share))
 
 
 def _make_paths_absolute(value: Any, folder: Path) -> Any:
-    """Replace texts that name a file beside the scenario, including `file.py:Name`, by absolute paths."""
+    """Return a part of a document in which texts that name an existing file, also `file.py:Name`, have absolute paths."""
     if isinstance(value, dict):
         return {
             _make_paths_absolute(key, folder): _make_paths_absolute(part, folder)

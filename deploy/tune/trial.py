@@ -1,8 +1,7 @@
-"""One trial in its own process: a run as `nonet run` starts it, and its score.
+"""One job of a search in its own process: a run as `nonet run` starts it, and its score.
 
-Ray Tune's actor has a placement group and would capture everything that a run starts. Therefore the driver
-of a run is a separate actor outside of any placement group, on the node of the search. It is reused for one
-trial after the other.
+The actors that a run starts would join the placement group of Ray Tune's actor. Therefore the driver of a run is a
+separate actor outside of any placement group, on the node of the search. It runs one job after the other.
 """
 
 from __future__ import annotations
@@ -35,85 +34,97 @@ def run_trial(subject: TunedScenario, job: dict[str, Any]) -> dict[str, Any]:
         job: {"values", "share", "folder"}.
 
     Returns:
-        {"score", "failed", "broken", "minutes"}. `failed` says why the values failed. `broken` says why the
-        search cannot continue, whatever the values.
+        {"score", "failed", "broken", "minutes"}. `failed` is the reason if the values failed. `broken` is the
+        reason if the search cannot continue, whatever the values.
     """
-    began = time.monotonic()
+    start_s = time.monotonic()
     answer: dict[str, Any] = {"score": None, "failed": None, "broken": None}
     run = RunFolder(Path(job["folder"]))
     try:
-        failure = _run_job(subject, job, run) and _run_job(subject, job, run)
+        failure = _run_job(subject, job, run) and _run_job(
+            subject, job, run
+        )  # a second try if the first failed
         answer["failed"] = failure or None
         if not failure:
             answer["score"] = subject.read_score(run)
             answer["failed"] = NO_NUMBER if answer["score"] is None else None
     except NonetError as error:
         answer["broken"] = f"{run.id}: {error}"
-    return answer | {"minutes": (time.monotonic() - began) / 60}
+    return answer | {"minutes": (time.monotonic() - start_s) / 60}
 
 
 def _run_job(subject: TunedScenario, job: dict[str, Any], run: RunFolder) -> str:
-    """Run a job to its end.
+    """Run a job to its end, unless it has ended before.
 
-    Returns the reason if its values failed, else "". Raises NonetError for any other failure.
+    Returns:
+        The reason if the job's values failed; "" if the run is done.
+
+    Raises:
+        NonetError: Any other failure, for example a stop.
     """
     if run.report.exists():
         return ""
     try:
-        made = subject.build_trial(job["values"], Fraction(job["share"]))
+        scenario_file = subject.build_trial(job["values"], Fraction(job["share"]))
     except ConfigError as error:
         return str(error)
     panel = Panel(io.StringIO(), live=False)
     try:
         if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
-            ended = api.resume(run.path, scenario_file=made, panel=panel)
+            outcome = api.resume(run.path, scenario_file=scenario_file, panel=panel)
         else:
             _clear_run(run)
-            ended = _start_run(made, run, panel)
+            outcome = _start_run(scenario_file, run, panel)
     except WorkerFailed as error:
         return str(error)
-    if isinstance(ended, str):
-        return ended
-    if ended.state != "done":
+    if isinstance(outcome, str):
+        return outcome
+    if outcome.state != "done":
         raise NonetError("it was stopped; run the same command to continue")
     return ""
 
 
-def _start_run(made: ScenarioFile, run: RunFolder, panel: Panel) -> DriverRun | str:
-    """Run a trial to its end; return the reason if the scenario refuses its values."""
+def _start_run(scenario_file: ScenarioFile, run: RunFolder, panel: Panel) -> DriverRun | str:
+    """Run a scenario to its end; return the finished run, or the reason if the scenario or its data are refused."""
     try:
-        return api.run(made, run_dir=run.path, panel=panel)
+        return api.run(scenario_file, run_dir=run.path, panel=panel)
     except ConfigError as error:
         return str(error)
 
 
 def _clear_run(run: RunFolder) -> None:
-    """Remove what a killed run left before its first checkpoint. Raises ConfigError if a process still runs it."""
+    """Delete the folder of a run that was killed before its first checkpoint. Raises ConfigError if it is in progress."""
     with lock_run(run):
         shutil.rmtree(run.path)
 
 
-def train_trial(config: dict[str, Any], *, subject: TunedScenario, node: str) -> None:
-    """Run one job and report it once, as a trainable of Ray Tune."""
+def train_trial(config: dict[str, Any], *, subject: TunedScenario, node_id: str) -> None:
+    """Run one job and report its answer once: the trainable of Ray Tune.
+
+    Args:
+        config: {"job": the job of `run_trial` as JSON}.
+        subject: The scenario that is tuned.
+        node_id: The Ray node on which the driver of the run is started.
+    """
     import ray
     from ray import tune
 
-    tune.report(ray.get(_get_driver(node).run.remote(subject, json.loads(config["job"]))))
+    tune.report(ray.get(_get_driver(node_id).run.remote(subject, json.loads(config["job"]))))
 
 
 @cache
-def _get_driver(node: str) -> Any:
-    """Return this process's actor that drives runs; it ends with this process."""
+def _get_driver(node_id: str) -> Any:
+    """Return this process's actor that drives runs, started at the first call; it ends with this process."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(_TrialDriver).options(num_cpus=0, scheduling_strategy=here).remote()
+    on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(_TrialDriver).options(num_cpus=0, scheduling_strategy=on_node).remote()
 
 
 class _TrialDriver:
-    """The actor that drives runs."""
+    """The actor that drives the runs of jobs."""
 
     def run(self, subject: TunedScenario, job: dict[str, Any]) -> dict[str, Any]:
-        """Run a job and return its score."""
+        """Call `run_trial`."""
         return run_trial(subject, job)
