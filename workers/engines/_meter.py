@@ -27,10 +27,9 @@ from nonet.workers.engines._blocks import find_blocks
 _TRAINED, _FROZEN = 6.0, 4.0  # operations per weight and row, forward and backward
 # Operations of attention per allowed pair and column: scores and weighted sums, forward and backward.
 _PAIR = 12.0
-_MATMUL_SIZES, _TIMED_RUNS = (
-    {"cpu": 768},
-    4,
-)  # size of the measured product by kind of device; runs after the first
+# Sizes of the measured product. The first one that takes long enough is used: a shorter product measures its launch.
+_MATMUL_SIZES, _LEAST_MATMUL_S = (512, 1024, 2048, 4096, 8192), 0.01
+_TIMED_RUNS = 4  # after the first
 
 # The measured fields of a step's record. Their values differ between two identical runs.
 MEASURED = (
@@ -140,15 +139,31 @@ def measure_matmul_rate(device_name: str, precision: str = "fp32") -> float:
         device_name: Name of the device, `kind` or `kind:number`.
         precision: Precision of the product.
     """
-    kind = device_name.partition(":")[0]
-    size = _MATMUL_SIZES.get(kind, 8192)
-    left, right = (torch.full((size, size), 0.5, device=device_name) for _ in range(2))
-    best = float("inf")
-    with torch.no_grad(), get_device(device_name).autocast(precision):
+    for size in _MATMUL_SIZES:
+        best_s = _time_matmul(size, device_name, precision)
+        if best_s >= _LEAST_MATMUL_S:
+            break
+    return 2.0 * size**3 / best_s
+
+
+def _time_matmul(size: int, device_name: str, precision: str) -> float:
+    """Return the seconds of the fastest product of two matrices [size, size] of normal numbers.
+
+    Numbers are not constant, because GPUs multiply constants faster. They come from a generator of their own, so that
+    those of the run stay the same, and are repeated, because drawing all of them takes a second.
+    """
+    device = get_device(device_name)
+    tile, generator = _MATMUL_SIZES[0], torch.Generator().manual_seed(0)
+    left, right = (
+        torch.randn(tile, tile, generator=generator).to(device_name).repeat(size // tile, size // tile)
+        for _ in range(2)
+    )
+    best_s = float("inf")
+    with torch.no_grad(), device.autocast(precision):
         for _ in range(_TIMED_RUNS + 1):
-            get_device(device_name).synchronize()
+            device.synchronize()
             began = time.perf_counter()
             torch.mm(left, right)
-            get_device(device_name).synchronize()
-            best = min(best, time.perf_counter() - began)
-    return 2.0 * size**3 / best
+            device.synchronize()
+            best_s = min(best_s, time.perf_counter() - began)
+    return best_s

@@ -83,6 +83,25 @@ def test_recomputed_blocks_count_once_and_a_step_says_where_its_seconds_went(tmp
     assert measure_matmul_rate("cpu") == measure_matmul_rate("cpu") > 1e8
 
 
+def test_the_measured_product_is_no_larger_than_the_device_needs(monkeypatch):
+    sizes = []
+
+    def time_matmul(size, device, precision):
+        sizes.append(size)
+        return size / 100_000
+
+    monkeypatch.setattr("nonet.workers.engines._meter._time_matmul", time_matmul)
+    assert measure_matmul_rate.__wrapped__("cpu") == 2.0 * 1024**3 / 0.01024
+    assert sizes == [512, 1024]
+
+
+def test_measuring_the_device_leaves_the_random_numbers_of_the_run_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert measure_matmul_rate.__wrapped__("cpu", "bf16") > 1e8
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_layers_of_a_model_that_names_no_blocks_are_found(tmp_path):
     class Backbone(nn.Module):
         """Layers as Hugging Face's models have them, among other lists."""
