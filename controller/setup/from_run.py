@@ -1,9 +1,12 @@
-"""Warm start: dense weights and sparse rows from a finished stage of another run, for a run on other data.
+"""Warm start: a run begins with the dense weights and sparse rows of a finished stage of another run, the source run.
 
-`init: {from: RUN, stage: NAME}` in a scenario and `Session(from_run=, stage=)` both use this module. Rows are named by
-hashed ids, so known users and items find their rows, and new ones get new rows. Semantic ids of known items are kept
-(`nonet.models.tokenizer.known_sids`). Steps continue from those of the source, as rows record the step of their last
-update.
+`init: {from: RUN, stage: NAME}` in a scenario and `Session(from_run=, stage=)` both use this module. The keys of sparse rows
+are hashed ids, so users and items that the source run had keep their rows, and new ones get new rows. Semantic ids of known
+items are kept (`nonet.models.tokenizer.known_sids`). Steps continue from those of the source run, as rows record the step
+of their last update.
+
+The same module fixes what depends on the moment at which a run begins: the files that its source reads, and the run and
+stage that `init` names.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ from nonet.plugins import parse_file
 from nonet.samples.sequences import load_item_keys
 from nonet.workers.roles import KnownRun
 
-_FREE = ("dropout", "use")  # options that do not change the shape of any weight; `use` is compared by itself
+# Options of a model that are not compared: the first changes no shape of a weight, and `model.use` is compared apart.
+_UNCOMPARED_OPTIONS = ("dropout", "use")
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """The checkpoint from which a run starts.
+    """The checkpoint of a source run from which a run starts.
 
     Attributes:
         run: The id of the source run.
-        stage: The stage whose end is used.
+        stage: The stage that the checkpoint ends.
         commit: The folder of the checkpoint.
         step: The global step of the checkpoint.
-        known: What is known of the source run's data.
+        known: The artifacts of the source run, with its users, items and semantic ids.
     """
 
     run: str
@@ -43,7 +47,7 @@ class WarmStart:
     known: KnownRun
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entries that `results/tokenise.json` contains."""
+        """Return the fields that `results/tokenise.json` stores as `init`: all but `known`."""
         return {name: value for name, value in asdict(self).items() if name != "known"}
 
 
@@ -55,14 +59,14 @@ def fix_sources(
     from_run: str | Path | None = None,
     stage: str | None = None,
 ) -> Scenario:
-    """Return the scenario with everything that depends on the moment fixed, for a new or a resumed run.
+    """Return the scenario with its source files and initial run fixed: as they are now, or as they were when the run began.
 
     Args:
         scenario: The scenario.
         resume: Whether the run is resumed.
         run: The folder of the run; None for a new one.
-        from_run: The run that a new run starts from; by default the one that `init` names.
-        stage: The stage of `from_run`.
+        from_run: The source run of a new run; by default the one that `init` names.
+        stage: The stage of `from_run`; by default the last that has ended.
     """
     if resume:
         return scenario if run is None else restore_sources(scenario, run)
@@ -70,12 +74,12 @@ def fix_sources(
 
 
 def set_initial_run(scenario: Scenario, run: str | Path, stage: str | None = None) -> Scenario:
-    """Return the scenario with `init` set to a run.
+    """Return the scenario with `init` set to a source run, and its source files and initial run fixed.
 
     Args:
         scenario: The scenario.
-        run: A folder, an id, a unique prefix of one, or "last".
-        stage: The stage of the run; None for the last that has ended.
+        run: The source run: a folder, an id, a unique prefix of one, or "last".
+        stage: The stage of the source run; None for the last that has ended.
 
     Raises:
         ConfigError: There is no such run or stage.
@@ -86,35 +90,35 @@ def set_initial_run(scenario: Scenario, run: str | Path, stage: str | None = Non
 
 
 def resolve_sources(scenario: Scenario) -> Scenario:
-    """Return the scenario with everything that depends on the moment fixed: files of its source, and folder and stage of `init`.
+    """Return the scenario with its source files, and the folder and stage that `init` names, fixed as they are now.
 
     Raises:
-        ConfigError: There is no such run, or it has finished no stage.
-        DataError: There are no such files.
+        ConfigError: There is no run that `init` names, or it has finished no stage.
+        DataError: The files of the source do not exist.
     """
     scenario = _pin_files(scenario)
     if scenario.init is None:
         return scenario
-    folder = _find_source_run(scenario.init.source)
-    stage = scenario.init.stage or _find_newest_stage(folder)
-    named = Init.model_validate({"from": str(folder.path), "stage": stage})
-    return scenario.model_copy(update={"init": named})
+    source_run = _find_source_run(scenario.init.source)
+    stage = scenario.init.stage or _find_last_ended_stage(source_run)
+    init = Init.model_validate({"from": str(source_run.path), "stage": stage})
+    return scenario.model_copy(update={"init": init})
 
 
 def _pin_files(scenario: Scenario) -> Scenario:
-    """Return the scenario with the files that its source reads now."""
+    """Return the scenario with paths and patterns of its source replaced by the files that match now."""
     source = scenario.data.source
-    pinned = source.spec.pin(source.get_options())
-    if pinned == source.get_options():
+    pinned_options = source.spec.pin(source.get_options())
+    if pinned_options == source.get_options():
         return scenario
-    data = scenario.data.model_copy(update={"source": source.model_copy(update=dict(pinned))})
+    data = scenario.data.model_copy(update={"source": source.model_copy(update=dict(pinned_options))})
     return scenario.model_copy(update={"data": data})
 
 
 def restore_sources(scenario: Scenario, run: RunFolder) -> Scenario:
     """Return the scenario with the source files and the initial run that were fixed when the run began.
 
-    Keys that do not depend on the moment are kept, so that a different scenario is still detected.
+    All other keys are kept, so that a scenario that differs from that of the run is still detected.
 
     Args:
         scenario: The scenario that is given for the resume.
@@ -122,13 +126,13 @@ def restore_sources(scenario: Scenario, run: RunFolder) -> Scenario:
     """
     if not run.scenario.exists():
         return scenario
-    begun, _ = load_scenario(run.scenario)
-    source, there = scenario.data.source, begun.data.source.get_options()
-    given = source.get_options()
-    moving = {name for name, value in source.spec.pin(given).items() if value != given.get(name)}
-    files = {name: there[name] for name in moving if name in there}
-    data = scenario.data.model_copy(update={"source": source.model_copy(update=files)})
-    init = begun.init if scenario.init is not None else None
+    stored, _ = load_scenario(run.scenario)
+    source, stored_options = scenario.data.source, stored.data.source.get_options()
+    options = source.get_options()
+    pinned_keys = {key for key, value in source.spec.pin(options).items() if value != options.get(key)}
+    stored_files = {key: stored_options[key] for key in pinned_keys if key in stored_options}
+    data = scenario.data.model_copy(update={"source": source.model_copy(update=stored_files)})
+    init = stored.init if scenario.init is not None else None
     return scenario.model_copy(update={"data": data, "init": init})
 
 
@@ -136,102 +140,105 @@ def find_warm_start(scenario: Scenario) -> WarmStart | None:
     """Find the checkpoint that `init` names, and check that it fits the scenario.
 
     Returns:
-        The checkpoint; None if the scenario has no `init`.
+        The warm start; None if the scenario has no `init`.
 
     Raises:
-        ConfigError: The source does not exist or does not fit; the message says what differs.
+        ConfigError: The source run does not exist or does not fit; the message says what differs.
     """
-    named = resolve_sources(scenario).init
-    if named is None or named.stage is None:
+    init = resolve_sources(scenario).init
+    if init is None or init.stage is None:
         return None
-    folder, stage = _find_source_run(named.source), named.stage
+    source_run, stage = _find_source_run(init.source), init.stage
     try:
-        commit = Checkpoints(folder.checkpoints).find_stage_end(stage)
+        checkpoint_dir = Checkpoints(source_run.checkpoints).find_stage_end(stage)
     except CheckpointError as error:
         raise ConfigError(f"init: {error}") from None
-    source, _ = load_scenario(folder.scenario)
-    _check_alike(scenario, source, folder.id)
-    facts = folder.read_facts()
+    source_scenario, _ = load_scenario(source_run.scenario)
+    _check_weights_fit(scenario, source_scenario, source_run.id)
+    facts = source_run.read_facts()
     if facts is None:
-        raise ConfigError(f"init: {folder.id} has no results/tokenise.json; name a run with its results")
+        raise ConfigError(f"init: {source_run.id} has no results/tokenise.json; name a run with its results")
     paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     if load_item_keys(Path(paths["sequences"])) is None:
         raise ConfigError(
-            f"init: {folder.id} is of a version that names sparse rows by their position in its own data, so no other "
+            f"init: {source_run.id} is of a version that names sparse rows by their position in its own data, so no other "
             "run can use them; train it again with this version"
         )
     known = KnownRun(
-        folder.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
+        source_run.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
     )
-    return WarmStart(folder.id, stage, str(commit), read_manifest(commit).step, known)
+    step = read_manifest(checkpoint_dir).step
+    return WarmStart(source_run.id, stage, commit=str(checkpoint_dir), step=step, known=known)
 
 
 def _find_source_run(run: str) -> RunFolder:
-    """Return the folder of the run that `init.from` names."""
+    """Return the run that `init.from` names; errors name that key."""
     try:
         return find_run(run)
     except ConfigError as error:
         raise ConfigError(f"init.from: {error}") from None
 
 
-def _find_newest_stage(folder: RunFolder) -> str:
-    """Return the last stage of a run that has ended."""
-    scenario, _ = load_scenario(folder.scenario)
+def _find_last_ended_stage(run: RunFolder) -> str:
+    """Return the name of the last stage of a run that has ended; raise ConfigError if none has."""
+    scenario, _ = load_scenario(run.scenario)
     for name in reversed(scenario.stages):
         try:
-            Checkpoints(folder.checkpoints).find_stage_end(name)
+            Checkpoints(run.checkpoints).find_stage_end(name)
             return name
         except CheckpointError:
             continue
     raise ConfigError(
-        f"init: {folder.id} has finished none of its stages {', '.join(scenario.stages)}; name a run that has"
+        f"init: {run.id} has finished none of its stages {', '.join(scenario.stages)}; name a run that has"
     )
 
 
-def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
-    """Raise ConfigError if weights or rows of the source would not fit."""
-    for what, ours, theirs in _list_shapes(scenario, source):
+def _check_weights_fit(scenario: Scenario, source_scenario: Scenario, source_id: str) -> None:
+    """Raise ConfigError if weights or rows of the source run would not fit the scenario."""
+    for key, ours, theirs in _list_shape_keys(scenario, source_scenario):
         if ours != theirs:
             raise ConfigError(
-                f"init: {what} is {ours!r} here and was {theirs!r} in {name}; the weights would not fit. "
-                f"Set {what}: {theirs!r}, or leave init out"
+                f"init: {key} is {ours!r} here and was {theirs!r} in {source_id}; the weights would not fit. "
+                f"Set {key}: {theirs!r}, or leave init out"
             )
 
 
-def _list_shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
-    """Return (key, value here, value in the source) for everything that must be equal."""
-    ours, theirs = make_run_setup(scenario), make_run_setup(source)
-    pairs: list[tuple[str, Any, Any]] = [
-        ("model.use", _drop_folder(scenario.model.use), _drop_folder(source.model.use))
+def _list_shape_keys(scenario: Scenario, source_scenario: Scenario) -> list[tuple[str, Any, Any]]:
+    """Return (key, value here, value in the source run) for every key whose values must be equal."""
+    ours, theirs = make_run_setup(scenario), make_run_setup(source_scenario)
+    rows: list[tuple[str, Any, Any]] = [
+        ("model.use", _drop_folder(scenario.model.use), _drop_folder(source_scenario.model.use))
     ]
-    pairs += _list_pairs("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
-    pairs += _list_pairs("sparse feature", ours.features, theirs.features)
+    rows += _pair_values("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
+    rows += _pair_values("sparse feature", ours.features, theirs.features)
     for table in ours.tables:
-        mine, other = ours.make_table_specs()[table], theirs.make_table_specs().get(table)
-        for key in ("dim", "optimizer", "dtype") if other is not None else ():
-            value, had = getattr(mine, key), getattr(other, key)
+        our_spec, their_spec = ours.make_table_specs()[table], theirs.make_table_specs().get(table)
+        for key in ("dim", "optimizer", "dtype") if their_spec is not None else ():
+            our_value, their_value = getattr(our_spec, key), getattr(their_spec, key)
             if key == "optimizer":
-                value, had = _drop_folder(value), _drop_folder(had)
-            pairs.append((f"sparse.tables.{table}.{key}", value, had))
+                our_value, their_value = _drop_folder(our_value), _drop_folder(their_value)
+            rows.append((f"sparse.tables.{table}.{key}", our_value, their_value))
     if scenario.model.spec.makes_lists:
-        uses = _drop_folder(scenario.tokenizer.use), _drop_folder(source.tokenizer.use)
-        pairs.append(("tokenizer.use", *uses))
+        our_tokenizer, their_tokenizer = scenario.tokenizer, source_scenario.tokenizer
+        rows.append(("tokenizer.use", _drop_folder(our_tokenizer.use), _drop_folder(their_tokenizer.use)))
+        our_options, their_options = our_tokenizer.get_options(), their_tokenizer.get_options()
         for key in ("levels", "codes"):
-            value, had = scenario.tokenizer.get_options().get(key), source.tokenizer.get_options().get(key)
-            pairs.append((f"tokenizer.{key}", value, had))
-    return pairs
+            rows.append((f"tokenizer.{key}", our_options.get(key), their_options.get(key)))
+    return rows
 
 
 def _drop_folder(use: str) -> str:
-    """Return a `use` without the folder of the user's own file, which is another one in the run's copy."""
+    """Return the value of a `use` without the folder of a user's own file, which differs in the copy that a run keeps."""
     return use.rpartition("/")[2] if parse_file(use) else use
 
 
 def _select_shape_options(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a model that change the shapes of its weights."""
-    return {key: value for key, value in model.items() if key not in _FREE}
+    """Return the options of a model that may change the shapes of its weights."""
+    return {key: value for key, value in model.items() if key not in _UNCOMPARED_OPTIONS}
 
 
-def _list_pairs(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, ours, theirs) for the keys of both mappings."""
-    return [(f"{what}.{key}", ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]
+def _pair_values(
+    prefix: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Return (prefix.key, value in `ours`, value in `theirs`) for every key of either mapping; None for a missing value."""
+    return [(f"{prefix}.{key}", ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]

@@ -40,18 +40,18 @@ from nonet.workers.roles import DataSetup, check_sequences
 
 
 def check(scenario: Scenario, folder: Path) -> list[str]:
-    """Check everything about a scenario that a run would need.
+    """Check everything that a run of a scenario needs, before any process is started.
 
     Args:
         scenario: The scenario.
-        folder: The folder of its files.
+        folder: The folder that relative paths in the scenario start from.
 
     Returns:
-        Warnings about the data, in sentences.
+        Warnings about the data, one sentence each.
 
     Raises:
         ConfigError: A key is wrong, or this version cannot run it.
-        DataError: The tables cannot be read, or contain too little.
+        DataError: The tables cannot be read, or contain too few users, items or events.
     """
     check_runnable(scenario)
     _check_engine(scenario)
@@ -59,16 +59,16 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
 
 
 def check_definition(scenario: Scenario, folder: Path) -> list[str]:
-    """Check what needs neither the tables nor this machine's packages.
+    """Check the parts of a scenario that need neither its data nor the packages of this machine.
 
-    These are the sparse tables, metrics, features, rewards with their options, and joins.
+    These are the sparse tables, metrics, features, rewards with their options, steps between rollout and rewards, and joins.
 
     Args:
-        scenario: A scenario that this version runs.
-        folder: The folder of its files.
+        scenario: A scenario that this version can run.
+        folder: The folder that relative paths in the scenario start from.
 
     Returns:
-        Warnings, in sentences.
+        Warnings of the joined stores, one sentence each.
 
     Raises:
         ConfigError: A key or an option is wrong.
@@ -80,15 +80,17 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
         scenario.model.spec.check_metric(metric, scenario.evaluate.width)
     scenario.model.spec.check(scenario)
     check_validation(scenario)
-    taken = ("tokenise", "evaluate", *make_baseline_options(scenario))
+    reserved_names = ("tokenise", "evaluate", *make_baseline_options(scenario))
     for name in scenario.stages:
-        if name in taken:
-            raise ConfigError(f"stages.{name}: {', '.join(taken)} are reserved names; choose another")
+        if name in reserved_names:
+            raise ConfigError(
+                f"stages.{name}: {', '.join(reserved_names)} are reserved names; choose another"
+            )
     for _, name, options in list_reward_options(scenario):
         _check_reward(find_reward(options.use or name, folder, name=name), name, options)
-    for stage, body in scenario.stages.items():
-        for step in getattr(body, "between", ()):
-            load_between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
+    for stage_name, stage in scenario.stages.items():
+        for step in getattr(stage, "between", ()):
+            load_between_class(step, PluginFiles(str(folder)), where=f"stages.{stage_name}.between")
     warnings = _check_joins(scenario)
     if (stored := scenario.data.sequences) is not None:
         with suppress(StoreNotFoundError):  # the tokenise stage creates it
@@ -100,40 +102,55 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
 def _check_engine(scenario: Scenario) -> None:
     """Raise ConfigError if the package of the trainers' engine is not installed."""
     engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
-    needs = engine.spec.needs if engine is not None else None
-    if engine is not None and needs is not None and find_spec(needs) is None:
+    package = engine.spec.needs if engine is not None else None
+    if engine is not None and package is not None and find_spec(package) is None:
         raise ConfigError(
-            f"roles.trainer.engine: {needs} is not installed: pip install 'nonet[{engine.use}]'"
+            f"roles.trainer.engine: {package} is not installed: pip install 'nonet[{engine.use}]'"
         )
 
 
 def _check_joins(scenario: Scenario) -> list[str]:
-    """Open and close every joined store; return its warnings. Raise ConfigError or StoreError if it does not fit."""
-    joined = StoreJoins(scenario.data.join)
-    features = make_run_setup(scenario).features
+    """Open every joined store, check that its columns fit the sparse tables, and close it.
+
+    Returns:
+        The warnings of the stores, one sentence each.
+
+    Raises:
+        ConfigError: A column with a sparse table is a list, or neither whole numbers nor text.
+        StoreError: A store cannot be read.
+    """
+    joins = StoreJoins(scenario.data.join)
+    table_by_feature = make_run_setup(scenario).features
     try:
-        for name, kind in joined.get_kinds().items():
-            if name in features and kind != "int64":
+        column_kinds = joins.get_kinds()  # without columns that are lists
+        for name, kind in column_kinds.items():
+            if name in table_by_feature and kind != "int64":  # text is int64 too, by its hash
                 raise ConfigError(
-                    f"sparse.tables.{features[name]}: the joined column {name!r} is {kind}; a table has rows of ids, "
+                    f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is {kind}; a table has rows of ids, "
                     "whole numbers or text"
                 )
-        for name in set(joined.names) & set(features) - set(joined.get_kinds()):
+        for name in set(joins.names) & set(table_by_feature) - set(column_kinds):
             raise ConfigError(
-                f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id per event"
+                f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is a list; models read one id per event"
             )
-        return joined.list_warnings()
+        return joins.list_warnings()
     finally:
-        joined.close()
+        joins.close()
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:
-    """Check the options of a reward, with the keys of all rewards in the message."""
+    """Raise ConfigError if the options of a reward are wrong; the message also lists the keys that every reward has.
+
+    Args:
+        target: The class or function of the reward.
+        name: The name of the reward.
+        options: The options of the reward (`RewardOptions`).
+    """
     try:
         check_options(target, options.get_options(), name=name)
     except ConfigError as error:
-        general = ", ".join(key for key in type(options).model_fields if key != "use")
-        raise ConfigError(f"{error} Every reward has {general}.") from None
+        common_keys = ", ".join(key for key in type(options).model_fields if key != "use")
+        raise ConfigError(f"{error} Every reward has {common_keys}.") from None
 
 
 def _check_tiers(scenario: Scenario) -> None:
@@ -150,20 +167,22 @@ def _check_tiers(scenario: Scenario) -> None:
 def check_data(scenario: Scenario, folder: Path) -> list[str]:
     """Read and split the data, and check them against the scenario.
 
+    Of data that are prepared on disk, only a sample is read.
+
     Args:
-        scenario: A scenario whose definition is right.
-        folder: The folder of its files.
+        scenario: A scenario that `check_definition` accepts.
+        folder: The folder that relative paths in the scenario start from.
 
     Returns:
-        Warnings about the data, in sentences.
+        Warnings about the data, one sentence each.
 
     Raises:
         ConfigError: A column that the scenario names is missing.
-        DataError: The tables cannot be read, or contain too little.
+        DataError: The tables cannot be read, or contain too few users, items or events.
     """
-    start = find_warm_start(scenario)
+    warm_start = find_warm_start(scenario)
     reward_columns = _list_reward_columns(scenario, folder)
-    data = make_data_setup(scenario, folder, start and start.known)
+    data = make_data_setup(scenario, folder, warm_start and warm_start.known)
     if data.is_prepared_on_disk():
         return _check_sample(scenario, data, folder, reward_columns)
     seq, items = data.build()
@@ -172,29 +191,33 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
     _check_stage_columns(scenario, items.column_names)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
-    setups = make_stage_setups(scenario, len(seq), int((seq.split == TRAIN).sum()))
+    setups = make_stage_setups(scenario, users=len(seq), events=int((seq.split == TRAIN).sum()))
     check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
-    for name, body in scenario.stages.items():
-        body.kind.check_data(name, body, seq)
+    for name, stage in scenario.stages.items():
+        stage.kind.check_data(name, stage, seq)
     profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
     return list(list_data_warnings(profile, data.options.split, get_feature_dims(scenario)))
 
 
 def _list_reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
-    """Return (reward, column) for each column of the items that a reward reads, without joined columns."""
-    joined = StoreJoins(scenario.data.join).names
+    """Return (name of the reward, column) for each column of the items that a reward reads, without joined columns."""
+    joined_columns = StoreJoins(scenario.data.join).names
     return [
         (name, column)
         for _, name, options in list_reward_options(scenario)
         for column in list_columns(find_reward(options.use or name, folder, name=name))
-        if column not in joined
+        if column not in joined_columns
     ]
 
 
 def _check_sample(
     scenario: Scenario, data: DataSetup, folder: Path, reward_columns: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Check one row group and the columns of the items; the tokenise stage checks the rest as it reads them."""
+    """Check one row group of the events and the columns of the items; the tokenise stage checks the rest when it reads it.
+
+    Returns:
+        No warnings, as a sample does not show them.
+    """
     _, items = data.sample_tables()
     _check_columns(reward_columns, items.names)
     _check_stage_columns(scenario, items.names)
@@ -203,20 +226,26 @@ def _check_sample(
     return []
 
 
-def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[str]) -> None:
-    """Raise ConfigError if a reward reads a column that is missing."""
+def _check_columns(reward_columns: Sequence[tuple[str, str]], item_columns: Sequence[str]) -> None:
+    """Raise ConfigError if a reward reads a column that the items lack.
+
+    Args:
+        reward_columns: Pairs (name of the reward, column that it reads).
+        item_columns: The columns of the items.
+    """
     for name, column in reward_columns:
-        if column not in there:
+        if column not in item_columns:
             raise ConfigError(
-                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{suggest_sentence(column, there)}"
+                f"reward {name!r} asks for the column {column!r}; items have {', '.join(item_columns)}."
+                f"{suggest_sentence(column, item_columns)}"
             )
 
 
-def _check_stage_columns(scenario: Scenario, there: Sequence[str]) -> None:
-    """Raise ConfigError if a stage reads a column that is missing."""
-    for name, body in scenario.stages.items():
-        for column in set(body.kind.list_item_columns(body)) - set(there):
+def _check_stage_columns(scenario: Scenario, item_columns: Sequence[str]) -> None:
+    """Raise ConfigError if a stage reads a column that the items lack."""
+    for name, stage in scenario.stages.items():
+        for column in set(stage.kind.list_item_columns(stage)) - set(item_columns):
             raise ConfigError(
-                f"stages.{name}.column: items have no column {column!r}; they have {', '.join(there)}."
-                f"{suggest_sentence(column, there)}"
+                f"stages.{name}.column: items have no column {column!r}; they have {', '.join(item_columns)}."
+                f"{suggest_sentence(column, item_columns)}"
             )

@@ -1,4 +1,4 @@
-"""Files that a scenario names: tables for the tokenise stage, and the user's own files, which are copied into the run."""
+"""The files of a scenario: its tables, for the tokenise stage, and what is stored of it in the folder of a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
 
     Args:
         scenario: The scenario.
-        folder: The folder of its files.
-        known_run: What is known of the run from which weights are taken; None without a warm start.
+        folder: The folder that relative paths in the scenario start from.
+        known_run: The artifacts of the run from which weights are taken; None without a warm start.
     """
     data = scenario.data
     makes_lists, labels = scenario.model.spec.makes_lists, data.labels
@@ -50,13 +50,19 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         prepare=data.prepare,
         compress=data.events,
         labels=labels,
-        drop_unlabelled=not makes_lists,  # a model of lists keeps events without a label in histories
+        drop_unlabelled=not makes_lists,  # a model that makes lists keeps events without a label in histories
         stored=data.sequences,
     )
 
 
 def _resolve_path(scenario: Scenario, folder: Path, key: str, path: str) -> str:
-    """Return a path relative to the scenario's folder; names of built-in data, URIs and absolute paths are returned as they are.
+    """Resolve a path that is relative to the scenario's folder; URIs, built-in data and absolute paths are returned unchanged.
+
+    Args:
+        scenario: The scenario.
+        folder: The folder of the scenario.
+        key: The key in `data` that holds the path, for messages.
+        path: The path.
 
     Raises:
         ConfigError: The scenario is a shipped one, which comes without data.
@@ -73,18 +79,18 @@ def _resolve_path(scenario: Scenario, folder: Path, key: str, path: str) -> str:
 
 
 def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
-    """Write the scenario and its own files into the run's folder, unless they are there already.
+    """Write the scenario and copies of the user's own files into the run's folder, unless they are there already.
 
     Args:
         scenario: The scenario.
-        folder: The folder of its files.
+        folder: The folder that relative paths in the scenario start from.
         run: The folder of the run.
 
     Returns:
-        The SHA-256 of the stored scenario.
+        The SHA-256 of the stored scenario's file.
 
     Raises:
-        ConfigError: The folder is that of another scenario, or a file is missing.
+        ConfigError: The folder holds a run of another scenario, or a file is missing.
     """
     make_folder(run.path)
     if run.scenario.exists():
@@ -97,18 +103,17 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
 
 
 def check_same(scenario: Scenario, run: RunFolder) -> None:
-    """Check that a run's folder is that of the scenario, regardless of deadlines and values of `env.vars`.
+    """Check that a run's folder holds the same scenario, apart from deadlines and values of `env.vars`.
 
     Args:
         scenario: The scenario.
         run: The folder of the run.
 
     Raises:
-        ConfigError: It is the folder of another scenario.
+        ConfigError: The folder holds a run of another scenario.
     """
-    if select_fixed_keys(to_document(load_scenario(run.scenario)[0])) != select_fixed_keys(
-        to_document(scenario)
-    ):
+    stored, _ = load_scenario(run.scenario)
+    if select_fixed_keys(to_document(stored)) != select_fixed_keys(to_document(scenario)):
         raise ConfigError(
             f"{run.path} is a run of another scenario ({run.scenario}); "
             "choose another --run-dir, or resume it with `nonet resume`"

@@ -1,4 +1,7 @@
-"""Settings that workers receive, derived from a scenario; workers do not read the scenario itself."""
+"""Settings that workers receive, derived from a scenario. Workers do not read the scenario itself.
+
+Functions named `make_..._options` return {"use": name, ...}: the name of a part and its keyword arguments.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,19 @@ from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
 
 def make_run_setup(scenario: Scenario) -> RunSetup:
-    """Return the settings that all roles share: seed, history, model, tables, features and sources."""
-    tables, features = {}, {}
-    defaults = scenario.sparse.defaults
-    for name, table in scenario.sparse.tables.items():
-        tables[name] = make_table_arguments(defaults, table)
-        for feature in table.features or [name]:
-            features[feature] = name
+    """Return the settings of a run that all roles share."""
     sparse = scenario.sparse
+    arguments_by_table, table_by_feature = {}, {}
+    for name, table in sparse.tables.items():
+        arguments_by_table[name] = make_table_arguments(sparse.defaults, table)
+        for feature in table.features or [name]:
+            table_by_feature[feature] = name
     return RunSetup(
         seed=scenario.seed,
         history=scenario.data.history,
         model=make_model_options(scenario),
-        tables=tables,
-        features=features,
+        tables=arguments_by_table,
+        features=table_by_feature,
         combiners={name: table.combiner for name, table in sparse.tables.items() if table.combiner},
         in_flight=sparse.in_flight,
         tiers={
@@ -54,23 +56,29 @@ def make_run_setup(scenario: Scenario) -> RunSetup:
         stored=scenario.data.sequences,
         weights=scenario.weights,
         scenes={
-            name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.make_scenes(body))
+            name: scenes
+            for name, stage in scenario.stages.items()
+            if (scenes := stage.kind.make_scenes(stage))
         },
         target=next(iter(get_targets(scenario)), None),
     )
 
 
 def make_source_options(scenario: Scenario) -> dict[str, Any]:
-    """Return the arguments of `open_source`, with the engine if the scenario names one."""
+    """Return the arguments of `open_source`: the source, its options and, if the scenario names one, the engine.
+
+    The options are limited to the time before the held-out events, if the split has such a time.
+    """
     data = scenario.data
-    engine = {"engine": data.engine} if data.engine and data.source.spec.engines != ("local",) else {}
-    end = get_training_end({"use": data.split.use, **data.split.get_options()})
-    options = data.source.spec.until(data.source.get_options(), end)
-    return {"use": data.source.address, **options, **engine}
+    has_choice = data.source.spec.engines != ("local",)
+    engine_option = {"engine": data.engine} if data.engine and has_choice else {}
+    training_end = get_training_end({"use": data.split.use, **data.split.get_options()})
+    options = data.source.spec.until(data.source.get_options(), training_end)
+    return {"use": data.source.address, **options, **engine_option}
 
 
 def _make_engine_options(scenario: Scenario) -> dict[str, Any]:
-    """Return the arguments of `make_engine`; empty without an engine."""
+    """Return the arguments of `make_engine` for the trainers' engine; empty without an engine."""
     role = scenario.roles.get("trainer")
     engine = role.engine if role else None
     return {"use": engine.address, **engine.get_options()} if engine else {}
@@ -79,72 +87,77 @@ def _make_engine_options(scenario: Scenario) -> dict[str, Any]:
 def make_model_options(scenario: Scenario) -> dict[str, Any]:
     """Return the arguments of `build_model`."""
     model = scenario.model
-    around = ModelContext(0, 0, scenario.data.history)
-    memory = {"memory": model.list_voters()} if model.list_voters() else {}
-    return {"use": model.address, **memory, **model.spec.make_build_options(model.get_options(), around)}
+    # The levels and codes of the semantic ids are known only when the artifacts are opened.
+    context = ModelContext(levels=0, codes=0, history=scenario.data.history)
+    memory_option = {"memory": model.list_voters()} if model.list_voters() else {}
+    build_options = model.spec.make_build_options(model.get_options(), context)
+    return {"use": model.address, **memory_option, **build_options}
 
 
 def make_baseline_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Return the arguments of `make_baseline` for each baseline, by name."""
+    """Return the arguments of `make_baseline` for each baseline of the evaluation, by its name."""
     return scenario.evaluate.make_baseline_configs(scenario.model.spec.list_baselines())
 
 
 def get_targets(scenario: Scenario) -> dict[str, str]:
-    """Return the target condition of each stage that has one."""
+    """Return the condition on target events (`target`) of each stage that has one, by the name of the stage."""
     return {
-        name: target for name, body in scenario.stages.items() if (target := getattr(body, "target", None))
+        name: target for name, stage in scenario.stages.items() if (target := getattr(stage, "target", None))
     }
 
 
 def list_reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:
-    """Yield (stage, name, options) of every reward."""
-    for stage, body in scenario.stages.items():
-        for name, options in getattr(body, "rewards", {}).items():
-            yield stage, name, options
+    """Yield (name of the stage, name of the reward, its `RewardOptions`) of every reward."""
+    for stage_name, stage in scenario.stages.items():
+        for name, options in getattr(stage, "rewards", {}).items():
+            yield stage_name, name, options
 
 
 def make_rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Return the rollout options of each stage that rolls out."""
+    """Return the options that rollouts receive for each stage that rolls out, by the name of the stage."""
     return {
-        name: body.kind.make_rollout_options(body)
-        for name, body in scenario.stages.items()
-        if body.kind.rolls_out
+        name: stage.kind.make_rollout_options(stage)
+        for name, stage in scenario.stages.items()
+        if stage.kind.rolls_out
     }
 
 
 def make_role_specs(scenario: Scenario, run: RunFolder) -> dict[str, RoleSpec]:
-    """Return how the workers of every role are made; `file.py` references become the copies that the run keeps.
+    """Return how the workers of every role, reward and step between are made, by the name of their role.
+
+    References to `file.py` become references to the copies that the run keeps.
 
     Args:
         scenario: The scenario.
         run: The folder of the run.
 
     Raises:
-        ConfigError: A copy was changed, or a step between does not fit.
+        ConfigError: A copy was changed, or a step between rollout and rewards does not fit.
     """
-    arguments = {"run": make_run_setup(scenario), "evaluate": scenario.evaluate.locate_baselines()}
+    shared_arguments = {"run": make_run_setup(scenario), "evaluate": scenario.evaluate.locate_baselines()}
     copies = read_copies(run)
     resolved = resolve_run(scenario)
-    named = dict(resolved.roles)
+    roles = dict(resolved.roles)
     for stage_roles in resolved.stage_roles.values():
-        named = {**stage_roles, **named}
-    kinds = {name: role.find_kind(name) for name, role in named.items()}
-    beside = {other: ROLES.get(other) for kind in kinds.values() for other in kind.beside}
-    classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in (kinds | beside).items()}
+        roles = {**stage_roles, **roles}
+    kinds = {name: role.find_kind(name) for name, role in roles.items()}
+    # Roles that share the process of another role without being named in the scenario.
+    kinds |= {other: ROLES.get(other) for kind in kinds.values() for other in kind.beside}
+    classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in kinds.items()}
     specs = {
         name: RoleSpec(
-            _make_sendable(load_heavy(classes[name])),
-            tuple(arguments[what] for what in kind.args),
-            _get_own_options(named.get(name)),
+            _make_picklable(load_heavy(classes[name])),
+            tuple(shared_arguments[argument] for argument in kind.args),
+            _get_own_options(roles.get(name)),
         )
-        for name, kind in (kinds | beside).items()
+        for name, kind in kinds.items()
     }
     for stage, name, options in list_reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = make_reward_spec(scenario, run, name, options)
     for stage, names in list_between_roles(scenario).items():
         for name, step in zip(names, scenario.stages[stage].between, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
             worker = load_between_class(step, copies, f"stages.{stage}.between")
-            specs[name] = RoleSpec(_make_sendable(worker), (), step.get_options() or None)
+            specs[name] = RoleSpec(_make_picklable(worker), (), step.get_options() or None)
     return specs
 
 
@@ -155,19 +168,19 @@ def make_reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any
         scenario: The scenario.
         run: The folder of the run.
         name: The name of the reward.
-        options: The options of the reward.
+        options: The options of the reward (`RewardOptions`).
     """
     use = read_copies(run).make_absolute(options.use or name)
-    told = name, use, str(run.sources), options.get_options(), scenario.data.join, options.timeout_s
-    return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
+    arguments = name, use, str(run.sources), options.get_options(), scenario.data.join, options.timeout_s
+    return RoleSpec(load_heavy(ROLES.get("reward").cls), arguments)
 
 
 def list_between_roles(scenario: Scenario) -> dict[str, list[str]]:
-    """Return, by stage, the role names of the steps between rollout and rewards, in order."""
-    found = {stage: len(getattr(body, "between", ())) for stage, body in scenario.stages.items()}
+    """Return the role names of the steps between rollout and rewards, in order, by the name of their stage."""
+    step_counts = {name: len(getattr(stage, "between", ())) for name, stage in scenario.stages.items()}
     return {
-        stage: [f"{stage}.between.{index}" for index in range(count)]
-        for stage, count in found.items()
+        name: [f"{name}.between.{index}" for index in range(count)]
+        for name, count in step_counts.items()
         if count
     }
 
@@ -176,12 +189,12 @@ def load_between_class(step: Any, files: PluginFiles, where: str) -> type[Distri
     """Return the worker class that a step between rollout and rewards names.
 
     Args:
-        step: The step.
-        files: The user's own files.
-        where: The path in the scenario, for messages.
+        step: The options of the step (`BetweenStep`).
+        files: The location of the user's own files.
+        where: The path of the step in the scenario, for messages.
 
     Raises:
-        ConfigError: It is not a DistributeWorker, or has no `apply` method that takes and returns rollouts.
+        ConfigError: The class is not a DistributeWorker, or has no `apply` method that takes and returns rollouts.
     """
     worker = (
         load_reference(step.use, files, f"{where}: {step.use!r}") if isinstance(step.use, str) else step.use
@@ -197,8 +210,11 @@ def load_between_class(step: Any, files: PluginFiles, where: str) -> type[Distri
     return worker
 
 
-def _make_sendable(cls: Any) -> Any:
-    """Return a class after making it picklable by value if it is from the user's own file, which workers cannot import."""
+def _make_picklable(cls: Any) -> Any:
+    """Return a class unchanged; if it is from the user's own file, register it with Ray to be pickled by value.
+
+    Workers cannot import the module of such a file.
+    """
     module = sys.modules[cls.__module__]
     if module.__name__.startswith(OWN):
         from ray import cloudpickle
@@ -208,7 +224,7 @@ def _make_sendable(cls: Any) -> Any:
 
 
 def _get_own_options(role: Role | None) -> dict[str, Any] | None:
-    """Return the keyword arguments of a role's workers; None if there are none."""
+    """Return the keyword arguments for the class of a role's workers; None if there are none."""
     return (role.own_options or None) if role else None
 
 
@@ -217,42 +233,42 @@ def make_stage_setups(
     users: int,
     events: int,
     chunks: Mapping[str, int | None] | None = None,
-    first: int = 0,
+    first_step: int = 0,
 ) -> dict[str, StageSetup]:
-    """Return the settings of every stage, with its number of steps.
+    """Return the settings of every stage, with its number of steps, by its name.
 
     Args:
         scenario: The scenario.
         users: The number of rows of the sequences.
         events: The number of training events.
-        chunks: The planned chunk size of a trainer, by stage; by default that of the scenario.
-        first: The global step at which the run starts: that of the checkpoint from which it continues.
+        chunks: The planned chunk size of a trainer, by stage; by default the chunk size of the scenario.
+        first_step: The global step at which the run starts, which is above 0 after a warm start.
     """
     setups: dict[str, StageSetup] = {}
-    users = events if scenario.model.spec.rows == "events" else users
-    base = _make_schedule(next(iter(scenario.stages.values())).lr).peak
+    data_rows = events if scenario.model.spec.rows == "events" else users
+    base_lr = _make_schedule(next(iter(scenario.stages.values())).lr).peak
     size = derive_model_size(scenario)
-    for name, body in scenario.stages.items():
-        rows = count_epoch_rows(scenario, name, users)
-        lengths = body.kind.compute_lengths(body, rows, events)
+    for name, stage in scenario.stages.items():
+        epoch_rows = count_epoch_rows(scenario, name, data_rows)
+        lengths = stage.kind.compute_lengths(stage, epoch_rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
-        chunk = (chunks or {}).get(name) or compute_largest_chunk(scenario, body, size)
+        chunk = (chunks or {}).get(name) or compute_largest_chunk(scenario, stage, size)
         setups[name] = StageSetup(
             name=name,
-            first=first,
-            lr=_make_schedule(body.lr),
-            base=base,
+            first=first_step,
+            lr=_make_schedule(stage.lr),
+            base=base_lr,
             chunk=chunk,
-            rolls_out=body.kind.rolls_out,
-            phases=body.kind.trainer_phases,
-            optimizer=body.optimizer,
-            precision=body.precision,
-            learner=body.learner or scenario.model.spec.learner or SUPERVISED,
-            epochs=lengths["steps"] * lengths["users"] / max(1, rows),
+            rolls_out=stage.kind.rolls_out,
+            phases=stage.kind.trainer_phases,
+            optimizer=stage.optimizer,
+            precision=stage.precision,
+            learner=stage.learner or scenario.model.spec.learner or SUPERVISED,
+            epochs=lengths["steps"] * lengths["users"] / max(1, epoch_rows),
             **lengths,
         )
-        first += setups[name].steps
+        first_step += setups[name].steps
     return {
         name: replace(setup, target=name if name in get_targets(scenario) else None)
         for name, setup in setups.items()
@@ -260,39 +276,40 @@ def make_stage_setups(
 
 
 def renumber_stages(stages: Mapping[str, StageSetup], manifest: Manifest) -> dict[str, StageSetup]:
-    """Renumber the global steps of the stages after a checkpoint.
+    """Return the stages with the global steps from the stage of a checkpoint on renumbered to follow the checkpoint.
 
-    If the checkpoint ends its stage, the stage gets the length that it had there.
+    If the checkpoint ends its stage, the stage counts as many steps as it had applied there.
 
     Args:
         stages: The settings of all stages.
         manifest: The manifest of the checkpoint.
     """
-    numbered, names, first = dict(stages), list(stages), manifest.step - manifest.stage_step
+    renumbered, names, first_step = dict(stages), list(stages), manifest.step - manifest.stage_step
     for name in names[names.index(manifest.stage) :]:
-        numbered[name] = replace(stages[name], first=first)
-        first += manifest.stage_step if manifest.last and name == manifest.stage else stages[name].steps
-    return numbered
+        renumbered[name] = replace(stages[name], first=first_step)
+        has_ended = manifest.last and name == manifest.stage
+        first_step += manifest.stage_step if has_ended else stages[name].steps
+    return renumbered
 
 
 def count_epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
-    """Return the number of rows in an epoch of the scenario's source; that of the sequences if the source has no end.
+    """Return the number of rows in an epoch of the scenario's source.
 
     Args:
         scenario: The scenario.
         stage: The name of the stage.
-        rows: The number of rows of the sequences.
+        rows: The number of rows of the sequences, which is returned for a source without end.
 
     Raises:
         ConfigError: The source has no end, and the stage does not state its steps.
     """
-    source, body = scenario.data.source, scenario.stages[stage]
-    epoch = source.spec.epoch(source.get_options(), rows)
-    if epoch is None and getattr(body, "steps", 1) is None:
+    source, stage_options = scenario.data.source, scenario.stages[stage]
+    epoch_rows = source.spec.epoch(source.get_options(), rows)
+    if epoch_rows is None and getattr(stage_options, "steps", 1) is None:
         raise ConfigError(f"stages.{stage}: the source {source.use} has no end: set steps: to train")
-    return rows if epoch is None else epoch
+    return rows if epoch_rows is None else epoch_rows
 
 
 def _make_schedule(lr: float | Schedule) -> Schedule:
-    """Return a schedule; a number alone is its peak."""
+    """Return a learning rate as a schedule; a number becomes the peak of the default schedule."""
     return lr if isinstance(lr, Schedule) else Schedule(peak=lr)

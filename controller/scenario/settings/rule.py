@@ -49,7 +49,7 @@ LONG_LAYERS, SHORT_LAYERS = 3, 2  # for long users, and for others
 DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # by the mean events per item
 USER_ROW_EVENTS = 20  # training events of the median user from which a table of users does not memorise them
 ROW_WIDTH, NEAREST_WIDTH = 32, 64  # of rows; the second where the memory compares rows of items
-# The model predicts AHEAD events ahead if the median user has SHORT_SESSION events, else 1.
+# A position has the next AHEAD events as targets if the median user has SHORT_SESSION events, else the next event.
 SHORT_SESSION, AHEAD = 5, 3
 SMOOTHING = 0.1  # share of a target that is distributed over its siblings
 # The batch is the largest number of events in this range with which an epoch has so many steps.

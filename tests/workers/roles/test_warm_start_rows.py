@@ -70,5 +70,5 @@ def test_steps_go_on_from_those_of_the_rows(trained):
 
     ring, _, _ = trained
     scenario, _ = load_scenario(ring.scenario)
-    stages = make_stage_setups(scenario, 60, 720, first=500)
+    stages = make_stage_setups(scenario, 60, 720, first_step=500)
     assert [stages[name].first for name in stages] == [500, 518, 524]
