@@ -1,6 +1,6 @@
 """Durable file writes: a file is either complete or absent, and new names survive a power loss.
 
-A new name is durable only after its folder has been synced. Each function therefore syncs the content first and
+The name of a new file is durable only after its folder has been synced. The functions therefore sync the content first and
 then the folder that contains the name.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on disk."""
+    """Wait until the content of a file, or the names in a folder, are on disk (`fsync`)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -24,10 +24,10 @@ def sync(path: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents, and wait until their names are on disk."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    for each in reversed(missing):
-        sync(each.parent)
+    for folder in reversed(missing_folders):
+        sync(folder.parent)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Contracts of plug-ins: the methods that an object of a kind must have, and the arguments that they must accept.
 
-A plug-in that breaks its contract is refused in one line, which names its file, what is wrong, and the page of the
-documentation that shows a correct one.
+A base class or protocol declares the contract. The error for a plug-in that breaks it is one line, which names the file of
+the plug-in, what is wrong, and the page of the documentation that shows a correct one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def mark_optional(method: F) -> F:
-    """Mark a method of a contract as one that a plug-in may leave out."""
+    """Mark a method of a contract as one that a plug-in may leave out, and return the method (a decorator)."""
     method.__nonet_optional__ = True  # type: ignore[attr-defined]
     return method
 
@@ -34,7 +34,7 @@ def check_class(value: Any, base: type, title: str, page: str) -> None:
         value: The object that a reference or an entry point leads to.
         base: The abstract base class of the kind.
         title: The start of error messages, such as "store 'cassandra'".
-        page: The page of the documentation that shows how to write one.
+        page: The page of the documentation that shows how to write such a class.
 
     Raises:
         ConfigError: The object is no subclass, lacks a method, or has a method that does not accept the arguments
@@ -50,14 +50,15 @@ def check_spec(value: Any, base: type, title: str, page: str, contract: Mapping[
 
     Args:
         value: The object that a reference or an entry point leads to.
-        base: The class of the specs of the kind. Methods that it marks as abstract must be overridden.
+        base: The class of the specs of the kind. Its abstract methods must be overridden.
         title: The start of error messages, with the file of the plug-in.
-        page: The page of the documentation that shows how to write one.
-        contract: By attribute of the spec, a protocol or base class that a class must implement, or a function whose
-            arguments a function must accept. What a dotted path names must exist; it is not imported.
+        page: The page of the documentation that shows how to write such a spec.
+        contract: By attribute of the spec, the protocol or base class that the attribute, a class, must implement, or the
+            function whose arguments the attribute, a function, must accept. An attribute that is a dotted path must name
+            an existing object, which is not imported.
 
     Raises:
-        ConfigError: The object is of another type, or lacks a method, or a method does not accept its arguments.
+        ConfigError: The object is of another type, lacks a method, or has a method that does not accept its arguments.
     """
     if isinstance(value, base):
         problems = _find_method_problems(type(value), base)
@@ -74,6 +75,12 @@ def check_spec(value: Any, base: type, title: str, page: str, contract: Mapping[
 def find_entry_point(name: str, group: str, title: str, shipped: Collection[str]) -> EntryPoint | None:
     """Return the entry point with a name, or None if no installed package has one.
 
+    Args:
+        name: The name of the plug-in.
+        group: The entry point group.
+        title: The start of error messages.
+        shipped: The names of the shipped plug-ins.
+
     Raises:
         ConfigError: The name is already taken by a shipped plug-in or by a second package.
     """
@@ -85,7 +92,7 @@ def find_entry_point(name: str, group: str, title: str, shipped: Collection[str]
 
 
 def list_entry_points(group: str, name: str | None = None) -> EntryPoints:
-    """Return the entry points of a group, those with a name if one is given; they are read once per process."""
+    """Return the entry points of a group, or only those with a name; the groups are read once per process."""
     points = _read_entry_points(group)
     return points if name is None else points.select(name=name)
 
@@ -96,14 +103,20 @@ def _read_entry_points(group: str) -> EntryPoints:
 
 
 def _find_class_problems(value: Any, base: type) -> list[str]:
-    """List what is wrong with a plug-in class; an empty list if nothing is."""
+    """Return what is wrong with a plug-in class, one phrase each; empty if nothing is."""
     if not isinstance(value, type) or not issubclass(value, base):
         return [f"expected a subclass of {base.__name__}, got {value!r}"]
     return _find_method_problems(value, base)
 
 
 def _find_member_problems(member: Any, declared: Any, name: str) -> list[str]:
-    """List what is wrong with an attribute of a spec: a class that implements a protocol, a function, or its path."""
+    """Return what is wrong with an attribute of a spec, one phrase each; empty if nothing is.
+
+    Args:
+        member: The value of the attribute: a class, a function, or the dotted path of one.
+        declared: The protocol, base class or function of the contract.
+        name: The name of the attribute.
+    """
     if isinstance(member, str) and member:
         problem = _find_path_problem(member)
         return [f"{name} is {member!r}: {problem}"] if problem else []
@@ -123,17 +136,17 @@ def _find_path_problem(path: str) -> str:
     if not attribute:
         return f"it does not name an object; write {module}:Name"
     try:
-        found = importlib.util.find_spec(module)
+        module_spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        module_spec = None
+    if module_spec is None:
         return f"there is no module {module}"
-    if not (found.origin or "").endswith(".py") or found.submodule_search_locations is not None:
+    if not (module_spec.origin or "").endswith(".py") or module_spec.submodule_search_locations is not None:
         return ""  # compiled, or a package whose names may be loaded on first use
-    tree = ast.parse(Path(found.origin or "").read_bytes())
+    tree = ast.parse(Path(module_spec.origin or "").read_bytes())
     names = set(_list_top_names(tree.body))
-    known = attribute in names or "*" in names or "__getattr__" in names
-    return "" if known else f"there is no {attribute} in {module}{suggest_inline(attribute, names)}"
+    may_exist = attribute in names or "*" in names or "__getattr__" in names
+    return "" if may_exist else f"there is no {attribute} in {module}{suggest_inline(attribute, names)}"
 
 
 def _list_top_names(statements: Iterable[ast.AST]) -> Iterator[str]:
@@ -150,7 +163,7 @@ def _list_top_names(statements: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _find_method_problems(value: type, base: type) -> list[str]:
-    """List the methods of a base class or protocol that a class lacks, or else those with the wrong arguments."""
+    """Return which methods of a base class or protocol a class lacks; if it has all, those with the wrong arguments."""
     methods = [name for name in sorted(vars(base)) if not name.startswith("__")]
     missing = sorted(getattr(value, "__abstractmethods__", ())) or [
         name for name in methods if _is_required(base, name) and not _is_implemented(value, name)
@@ -161,49 +174,43 @@ def _find_method_problems(value: type, base: type) -> list[str]:
 
 
 def _is_required(base: type, name: str) -> bool:
-    """Return whether a class must have this method of its base class or protocol."""
+    """Return whether `name` is a method of a base class or protocol that a class must have."""
     declared = inspect.getattr_static(base, name)
     required = getattr(base, "_is_protocol", False) or getattr(declared, "__isabstractmethod__", False)
     return inspect.isfunction(declared) and required and not hasattr(declared, "__nonet_optional__")
 
 
 def _is_implemented(value: type, name: str) -> bool:
-    """Return whether a class has a method that is not only declared."""
+    """Return whether a class has a method of this name that is not abstract."""
     method = getattr(value, name, None)
     return callable(method) and not getattr(method, "__isabstractmethod__", False)
 
 
 def _find_signature_problem(value: type, base: type, name: str) -> str:
     """Describe why a method cannot be called as the base class declares; empty if it can."""
-    declared, written = getattr(base, name), getattr(value, name, None)
-    if written is None or written is declared or not inspect.isfunction(declared):
+    declared, implemented = getattr(base, name), getattr(value, name, None)
+    if implemented is None or implemented is declared or not inspect.isfunction(declared):
         return ""
     if not inspect.isfunction(inspect.getattr_static(value, name)):
         return ""  # a static or class method, or an object that is called
-    return _find_call_problem(written, declared, f"{value.__name__}.{name}")
+    return _find_call_problem(implemented, declared, f"{value.__name__}.{name}")
 
 
-def _find_call_problem(written: Callable[..., Any], declared: Callable[..., Any], title: str) -> str:
-    """Describe why a function cannot be called with the arguments of another one; empty if it can."""
-    expected, parameters = inspect.signature(declared), inspect.signature(written).parameters
-    by_keyword = [key for key, p in expected.parameters.items() if p.kind is p.KEYWORD_ONLY]
-    by_position = [
-        p for p in expected.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if any(
-        p.kind is p.VAR_KEYWORD for p in expected.parameters.values()
-    ):  # the caller passes what is required
-        required = [
-            key for key, p in parameters.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
-        ]
-        by_keyword += required[len(by_position) :]
-        by_keyword += [
-            key for key, p in parameters.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY
-        ]
+def _find_call_problem(implemented: Callable[..., Any], declared: Callable[..., Any], title: str) -> str:
+    """Describe why `implemented` cannot be called with the arguments of `declared`; empty if it can."""
+    signature, implemented_signature = inspect.signature(declared), inspect.signature(implemented)
+    expected = signature.parameters.values()
+    by_keyword = [p.name for p in expected if p.kind is p.KEYWORD_ONLY]
+    by_position = [p.name for p in expected if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.VAR_KEYWORD for p in expected):
+        # `declared` takes **kwargs: callers pass every further argument that `implemented` requires, by keyword.
+        required = [p for p in implemented_signature.parameters.values() if p.default is p.empty]
+        by_keyword += [p.name for p in required if p.kind < p.VAR_POSITIONAL][len(by_position) :]
+        by_keyword += [p.name for p in required if p.kind is p.KEYWORD_ONLY]
     try:
-        inspect.signature(written).bind(*(None for _ in by_position), **dict.fromkeys(by_keyword))
+        implemented_signature.bind(*(None for _ in by_position), **dict.fromkeys(by_keyword))
     except (TypeError, ValueError):
-        return f"{title} does not accept {expected}"
+        return f"{title} does not accept {signature}"
     return ""
 
 

@@ -1,7 +1,7 @@
 """Deadlines of a run: the timeout of each wait in seconds, with the scenario key that sets it.
 
-The wait itself reports who is late; the deadline reports which key to raise. `Deadlines` holds the section
-`deadlines:` of a scenario.
+The error of a wait that timed out names who is late, and the key to raise. `Deadlines` is the section `deadlines:` of a
+scenario.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Deadline(float):
 
     def __new__(cls, seconds: float, key: str) -> Deadline:
         """Create a deadline of `seconds` that is set by the scenario key `key`."""
-        made = super().__new__(cls, seconds)
-        made.key = key
-        return made
+        deadline = super().__new__(cls, seconds)
+        deadline.key = key
+        return deadline
 
     def __reduce__(self):
         return Deadline, (float(self), self.key)
@@ -42,16 +42,16 @@ def suggest_longer_deadline(timeout_s: float | None) -> str:
     return f"; raise {timeout_s.key} if this is slow and healthy" if isinstance(timeout_s, Deadline) else ""
 
 
-BARE = Deadline(
-    86_400.0, "the timeout_s of the call or of get()"
-)  # the default of waits without a deadline: one day
+# The default of waits without a deadline: one day. What its message says to raise is no scenario key.
+BARE = Deadline(86_400.0, "the timeout_s of the call or of get()")
 
 
 def _to_deadline(seconds: float, info: ValidationInfo) -> Deadline:
-    """Return the value of a field of `Deadlines` as a deadline that names the key of the field."""
+    """Convert the value of a field of `Deadlines` into a deadline with the key of the field."""
     return Deadline(seconds, f"deadlines.{info.field_name}")
 
 
+# The type of the fields: a positive number of seconds, or text such as "2m", which is stored as a Deadline.
 _Wait = Annotated[
     Deadline,
     GetPydanticSchema(lambda _, handler: handler(Annotated[Seconds, Field(gt=0)])),
@@ -61,7 +61,7 @@ _Wait = Annotated[
 
 
 def _make_field(seconds: float, description: str) -> Any:
-    """Return a field whose default is a deadline too."""
+    """Return a field whose default is converted into a `Deadline` too."""
     return Field(default=seconds, validate_default=True, description=description)
 
 

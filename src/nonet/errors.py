@@ -26,7 +26,7 @@ class NonetError(Exception):
 
 
 class ConfigError(NonetError):
-    """The caller asked for something invalid; nothing was started."""
+    """The caller gave something invalid; nothing was started."""
 
     exit_code = 2
 

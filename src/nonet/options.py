@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# Types of option values: positive integers, integers from 0 on, positive numbers, shares below 1, and names.
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -14,7 +15,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")]
 
 
 class StrictModel(BaseModel):
-    """Base class of all options: refuses unknown keys, other types and infinite numbers; instances are frozen."""
+    """Base class of all options: instances are frozen, and unknown keys, other types and infinite numbers are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False

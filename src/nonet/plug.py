@@ -1,4 +1,4 @@
-"""All names that a plug-in needs: the interfaces of replaceable parts, and the shipped parts to build on.
+"""All names that a plug-in needs: the interfaces of replaceable parts, and shipped implementations to build on.
 
 A plug-in imports from this module alone. Names are loaded on first use, so importing it loads neither torch nor Ray.
 docs/how-to/extend.md shows one plug-in of each kind.

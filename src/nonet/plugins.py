@@ -1,14 +1,14 @@
-"""Registries of plug-ins: specs of one kind, found by name.
+"""Registries of plug-ins, each of which finds the specs of one kind by name.
 
-    ALGORITHMS = Registry("algorithm", Algorithm, "nonet.rl.algorithms")
+    ALGORITHMS = PluginRegistry("algorithm", Algorithm, "nonet.rl.algorithms")
     ALGORITHMS.get("grpo")                       # the shipped module nonet/rl/algorithms/grpo.py
     ALGORITHMS.get("mine.py:SPEC", files)        # a file beside the scenario
     ALGORITHMS.get("package.module:SPEC")        # any importable module
     ALGORITHMS.get("theirs")                     # an entry point of the group nonet.algorithms
 
-A shipped module defines its spec as `SPEC`. A spec is a data class of plain values. It names objects that need
-torch or Ray by a dotted path, `package.module:Name`, which `load_heavy` imports where they are needed. No other file
-names a plug-in, so a new plug-in is one new file.
+A plug-in is described by its spec, a data class of plain values; a shipped module defines its spec as `SPEC`. A spec names
+objects that need torch or Ray by a dotted path, `package.module:Name`, which `load_heavy` imports where they are needed. No
+other file names a plug-in, so a new plug-in is one new file.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PluginFiles:
-    """The location of the `file.py` files that a scenario refers to.
+    """The location of the `file.py` files that a scenario refers to, the user's own files.
 
     Attributes:
         folder: The folder that relative paths start from.
-        copies: The path of the run's own copy of a file, by the path that the scenario uses.
+        copies: For the files of a run, the path of the run's copy of a file, by the path that the scenario uses.
     """
 
     folder: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def resolve_path(self, cited: str) -> Path:
-        """Return the path of the file that a reference names."""
+        """Return the path of the file that a scenario names as `cited`, or of its copy if there is one."""
         return Path(self.folder) / self.copies.get(cited, cited)
 
     def make_absolute(self, use: Any) -> Any:
-        """Make the file of a reference absolute, so that processes in another working directory can import it.
+        """Return a reference with an absolute path, so that processes in another working directory can import it.
 
         Args:
             use: A reference such as `file.py:Name`, or anything else.
@@ -61,44 +61,49 @@ class PluginFiles:
         Returns:
             The reference with an absolute path, or `use` unchanged if it does not name a file.
         """
-        where, colon, name = str(use).partition(":")
-        return f"{self.resolve_path(where).resolve()}{colon}{name}" if where.endswith(".py") else use
+        file, colon, name = str(use).partition(":")
+        return f"{self.resolve_path(file).resolve()}{colon}{name}" if file.endswith(".py") else use
 
 
 class LocatedName(str):
-    """A name as a scenario says it, with the address by which every process finds the plug-in."""
+    """A name as a scenario gives it, with the reference by which every process finds the plug-in.
+
+    Attributes:
+        address: The reference, with an absolute path.
+    """
 
     __slots__ = ("address",)
     address: str
 
     def __new__(cls, name: str, address: str) -> LocatedName:
-        """Keep the address beside the name."""
-        made = super().__new__(cls, name)
-        made.address = address
-        return made
+        """Create a name with its address."""
+        located_name = super().__new__(cls, name)
+        located_name.address = address
+        return located_name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take the address along to another process."""
+        """Pickle the name together with its address."""
         return LocatedName, (str(self), self.address)
 
 
-HERE = PluginFiles()
+HERE = PluginFiles()  # files relative to the working directory
 OWN = "nonet_own_"  # prefix of the names of modules imported from files of the user
 
 
 @dataclass(frozen=True)
 class PluginRegistry(Generic[T]):
-    """All specs of one kind.
+    """The registry of all specs of one kind.
 
     Attributes:
         kind: The name of the kind in messages, for example "algorithm".
         spec: The class of the specs.
-        package: The package whose modules are the shipped specs. Modules whose name starts with an underscore do
-            not count.
-        module: The module that contains the spec, for specs that are subpackages: "spec" for models/<name>/spec.py.
-            An empty string means that the spec is in the module itself.
-        contract: What attributes of a spec must be, see `nonet.contracts.check_spec`; or a dotted path of it.
-        page: The page of the documentation that shows how to write one.
+        package: The package whose modules are the shipped plug-ins, except `base` and modules whose name starts with an
+            underscore.
+        module: For shipped plug-ins that are subpackages, the module in each that contains the spec: "spec" for
+            models/<name>/spec.py. Empty if the plug-ins are single modules.
+        contract: By attribute of the spec, what its value must implement (see `nonet.contracts.check_spec`), or the dotted
+            path of that.
+        page: The page of the documentation that shows how to write a spec.
     """
 
     kind: str
@@ -125,7 +130,7 @@ class PluginRegistry(Generic[T]):
             files: The location of the files that references name.
 
         Raises:
-            ConfigError: There is no such spec, the spec breaks the contract of its kind, or its name is taken.
+            ConfigError: There is no such spec, the spec breaks the contract of its kind, or two plug-ins have its name.
         """
         if not isinstance(use, str):
             raise ConfigError(
@@ -141,8 +146,8 @@ class PluginRegistry(Generic[T]):
             value = load_reference(point.value, HERE, title)
             return self._check(value, f"{title} ({_locate_reference(point.value, HERE)})")
         if use in shipped:
-            home = ".".join(filter(None, [self.package, use, self.module]))
-            return importlib.import_module(home).SPEC
+            module_name = ".".join(filter(None, [self.package, use, self.module]))
+            return importlib.import_module(module_name).SPEC
         names = self.list_names()
         raise ConfigError(
             f"{title}{suggest_inline(use, names)} does not exist; choose one of: {', '.join(names)}, "
@@ -150,19 +155,24 @@ class PluginRegistry(Generic[T]):
         )
 
     def _check(self, value: Any, title: str) -> T:
-        """Return a plug-in's spec, or raise ConfigError if it breaks the contract of its kind."""
+        """Return `value` as a spec, or raise ConfigError if it is no spec or breaks the contract of its kind."""
         contract = {name: load_heavy(declared) for name, declared in self.contract.items()}
         check_spec(value, self.spec, title, self.page, contract)
         return value
 
     def list_shipped(self) -> list[str]:
-        """Return the names of the specs that are part of Nonet."""
+        """Return the names of the specs that are part of Nonet, sorted."""
         return list(_list_shipped(self.package, self.module))
 
 
 @cache
 def _list_shipped(package: str, inner: str) -> tuple[str, ...]:
-    """List the modules of a package that define a spec; with `inner`, the subpackages that have a module of that name."""
+    """Return the names of the plug-ins in a package.
+
+    Args:
+        package: The package.
+        inner: If empty, every module is a plug-in; otherwise, every subpackage that has a module of this name is.
+    """
     names = []
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if module.name.startswith("_") or module.name == "base":
@@ -173,11 +183,11 @@ def _list_shipped(package: str, inner: str) -> tuple[str, ...]:
 
 
 def _locate_reference(use: str, files: PluginFiles) -> str:
-    """Return the file of an imported reference."""
-    where = use.partition(":")[0]
-    if where.endswith(".py"):
-        return str(files.resolve_path(where))
-    return getattr(sys.modules.get(where), "__file__", None) or where
+    """Return the file of an imported reference, or its module if the module has no file."""
+    file_or_module = use.partition(":")[0]
+    if file_or_module.endswith(".py"):
+        return str(files.resolve_path(file_or_module))
+    return getattr(sys.modules.get(file_or_module), "__file__", None) or file_or_module
 
 
 def is_reference(use: str) -> bool:
@@ -191,7 +201,7 @@ def load_heavy(path: str | Any) -> Any:
 
 
 def load_reference(use: str, files: PluginFiles, title: str) -> Any:
-    """Import the object behind "file.py:Name" or "package.module:Name".
+    """Import the object that "file.py:Name" or "package.module:Name" refers to, and return it.
 
     Args:
         use: The reference.
@@ -201,14 +211,17 @@ def load_reference(use: str, files: PluginFiles, title: str) -> Any:
     Raises:
         ConfigError: The reference does not name an object, or the object cannot be imported.
     """
-    where, _, attribute = use.partition(":")
+    file_or_module, _, attribute = use.partition(":")
     if not attribute:
-        raise ConfigError(f"{title}: the reference does not name an object; write {where}:Name")
+        raise ConfigError(f"{title}: the reference does not name an object; write {file_or_module}:Name")
+    is_file = file_or_module.endswith(".py")
     module = (
-        import_file(files.resolve_path(where), title) if where.endswith(".py") else import_name(where, title)
+        import_file(files.resolve_path(file_or_module), title)
+        if is_file
+        else import_name(file_or_module, title)
     )
     if not hasattr(module, attribute):
-        raise ConfigError(f"{title}: there is no {attribute!r} in {where}")
+        raise ConfigError(f"{title}: there is no {attribute!r} in {file_or_module}")
     return getattr(module, attribute)
 
 
@@ -219,10 +232,10 @@ def parse_file(use: Any) -> str | None:
 
 
 def import_file(path: Path, title: str) -> ModuleType:
-    """Import a file as a module, once for each content.
+    """Import a file as a module; a file whose content has changed is imported as another module.
 
-    Modules in the same folder can be imported by the file, as if it were a script. Child processes that unpickle
-    its functions can import it too, whichever start method they use.
+    The file can import modules in its folder, as if it were a script. Child processes that unpickle its functions can
+    import it too, whichever start method they use.
 
     Args:
         path: The Python file.
@@ -235,71 +248,70 @@ def import_file(path: Path, title: str) -> ModuleType:
         raise ConfigError(
             f"{title}: there is no file {path}. Relative paths start from the folder of the scenario."
         )
-    text = path.read_bytes()
-    key = f"{OWN}{path.stem}_{hashlib.sha256(str(path.resolve()).encode() + text).hexdigest()[:12]}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, path)
+    digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()
+    module_name = f"{OWN}{path.stem}_{digest[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018  a .py file always has both
     module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses and pickle look up the module of a class
-    _forget_siblings_of_others(path.resolve().parent)
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[module_name] = module  # dataclasses and pickle look up the module of a class
+    folder = path.resolve().parent
+    _remove_modules_of_other_folders(folder)
+    sys.path.insert(0, str(folder))
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        del sys.modules[key]
+        del sys.modules[module_name]
         raise _to_config_error(error, title) from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
-    _beside.append(path.resolve().parent)
-    if (
-        str(path.resolve().parent) not in sys.path
-    ):  # last on the path, so that installed packages take precedence
-        sys.path.append(str(path.resolve().parent))
-    _make_importable_by_children(key, path.resolve())
+        sys.path.remove(str(folder))
+    _imported_folders.append(folder)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # the last entry, so that installed packages take precedence
+    _make_importable_by_children(module_name, path.resolve())
     return module
 
 
-_beside: list[Path] = []  # folders that files were imported from
+_imported_folders: list[Path] = []  # folders that files of the user were imported from
 
 
-def _forget_siblings_of_others(folder: Path) -> None:
-    """Remove modules imported from beside other files if this folder has a module of the same name."""
+def _remove_modules_of_other_folders(folder: Path) -> None:
+    """Remove modules from `sys.modules` that were imported from beside other files, if `folder` has a module of their name."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file is None or name.startswith(OWN) or "." in name or Path(file).parent not in _beside:
+        if file is None or name.startswith(OWN) or "." in name or Path(file).parent not in _imported_folders:
             continue
         if Path(file).parent != folder and ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
             del sys.modules[name]
 
 
-_shims: dict[int, Path] = {}
+_shim_folders: dict[int, Path] = {}  # the folder of modules that run files of the user, by process
 
 
-def _make_importable_by_children(key: str, path: Path) -> None:
-    """Put a module of this name that runs the file on the path.
+def _make_importable_by_children(module_name: str, path: Path) -> None:
+    """Write a module of this name that runs the file into a folder on `sys.path`, which spawned child processes inherit.
 
-    Spawned child processes have no other way to import it.
+    Child processes that unpickle a function of the file import its module by name.
     """
-    if os.getpid() not in _shims:
+    if os.getpid() not in _shim_folders:
         folder = Path(tempfile.mkdtemp(prefix="nonet-own-"))
-        _shims[os.getpid()] = folder
+        _shim_folders[os.getpid()] = folder
         sys.path.append(str(folder))
-        atexit.register(_remove_shims, os.getpid(), folder)
-    run = "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
-    lines = ["import sys", f"sys.path.append({str(path.parent)!r})", f"__file__ = {str(path)!r}", run]
-    (_shims[os.getpid()] / f"{key}.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        atexit.register(_remove_shim_folder, os.getpid(), folder)
+    run_file = "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
+    lines = ["import sys", f"sys.path.append({str(path.parent)!r})", f"__file__ = {str(path)!r}", run_file]
+    (_shim_folders[os.getpid()] / f"{module_name}.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _remove_shims(process: int, folder: Path) -> None:
-    """Remove the folder when the process that created it ends, but not when a forked child ends."""
+def _remove_shim_folder(process: int, folder: Path) -> None:
+    """Remove a folder if this process is the one that created it, and not a forked child at its exit."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_name(module: str, title: str) -> ModuleType:
-    """Import an installed module.
+    """Import an installed module and return it.
 
     Args:
         module: The dotted name of the module.
@@ -315,7 +327,7 @@ def import_name(module: str, title: str) -> ModuleType:
 
 
 def _to_config_error(error: BaseException, title: str) -> BaseException:
-    """Convert an import failure into a one-line ConfigError; return interrupts such as Ctrl-C unchanged."""
+    """Return an import failure as a ConfigError of one line; an interrupt such as Ctrl-C is returned unchanged."""
     if not isinstance(error, (Exception, SystemExit)):
         return error
     cause = " ".join(f"{type(error).__name__}: {error}".split())

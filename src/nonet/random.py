@@ -1,7 +1,8 @@
 """Counter-based random numbers: no generator has state that would have to be saved.
 
-`rng(seed, *words)` keys a Philox generator by a hash of its words. The same words give the same numbers in any
-process, in any order and after any restart (docs/explanation/design.md, section 6). Philox: Salmon et al., SC 2011.
+`rng(seed, *words)` returns a Philox generator whose key is a hash of the seed and the words. The same words give the same
+numbers in any process, in any order and after any restart (docs/explanation/design.md, section 6). Philox: Salmon et al.,
+SC 2011.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import numpy as np
 
 
 def hash_words(seed: int, *words: str | int) -> int:
-    """Hash a seed and words to a 64-bit key that is the same in every process and version.
+    """Hash a seed and words to a 64-bit integer that is the same in every process and version.
 
     Args:
         seed: The seed of the run.
-        words: Words that name the purpose, for example "pretrain", a step and a user id.
+        words: Words that name the purpose, for example `"pretrain", 12, uid, "beam"`.
     """
     text = "\x1f".join([str(seed), *map(str, words)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -35,9 +36,9 @@ def rng(seed: int, *words: str | int) -> np.random.Generator:
 def draw_first_integers(
     seed: int, words: tuple[str | int, ...], numbers: np.ndarray, high: int
 ) -> np.ndarray:
-    """Draw the first integer of N generators without creating the generators.
+    """Return the first integer of each of N generators, without creating the generators.
 
-    Entry i equals `rng(seed, *words, numbers[i])` followed by one draw `.integers(0, high)`.
+    Entry i equals `rng(seed, *words, numbers[i]).integers(0, high)`.
 
     Args:
         seed: The seed of the run.
@@ -46,8 +47,7 @@ def draw_first_integers(
         high: The exclusive upper bound, below 2^32.
 
     Returns:
-        The draws, int64 [N]; bit for bit those of NumPy's Philox 4x64-10 and its bounded integers (Lemire's
-            method).
+        The integers, int64 [N]; bit for bit those of NumPy's Philox 4x64-10 and its bounded integers (Lemire's method).
     """
     prefix = hashlib.blake2b("".join(f"{word}\x1f" for word in (seed, *words)).encode(), digest_size=8)
     digests = bytearray()
@@ -55,39 +55,45 @@ def draw_first_integers(
         digest = prefix.copy()
         digest.update(b"%d" % number)
         digests += digest.digest()
+    # NumPy uses the low 32 bits of the first word, and scales them to the range by a multiplication.
     draws = _compute_first_philox_words(np.frombuffer(bytes(digests), "<u8")) & np.uint64(_UINT32)
     scaled = draws * np.uint64(high)
     values = (scaled >> np.uint64(32)).astype(np.int64)
-    rejected = (scaled & np.uint64(_UINT32)) < np.uint64((1 << 32) % high)
-    for at in np.flatnonzero(
-        rejected
-    ).tolist():  # probability high / 2^32: the generator rejects and draws again
-        values[at] = rng(seed, *words, int(numbers[at])).integers(0, high)
+    is_rejected = (scaled & np.uint64(_UINT32)) < np.uint64((1 << 32) % high)
+    # A rejected draw is repeated with further words of its generator; the probability is below high / 2^32.
+    for index in np.flatnonzero(is_rejected).tolist():
+        values[index] = rng(seed, *words, int(numbers[index])).integers(0, high)
     return values
 
 
 _UINT32 = 0xFFFFFFFF
+# Constants of Philox 4x64: the multipliers of a round, and the increments of the key after a round.
 _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
-_WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_KEY_INCREMENTS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
 def _compute_first_philox_words(keys: np.ndarray) -> np.ndarray:
-    """Return the first 64-bit word [N] of Philox 4x64-10 at counter 1 for keys (k, 0), with k uint64 [N]."""
+    """Return the first word [N] uint64 of Philox 4x64-10 at counter (1, 0, 0, 0), for keys (k, 0) with k in `keys` [N]."""
     words = [np.full(len(keys), start, np.uint64) for start in (1, 0, 0, 0)]
-    first, second = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)
-    for _ in range(10):
+    key_0, key_1 = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)
+    for _ in range(10):  # rounds
         high_0, low_0 = _multiply(words[0], _MULTIPLIERS[0])
         high_1, low_1 = _multiply(words[2], _MULTIPLIERS[1])
-        words = [high_1 ^ words[1] ^ first, low_1, high_0 ^ words[3] ^ second, low_0]
-        first, second = first + np.uint64(_WEYL[0]), second + np.uint64(_WEYL[1])
+        words = [high_1 ^ words[1] ^ key_0, low_1, high_0 ^ words[3] ^ key_1, low_0]
+        key_0, key_1 = key_0 + np.uint64(_KEY_INCREMENTS[0]), key_1 + np.uint64(_KEY_INCREMENTS[1])
     return words[0]
 
 
 def _multiply(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the high and the low 64 bits of the products of 64-bit numbers [N]."""
-    half, low = np.uint64(32), np.uint64(_UINT32)
-    a1, a0 = values >> half, values & low
+    """Return the high and the low 64 bits of the 128-bit products of `values` [N] and a factor, each [N] uint64.
+
+    NumPy has no 128-bit integers, so the high bits are computed from products of 32-bit halves: a1, a0 and b1, b0.
+    """
+    shift, mask = np.uint64(32), np.uint64(_UINT32)
+    a1, a0 = values >> shift, values & mask
     b1, b0 = np.uint64(factor >> 32), np.uint64(factor & _UINT32)
-    low_low, middle = a0 * b0, a1 * b0
-    carry = (low_low >> half) + (middle & low) + a0 * b1
-    return a1 * b1 + (middle >> half) + (carry >> half), values * np.uint64(factor)
+    a0_b0, a1_b0 = a0 * b0, a1 * b0
+    middle = (
+        (a0_b0 >> shift) + (a1_b0 & mask) + a0 * b1
+    )  # bits 32 to 95 of the product, without the rest of a1_b0
+    return a1 * b1 + (a1_b0 >> shift) + (middle >> shift), values * np.uint64(factor)

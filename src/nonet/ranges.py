@@ -1,4 +1,4 @@
-"""Index ranges of ragged arrays."""
+"""Ranges of indices into ragged arrays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def expand_ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of all ranges, concatenated.
+    """Return the indices in all ranges, concatenated, as values and offsets of a ragged array.
 
     Args:
         starts: First index of each range [P].
         stops: Index past the last one of each range [P].
 
     Returns:
-        The indices starts[i]:stops[i] [M], and the offsets of the ranges in them [P + 1] int64.
+        The indices of `starts[i]:stops[i]` for all i [M], and the offset of each range among them [P + 1] int64.
     """
     lengths = stops - starts
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

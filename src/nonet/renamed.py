@@ -11,7 +11,7 @@ _Function = TypeVar("_Function", bound=Callable)
 
 
 def keep_old_name(old: str, function: _Function) -> _Function:
-    """Return a function that calls `function`, and logs its new name at the first call.
+    """Return a function that calls `function`, and logs the new name as a warning at the first call.
 
     Args:
         old: The name that plug-ins may still use, as in `nonet.rl.weighted_sum`.
@@ -28,4 +28,5 @@ def keep_old_name(old: str, function: _Function) -> _Function:
 
 @cache
 def _log_new_name(old: str, new: str) -> None:
+    """Log a warning that names the new name, once per process and name."""
     logging.getLogger("nonet").warning("%s is now called %s; the old name will be removed in 0.3", old, new)

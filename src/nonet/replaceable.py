@@ -1,6 +1,6 @@
-"""Parts of a scenario that `use:` replaces by a shipped name, an installed one, or one of the user's own files.
+"""Parts of a scenario with a key `use`, which names a shipped plug-in, an installed one, or one in a user's own file.
 
-The other keys are the options of what `use` names. Its own class validates them when the scenario is read.
+The other keys of such a part are the options of the plug-in. Its option class validates them when the scenario is read.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from nonet.yaml import is_map
 
 
 def get_files(info: ValidationInfo[Any]) -> PluginFiles:
-    """Return the user's own files of the scenario that is being validated."""
+    """Return the location of the user's own files, from the context in which a scenario is validated."""
     context: dict[str, PluginFiles] = info.context or {}
     return context.get("files", HERE)
 
 
 class Replaceable(BaseModel):
-    """A part with `use:`.
+    """Base class of the parts of a scenario that have a key `use`.
 
-    The specs that `use` may name are in a `registry`, or in `shipped` if the part cannot be replaced by code of the user's
-    own yet.
+    Attributes:
+        registry: The registry of the specs that `use` may name; None for a part without one.
+        shipped: For a part without a registry, the option class of each shipped name.
+        default: The value of `use` if the scenario gives none; empty if it must.
+        use: A name, or a reference `file.py:Name` or `package.module:Name`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
@@ -39,7 +42,7 @@ class Replaceable(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _normalise_use(cls, value: Any) -> Any:
-        """Turn a word into `{use: word}`, and add the default name."""
+        """Turn a word into `{use: word}`, and add the default `use` to a map without one."""
         if isinstance(value, str):
             value = {"use": value}
         if is_map(value) and "use" not in value and cls.default:
@@ -48,38 +51,38 @@ class Replaceable(BaseModel):
 
     @model_validator(mode="after")
     def _check_options(self, info: ValidationInfo) -> Replaceable:
-        """Validate the other keys and fill in their defaults."""
+        """Validate the keys other than `use`, and fill in their defaults."""
         self._files = get_files(info)
-        options = self._find_option_class()
-        if options is not None:
-            filled = options.model_validate(self.model_extra or {}, context=info.context).model_dump()
-            object.__setattr__(self, "__pydantic_extra__", filled)
+        option_class = self._find_option_class()
+        if option_class is not None:
+            completed = option_class.model_validate(self.model_extra or {}, context=info.context).model_dump()
+            object.__setattr__(self, "__pydantic_extra__", completed)  # the model is frozen
         return self
 
     @property
     def spec(self) -> Any:
-        """The spec that `use` names. Raises ConfigError if there is none."""
+        """The spec that `use` names. Raises ConfigError if there is no such spec."""
         assert self.registry is not None
         return self.registry.get(self.use, self._files)
 
     @property
     def address(self) -> Any:
-        """`use` as other processes find it, with files as absolute paths."""
+        """The value of `use` with an absolute path, so that other processes find the plug-in."""
         return self._files.make_absolute(self.use)
 
     def get_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of what `use` names."""
+        """Return the keyword arguments of the plug-in: all keys but `use`."""
         return dict(self.model_extra or {})
 
     @classmethod
     def list_option_classes(cls) -> dict[str, type[StrictModel]]:
-        """Return the option class of every name that comes with Nonet or is installed."""
+        """Return the option class of every shipped or installed name that `use` may have."""
         if cls.registry is None:
             return cls.shipped
         return {name: cls.registry.get(name).options for name in cls.registry.list_names()}
 
     def _find_option_class(self) -> type[StrictModel] | None:
-        """Return the class that validates the other keys; None if only the named object can."""
+        """Return the class that validates the keys other than `use`; None for a reference in a part without a registry."""
         if self.registry is not None:
             try:
                 return self.spec.options

@@ -15,27 +15,28 @@ def find_close_matches(
         word: The misspelled word.
         known: The valid words.
         max_matches: The largest number of matches.
-        cutoff: The smallest similarity, from 0 to 1.
+        cutoff: The smallest similarity, from 0 to 1 (the `ratio` of `difflib.SequenceMatcher`).
 
     Returns:
         The matches; empty if no word is similar enough.
     """
-    lowered = {str(name).lower(): str(name) for name in known}
-    return [lowered[near] for near in difflib.get_close_matches(word.lower(), lowered, max_matches, cutoff)]
+    known_by_lower = {str(name).lower(): str(name) for name in known}
+    matches = difflib.get_close_matches(word.lower(), known_by_lower, max_matches, cutoff)
+    return [known_by_lower[match] for match in matches]
 
 
 def suggest_sentence(word: str, known: Iterable[str]) -> str:
     """Return the sentence `" Did you mean 'x'?"` with a leading space, or an empty string if no word is close."""
-    return "".join(f" Did you mean {near!r}?" for near in find_close_matches(word, known))
+    return "".join(f" Did you mean {match!r}?" for match in find_close_matches(word, known))
 
 
 def suggest_inline(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for use inside a sentence, or an empty string if no word is close."""
-    return "".join(f" (did you mean {near!r}?)" for near in find_close_matches(word, known))
+    return "".join(f" (did you mean {match!r}?)" for match in find_close_matches(word, known))
 
 
 def join_names(names: Iterable[object], limit: int = 12) -> str:
-    """Join names as `a, b, c, ... (20 in all)`; return `none` if there are no names."""
+    """Return names as `a, b, c`, or `none` if there are no names; above `limit`, as `a, b, ... (20 in all)`."""
     words = [str(name) for name in names]
     if not words:
         return "none"

@@ -1,6 +1,6 @@
-"""Timing by wall clock and CPU time: laps, medians and interleaved measurements.
+"""Measurement of wall and CPU time: laps, medians and interleaved measurements.
 
-Each lap includes the cost of reading the clocks, about half a microsecond; `Times.compute_cpu_us` subtracts it.
+Each lap includes the cost of reading the clocks, about half a microsecond; `LapTimer.compute_cpu_us` subtracts it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-Clock = Callable[[], float]
+Clock = Callable[[], float]  # returns seconds
 
 
 @dataclass
 class LapTimer:
-    """Wall and CPU seconds of each lap; `with times: work()` measures one lap.
+    """A timer that records the wall and CPU seconds of each lap; `with timer: work()` measures one lap.
 
     Attributes:
-        cpu: A CPU clock of this thread or process.
+        cpu: The CPU clock, of this thread or process.
         wall_s: Wall seconds of each lap.
         cpu_s: CPU seconds of each lap.
     """
@@ -39,14 +39,14 @@ class LapTimer:
         self.wall_s.append(wall - self._began[1])
 
     def measure(self, call: Callable[[int], Any], batch: int) -> None:
-        """Measure one call of `call(batch)` as a lap."""
+        """Call `call(batch)` and record the call as a lap."""
         cpu, wall = self.cpu(), time.perf_counter()
         call(batch)
         self.wall_s.append(time.perf_counter() - wall)
         self.cpu_s.append(self.cpu() - cpu)
 
     def drop_laps_before(self, first: int) -> LapTimer:
-        """Return the laps from number `first` on; the laps before it are warm-up."""
+        """Return a timer with the laps from index `first` on, without the warm-up laps before it."""
         return LapTimer(self.cpu, self.wall_s[first:], self.cpu_s[first:])
 
     @property
@@ -63,11 +63,11 @@ class LapTimer:
         return 1e6 * self.compute_median_s()
 
     def compute_cpu_us(self) -> float:
-        """Return the median CPU time in microseconds, minus that of a call that does nothing."""
+        """Return the median CPU time in microseconds, minus the median of laps of a call that does nothing."""
         return 1e6 * (statistics.median(self.cpu_s) - _measure_overhead_s())
 
     def to_row(self) -> dict[str, float]:
-        """Return the median and the 10th percentile of wall time and the median of CPU time, in microseconds."""
+        """Return the median and 10th percentile of wall time and the median CPU time, as `median_us`, `p10_us` and `cpu_us`."""
         ordered = sorted(self.wall_s)
         return {
             "median_us": self.compute_median_us(),
@@ -101,25 +101,25 @@ def measure_in_turns(
     Args:
         calls: The calls by name.
         rounds: The number of measured rounds; each round runs every call once.
-        warm: The number of rounds before them that are not counted.
-        rotate: Whether a different call goes first in each round.
+        warm: The number of warm-up rounds before the measured ones.
+        rotate: Whether a different call is the first in each round.
 
     Returns:
-        The times of each call by name.
+        The timer of each call by name, with `rounds` laps.
     """
-    times, names = {name: LapTimer() for name in calls}, list(calls)
-    for turn in range(-warm, rounds):
-        first = turn % len(names) if rotate else 0
+    timers, names = {name: LapTimer() for name in calls}, list(calls)
+    for round_number in range(-warm, rounds):
+        first = round_number % len(names) if rotate else 0
         for name in names[first:] + names[:first]:
-            with times[name]:
+            with timers[name]:
                 calls[name]()
-    return {name: taken.drop_laps_before(warm) for name, taken in times.items()}
+    return {name: timer.drop_laps_before(warm) for name, timer in timers.items()}
 
 
 @cache
 def _measure_overhead_s() -> float:
-    """Measure the CPU seconds that `measure` records for a call that does nothing."""
-    nothing = LapTimer()
-    for batch in range(2000):
-        nothing.measure(lambda batch: None, batch)
-    return statistics.median(nothing.cpu_s)
+    """Return the median CPU seconds that `LapTimer.measure` records for a call that does nothing."""
+    timer = LapTimer()
+    for batch in range(2000):  # enough for a stable median, in about a millisecond
+        timer.measure(lambda batch: None, batch)
+    return statistics.median(timer.cpu_s)

@@ -1,7 +1,8 @@
 """Data types that the packages exchange.
 
-The module imports neither torch nor Ray, so a reward or a CPU tool can use it without either. Shapes: B sequences,
-N events, U users (prompts), W beams, L semantic-id levels.
+The module imports neither torch nor Ray, so that a reward or a tool on a CPU can use it without them.
+
+Shapes: B sequences, N events of all sequences, U users (prompts), W beams of a user, L semantic-id levels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Physical rows [start, stop) of one file of the table of a stage, in one epoch. The row id is file << 40 | row."""
+    """The physical rows [start, stop) of one file of a stage's table, in one epoch. A row's id is file << 40 | row."""
 
     epoch: int
     file: int
@@ -42,16 +43,15 @@ class Jagged:
 class SampleBatch:
     """A packed batch of tokenised events: B sequences with N events in all.
 
-    Tensors are torch CPU tensors unless they have been moved.
+    Tensors are torch tensors, on the CPU unless they were moved.
 
     Attributes:
         item: Values [N] int64, dense item indices (row numbers of artifacts/items.parquet).
         sid: [N, L] int64, the semantic id of the item of each event.
         time: Values [N] int64, unix seconds.
         event: Values [N] int64, event type indices (0 if the data have no event column).
-        context: Tensors [B] or Jagged [N] by column name. Sparse keys and ids are int64 and always include "user"
-            [B] and
-            "item" [N], the keys of their table rows; dense features are float32.
+        context: Tensors [B] or Jagged [N] by column name. Dense features are float32. Keys of sparse rows are int64; "user"
+            [B] and "item" [N] are always among them.
         loss_mask: Values [N] bool, True where the event counts as a target.
         target: [B] int64, the dense index of the item to predict after the last event, or None during pretraining.
         uid: One string per sequence.
@@ -71,8 +71,8 @@ class SampleBatch:
 class Rollouts:
     """The input of a reward: read-only NumPy arrays of users and beams.
 
-    A group is the set of beams of one user.
-    The beams of a group are ordered by log-probability, most likely first, however they were drawn.
+    A group is the set of beams of one user. The beams of a group are ordered by log-probability, most likely first, also if
+    they were sampled.
 
     Attributes:
         uid: [U] str.
@@ -81,21 +81,21 @@ class Rollouts:
         item: [U, W] int64 dense item indices; -1 where no legal beam was left.
         sid: [U, W, L] int32 semantic ids.
         logp: [U, W, L] float32 log-probabilities under the trie constraint, in nats.
-        valid: [U, W] bool.
-        target: Jagged, original item ids.
-        history: Jagged, original item ids.
-        scene: [U].
+        valid: [U, W] bool, False where no legal beam was left.
+        target: Jagged by user, the original ids of the items that the user chose next.
+        history: Jagged by user, the original ids of the items before the prompt.
+        scene: [U], the scene of each prompt.
         weights_version: The version of the weights that generated the beams.
-        catalogue_version: The version of the trie.
+        catalogue_version: The version of the catalogue, whose trie constrained the beams.
         step: The training step.
         columns: Item columns joined to [U, W] and user columns [U], by name; `r["price"]` reads one.
-        weight: [U, W] float32 for sampled beams: the weights with which the sum over a group is the expectation
-            under the policy (`nonet.rl.Draws`); None for plain beam search.
-        chance: [U, W] float32 for sampled beams: the probability that a beam is in its group; None for plain beam
+        weight: [U, W] float32 for sampled beams: importance weights, with which a weighted sum over a group estimates the
+            expectation under the policy (`nonet.rl.Draws`); None for plain beam search.
+        chance: [U, W] float32 for sampled beams: the inclusion probability of a beam in its group; None for plain beam
             search.
         sampling_logp: [U, W, L] float32 log-probabilities that beams were sampled with, if they differ from logp.
-        added: [U, W] bool, beams that were added to their group because the user chose them next (`with_target`);
-            None if there are none.
+        added: [U, W] bool, True for beams that were added to their group because the user chose them next (`with_target`);
+            None if there are no such beams.
     """
 
     uid: np.ndarray
@@ -118,7 +118,11 @@ class Rollouts:
     added: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> Rollouts:
-        """Return the rollouts of some prompts, in the order of `rows` [n]."""
+        """Return the rollouts of some prompts.
+
+        Args:
+            rows: The indices of the prompts [n], in the order of the result.
+        """
         return self._map_rows(lambda value: _take_rows(value, rows))
 
     @classmethod
@@ -127,24 +131,24 @@ class Rollouts:
         return parts[0]._map_rows(lambda *values: _concat_values(values), *parts[1:])
 
     def _map_rows(self, change: Callable[..., Any], *others: Rollouts) -> Rollouts:
-        """Apply `change` to each value that has a row per prompt, together with the same values of `others`."""
-        values = {each.name: [getattr(part, each.name) for part in (self, *others)] for each in fields(self)}
+        """Return a copy in which each value with a row per prompt is `change(value, *values of the others)`."""
+        names = [attribute.name for attribute in fields(self)]
+        values = {name: [getattr(rollouts, name) for rollouts in (self, *others)] for name in names}
         columns = [part for part in values.pop("columns") if part is not None]
-        found = {
+        changed = {
             name: change(*parts)
             for name, parts in values.items()
-            if parts[0] is not None and not isinstance(parts[0], int | str)
+            if parts[0] is not None and not isinstance(parts[0], int | str)  # those exist once per step
         }
-        return replace(
-            self, **found, columns={name: change(*(part[name] for part in columns)) for name in columns[0]}
-        )
+        changed_columns = {name: change(*(part[name] for part in columns)) for name in columns[0]}
+        return replace(self, **changed, columns=changed_columns)
 
     def __getitem__(self, column: str) -> np.ndarray:
         try:
             return self.columns[column]
         except KeyError:
-            known = ", ".join(sorted(self.columns)) or "none"
-            raise KeyError(f"no column {column!r} was joined to these rollouts; there are: {known}") from None
+            names = ", ".join(sorted(self.columns)) or "none"
+            raise KeyError(f"no column {column!r} was joined to these rollouts; there are: {names}") from None
 
 
 def _take_rows(value: Any, rows: np.ndarray) -> Any:
@@ -154,11 +158,12 @@ def _take_rows(value: Any, rows: np.ndarray) -> Any:
     if not isinstance(value, Jagged):
         return value[rows]
     lists = [value[int(row)] for row in rows]
+    # The empty slice keeps the dtype if there are no rows.
     return Jagged(np.concatenate([value.values[:0], *lists]), np.cumsum([0, *map(len, lists)]))
 
 
 def _concat_values(values: Sequence[Any]) -> Any:
-    """Concatenate arrays or ragged data."""
+    """Concatenate arrays or ragged data along their first dimension."""
     import numpy as np
 
     if not isinstance(values[0], Jagged):

@@ -1,7 +1,7 @@
-"""Read and write YAML 1.2 core: `1e-3` is a number; `on`, `no` and dates are strings.
+"""Read and write YAML 1.2 (core schema): `1e-3` is a number; `on`, `no` and dates are strings.
 
-ruamel.yaml implements YAML 1.2; its timestamps, which the core schema lacks, are read as strings. PyYAML implements 1.1,
-which reads all three differently.
+ruamel.yaml implements YAML 1.2, and timestamps, which the core schema lacks; here they are read as strings. PyYAML is not
+used: it implements YAML 1.1, in which `1e-3` is a string, `on` and `no` are booleans, and dates are timestamps.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def _make_yaml() -> Any:
     from ruamel.yaml.constructor import SafeConstructor
 
     class Core(SafeConstructor):
-        """Safe constructor without 1.1's timestamps."""
+        """Safe constructor that reads timestamps as strings."""
 
-    words = SafeConstructor.construct_yaml_str  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    Core.add_constructor("tag:yaml.org,2002:timestamp", words)  # pyright: ignore[reportUnknownMemberType]
+    construct_string = SafeConstructor.construct_yaml_str  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    Core.add_constructor("tag:yaml.org,2002:timestamp", construct_string)  # pyright: ignore[reportUnknownMemberType]
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = Core
     yaml.default_flow_style = None
@@ -36,7 +36,7 @@ def parse(text: str, source: str = "text") -> Any:
 
     Args:
         text: The document.
-        source: Where it comes from, for messages.
+        source: Where the document comes from, for messages.
 
     Raises:
         ConfigError: The text is not valid YAML; the message has line and column.
@@ -59,12 +59,12 @@ def _format_problem(error: Any) -> str:
 
 
 def is_map(value: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether a part of a document has keys."""
+    """Return whether a value in a document is a map."""
     return isinstance(value, dict)
 
 
 def read(path: Path) -> Any:
-    """Read the document in a file.
+    """Return the document in a file as plain dicts, lists and scalars.
 
     Raises:
         ConfigError: There is no such file, or it is not valid YAML.
@@ -78,7 +78,7 @@ def read(path: Path) -> Any:
 
 
 def dump(value: Any) -> str:
-    """Return a document as YAML text, with keys in their order."""
+    """Return a document as YAML text, with keys in the order of the dicts."""
     out = io.StringIO()
     _make_yaml().dump(value, out)
     return out.getvalue()
