@@ -209,8 +209,8 @@ def _list_shape_keys(scenario: Scenario, source_scenario: Scenario) -> list[tupl
     rows: list[tuple[str, Any, Any]] = [
         ("model.use", _drop_folder(scenario.model.use), _drop_folder(source_scenario.model.use))
     ]
-    rows += _pair_values("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
-    rows += _pair_values("sparse feature", ours.features, theirs.features)
+    rows += _list_value_pairs("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
+    rows += _list_value_pairs("sparse feature", ours.features, theirs.features)
     for table in ours.tables:
         our_spec, their_spec = ours.make_table_specs()[table], theirs.make_table_specs().get(table)
         for key in ("dim", "optimizer", "dtype") if their_spec is not None else ():
@@ -237,7 +237,7 @@ def _select_shape_options(model: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in model.items() if key not in _UNCOMPARED_OPTIONS}
 
 
-def _pair_values(
+def _list_value_pairs(
     prefix: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     """Return (prefix.key, value in `ours`, value in `theirs`) for every key of either mapping; None for a missing value."""
