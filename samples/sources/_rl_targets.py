@@ -5,7 +5,7 @@ of these events and the history before them, so each of them is a target exactly
 prompt.
 """
 
-# Shapes: N events, R user rows, B windows.
+# Shapes: N events of all users, B windows. A user row is the index of a user in the sequences.
 
 from __future__ import annotations
 
@@ -21,59 +21,75 @@ from nonet.samples.sources.base import SampleRequest
 if TYPE_CHECKING:
     from nonet.types import SampleBatch
 
-_TAUGHT = 2  # The targets of a window span at most history / 2 events, so at least half of it is history.
+# The targets of a window span at most history / 2 events, so at least half of it is history.
+_TARGET_SPAN_DIVISOR = 2
 
 
 class RlTargets:
-    """Supervised batches of the RL targets, with the interface of a source of samples.
+    """Supervised batches of the RL targets, with the interface of an opened source (`Samples`).
 
-    A global step has `request.rows` users over all ranks. There is no state to save.
+    A global step has the targets of `request.rows` users over all ranks. There is no state to save.
+
+    Args:
+        request: What the stage requests.
     """
 
     def __init__(self, request: SampleRequest):
-        self.ask = request
+        self.request = request
 
     @property
     def schema(self) -> Mapping[str, str]:
-        """The meaning of the ids of each sparse feature."""
+        """The meaning of the ids of each sparse feature, by name."""
         return {"item": "int64 an event", "user": "int64 a sequence"}
 
     @property
     def rows(self) -> int:
         """The number of rows in an epoch: the users that have targets."""
-        return len(self._users)
+        return len(self._user_rows)
 
     @cached_property
     def target(self) -> np.ndarray:
-        """A mask of the events that are targets, bool [N]."""
+        """Which events are targets, bool [N]: the RL events of users that are not held out of RL."""
         from nonet.samples.batches import find_rl_events
 
-        seq = self.ask.events()
-        target = np.zeros(len(seq.item), bool)
+        seq = self.request.events()
+        is_target = np.zeros(len(seq.item), bool)
         events = find_rl_events(seq)
-        target[
-            events[~np.isin(seq.find_users(events), select_held_out_users(seq, self.ask.seed, events))]
+        is_target[
+            events[~np.isin(seq.find_users(events), select_held_out_users(seq, self.request.seed, events))]
         ] = True
-        return target
+        return is_target
 
     @cached_property
-    def _users(self) -> np.ndarray:
-        return np.unique(self.ask.events().find_users(np.flatnonzero(self.target)))
+    def _user_rows(self) -> np.ndarray:
+        """The user rows of the users that have targets, ascending."""
+        return np.unique(self.request.events().find_users(np.flatnonzero(self.target)))
 
     def cut_windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the user row, first event, past-the-last event and first target of each window [B], in user order."""
-        seq, max_span = self.ask.events(), max(1, self.ask.history // _TAUGHT)
-        parts: list[tuple[int, int, int, int]] = []
+        """Cut windows of targets and the history before them, in the order of `users`.
+
+        Args:
+            users: User rows.
+
+        Returns:
+            Four arrays [B]: user row, first event, past-the-last event and first target of each window. All targets of a window
+            are at or after the first one; earlier ones are targets of other windows and history in this one.
+        """
+        seq, max_span = self.request.events(), max(1, self.request.history // _TARGET_SPAN_DIVISOR)
+        windows: list[tuple[int, int, int, int]] = []
         for user in users.tolist():
-            begin, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
-            targets = begin + np.flatnonzero(self.target[begin:end])
-            for events in np.split(targets, np.flatnonzero(np.diff((targets - targets[0]) // max_span)) + 1):
-                first = int(events[0]) - (self.ask.history - max_span)
-                parts.append((user, max(begin, first), int(events[-1]) + 1, int(events[0])))
-        return tuple(np.array(parts, np.int64).reshape(-1, 4).T)
+            start, stop = int(seq.offsets[user]), int(seq.offsets[user + 1])
+            targets = start + np.flatnonzero(self.target[start:stop])
+            # Targets are in the same window if they are in the same span of `max_span` events from the first target on.
+            cuts = np.flatnonzero(np.diff((targets - targets[0]) // max_span)) + 1
+            for window_targets in np.split(targets, cuts):
+                first_target, last_target = int(window_targets[0]), int(window_targets[-1])
+                first_event = max(start, first_target - (self.request.history - max_span))
+                windows.append((user, first_event, last_target + 1, first_target))
+        return tuple(np.array(windows, np.int64).reshape(-1, 4).T)
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        """Return one function per batch of this rank's share of a step; each call builds its batch.
+        """Return one function per batch of this rank's share of a step; each call of it builds the batch.
 
         Args:
             step: The global step.
@@ -82,28 +98,39 @@ class RlTargets:
         """
         from nonet.samples.batches import count_window_positions, select_step_rows, split_by_size
 
-        ask, seq = self.ask, self.ask.events()
-        epoch, picks = select_step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
-        windows = self.cut_windows(self._users[picks[rank::world]])
-        row, block, stop, _ = windows
-        parts = split_by_size(count_window_positions(seq, (row, block, stop)), ask.chunk)
+        request, seq = self.request, self.request.events()
+        step_rows = min(request.rows, self.rows)
+        epoch, picks = select_step_rows(self.rows, step_rows, request.seed, request.stage, step)
+        windows = self.cut_windows(self._user_rows[picks[rank::world]])
+        user_row, first_event, stop_event, _ = windows
+        parts = split_by_size(count_window_positions(seq, (user_row, first_event, stop_event)), request.chunk)
         return [partial(self._make_batch, epoch, *(column[part] for column in windows)) for part in parts]
 
     def _make_batch(
-        self, epoch: int, row: np.ndarray, block: np.ndarray, stop: np.ndarray, first: np.ndarray
+        self,
+        epoch: int,
+        user_row: np.ndarray,
+        first_event: np.ndarray,
+        stop_event: np.ndarray,
+        first_target: np.ndarray,
     ) -> SampleBatch:
-        """Build a batch of windows; targets of the previous window are history in this one."""
+        """Build a batch of windows, given by the arrays [B] of `cut_windows`; only its own targets are trained on."""
         import torch
 
         from nonet.ranges import expand_ranges
         from nonet.samples.batches import make_window_batch
 
-        ask, seq = self.ask, self.ask.events()
-        assert ask.sids_IL is not None  # Every model that generates rollouts has semantic ids.
-        windows = row, block, stop
-        batch = make_window_batch(seq, ask.sids_IL, windows, stage=ask.stage, epoch=epoch, target=self.target)
-        index, offsets = expand_ranges(block - (block > seq.offsets[row]), stop)
-        batch.loss_mask.values.logical_and_(torch.from_numpy(index >= np.repeat(first, np.diff(offsets))))
+        request, seq = self.request, self.request.events()
+        assert request.sids_IL is not None  # Every model that generates rollouts has semantic ids.
+        windows = user_row, first_event, stop_event
+        batch = make_window_batch(
+            seq, request.sids_IL, windows, stage=request.stage, epoch=epoch, target=self.target
+        )
+        # The events of all windows; a window begins with the event before its first one if there is one.
+        has_previous = first_event > seq.offsets[user_row]
+        events, offsets = expand_ranges(first_event - has_previous, stop_event)
+        is_own = events >= np.repeat(first_target, np.diff(offsets))
+        batch.loss_mask.values.logical_and_(torch.from_numpy(is_own))
         return batch
 
     def state(self) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""The interface of sources of training samples: facts for planning, and a function that opens the source on a rank.
+"""The interface of sources of training samples.
 
-    open(request, options) -> Samples
-
-A source that needs none of the run's prepared events does not open them, so no trainer loads them.
+A plug-in is a `SampleSource`: facts for planning, and a function `open(request, options) -> Samples` that opens the source on a
+rank. A request has functions that open the run's prepared events and items, so a source that does not need them does not load
+them.
 """
 
 from __future__ import annotations
@@ -50,20 +50,23 @@ def _explain_nothing(options: Options, seed: int, engine: str | None) -> list[st
 
 @dataclass(frozen=True)
 class SampleSource:
-    """A kind of source of samples.
+    """A kind of source of samples (the plug-in).
 
     Attributes:
-        open: (request, options) -> Samples, or the dotted path of that function.
-        options: The source's keys in a scenario.
-        epoch: (options, rows) -> rows of an epoch, given those of the prepared sequences; None for an endless stream.
-        engines: Allowed values of `data.engine`: "local" in the trainer's process, "ray" on Ray Data.
-        targets: Whether stages may have a `target:` with it.
-        pin: options -> the options that a run keeps from its start on, such as the files that a pattern matches then.
-        weights: Whether samples have kinds and columns of events, which a stage's `weight:` and `propensity:` read.
-        until: (options, unix seconds from which on data.split holds events out, or None) -> options of a run.
-        check: Raises an error before a run starts if files cannot be read with the options that `until` returns.
-        explain: (options, seed, engine) -> lines that describe the rows and their order, or the dotted path of that
-            function.
+        open: Function (request, options) that opens the source and returns `Samples`, or its dotted path.
+        options: The class of the source's options in a scenario.
+        epoch: Function (options, rows) that returns the number of rows of an epoch, given that of the prepared sequences; it
+            returns None for an endless stream.
+        engines: Allowed values of `data.engine`: "local" reads in the trainer's process, "ray" on Ray Data.
+        targets: Whether stages that use it may have a `target:`.
+        weights: Whether samples have types and columns of events, which a stage's `weight:` and `propensity:` read.
+        pin: Function (options) that returns the options that a run keeps from its start on, such as the files that a pattern
+            matches then.
+        until: Function (options, end) that returns the options of a run; `end` is the unix seconds from which on data.split holds
+            events out, or None.
+        check: Function (options) that raises an error before a run starts if files cannot be read with the options that `until`
+            returns.
+        explain: Function (options, seed, engine) that returns lines that describe the rows and their order, or its dotted path.
     """
 
     open: str | Callable[..., Samples]
@@ -86,15 +89,15 @@ class SampleRequest:
         stage: Name of the stage; random draws depend on it, on the seed and on the step.
         seed: Seed of the stage.
         unit: "users" for windows of their events, or "events" for rows of a click model.
-        rows: Rows of a global step over all ranks.
-        history: Most events of a user in a sample.
-        target: Name of the stage's condition among the targets of the sequences; None for all events.
-        chunk: Most positions of one batch; a step's share is cut into as many batches as needed.
-        features: Sparse features that the model reads.
-        events: Opens the run's prepared sequences.
-        items: Opens the run's item table in the order of the dense index.
-        sids_IL: Semantic ids [I, L] int32; None for a model that has none.
-        joins: Columns that events get from stores; None for none.
+        rows: Number of rows of a global step over all ranks.
+        history: Maximum number of events of a user in a sample.
+        target: Name of the stage's target (a mask of events) in the sequences; None to train on all events.
+        chunk: Maximum number of model positions of one batch; a rank's share of a step is cut into as many batches as needed.
+        features: Names of the sparse features that the model reads.
+        events: Function that opens the run's prepared sequences.
+        items: Function that opens the run's item table in the order of the dense index.
+        sids_IL: Semantic ids of all items [I, L] int32; None for a model that has none.
+        joins: The joins that add columns of stores to events; None for none.
     """
 
     stage: str
@@ -116,31 +119,39 @@ class Samples(Protocol):
 
     @property
     def schema(self) -> Mapping[str, str]:
-        """Sparse feature -> meaning of its ids, such as {"item": "int64 an event", "user": "int64 a sequence"}."""
+        """The meaning of the ids of each sparse feature, such as {"item": "int64 an event", "user": "int64 a sequence"}."""
         ...
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], Any]]:
-        """Return functions that make the batches, at least one, of a rank's share of a step of the stage (from 0).
+        """Return functions that make the batches of a rank's share of a step.
 
-        They return a `SampleBatch`, or a `ClickBatch` if the unit is events. A batch may be empty, is made on demand, and
-        may be made twice. Steps are requested in order, each once, from where `restore` continues.
+        Steps are requested in order, each once, from where `restore` continues.
+
+        Args:
+            step: The global step of the stage, from 0.
+            rank: The data-parallel rank.
+            world: The number of data-parallel ranks.
+
+        Returns:
+            At least one function. It returns a `SampleBatch`, or a `ClickBatch` if the unit is events, which may be empty. It may
+            be called later and more than once.
         """
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return plain data (JSON) to continue after the last requested step; {} if the step number is sufficient."""
+        """Return the state after the last requested step as plain data for JSON; {} if the step number is sufficient."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
+        """Continue from the result of `state`."""
         ...
 
 
 @runtime_checkable
 class CountedSource(Protocol):
-    """A source that counts its rows.
+    """An opened source that records in a ledger which rows were used.
 
-    `batch` leases the rows of a step for all ranks, and the reader calls `ledger.apply_step` after the optimizer step. The
+    Its `batch` leases the rows of a step for all ranks, and the trainer calls `ledger.apply_step` after the optimizer step. The
     ledger is saved in checkpoints.
     """
 
@@ -161,7 +172,15 @@ class Source(Replaceable):
 
 
 def open_source(config: Options, request: SampleRequest) -> Samples:
-    """Open the source that `config["use"]` names. Raises ConfigError if it lacks a feature that the model reads."""
+    """Open a source.
+
+    Args:
+        config: The name of the source (`use`; by default "shuffled") and its options.
+        request: The input of the source.
+
+    Raises:
+        ConfigError: If there is no such source, or it lacks a feature that the model reads.
+    """
     options = dict(config)
     use = options.pop("use", "shuffled")
     samples = load_heavy(SOURCES.get(use).open)(request, options)

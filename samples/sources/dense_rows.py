@@ -1,4 +1,4 @@
-"""Converts rows of files to the run's own ids and checks every list against the items."""
+"""Converts the rows of users' files to item indices, user keys and unix seconds, and checks them."""
 
 # Shapes: B rows, N events.
 
@@ -20,13 +20,15 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 
 @dataclass(frozen=True)
 class DenseRowConverter:
-    """Converts rows to the run's own numbers: user_key [B] int64, item [N] int32 dense, time [N] int64.
+    """Converts rows to `user_key` [B] int64, and lists of `item` [N] int32 (dense item indices) and `time` [N] int64.
 
     Attributes:
-        user, items, time: columns of the rows.
-        index: the run's catalogue.
-        unit: the unit of times that are plain numbers; None to decide by their name or size.
-        until: unix seconds from which on `data.split` holds events out; None where it does not say.
+        user: Column of user ids.
+        items: List column of item ids.
+        time: List column of times; None to number the events instead.
+        index: The index of the run's catalogue of items.
+        unit: Unit of times that are plain numbers; None to determine it by their name or size.
+        until: Unix seconds from which on `data.split` holds events out; None for no end.
     """
 
     user: str
@@ -47,55 +49,67 @@ class DenseRowConverter:
         for name in filter(None, (self.user, self.items, self.time)):
             if name not in rows.schema.names:
                 raise DataError(f"data.source: no column {name!r}; there are {', '.join(rows.schema.names)}")
-        values, offsets = flatten_lists(rows.column(self.items), self.items)
-        item = self._index_items(values)
+        item_ids, offsets = flatten_lists(rows.column(self.items), self.items)
+        item_index = self._find_item_indices(item_ids)
         times = (
-            np.arange(len(values))
+            np.arange(len(item_ids))
             if self.time is None
             else self._convert_times(rows.column(self.time), offsets)
         )
-        cuts = pa.array(offsets)
+        offsets_array = pa.array(offsets)
         return {
             "user_key": pa.array(compute_keys("user", as_numbers(rows.column(self.user)))),
-            "item": pa.ListArray.from_arrays(cuts, pa.array(item)),
-            "time": pa.ListArray.from_arrays(cuts, pa.array(times)),
+            "item": pa.ListArray.from_arrays(offsets_array, pa.array(item_index)),
+            "time": pa.ListArray.from_arrays(offsets_array, pa.array(times)),
         }
 
-    def _index_items(self, values: pa.Array) -> np.ndarray:
-        """Return catalogue rows [N] int32."""
-        if values.null_count:
+    def _find_item_indices(self, item_ids: pa.Array) -> np.ndarray:
+        """Return the dense indices [N] int32 of items. Raises DataError if one is missing or not in the catalogue."""
+        if item_ids.null_count:
             raise DataError(
-                f"data.source: {values.null_count} values of {self.items!r} are missing; write lists without them"
+                f"data.source: {item_ids.null_count} values of {self.items!r} are missing; write lists without them"
             )
         try:
-            item = self.index.find(values)
+            item_index = self.index.find(item_ids)
         except DataError as error:
             raise DataError(f"data.source: column {self.items!r}: {error}") from None
-        absent = np.flatnonzero(item < 0)
-        if len(absent):
+        unknown = np.flatnonzero(item_index < 0)
+        if len(unknown):
             raise DataError(
-                f"data.source: {len(absent)} events are of items that data.items does not hold, "
-                f"the first: {values[int(absent[0])].as_py()!r}"
+                f"data.source: {len(unknown)} events are of items that data.items does not hold, "
+                f"the first: {item_ids[int(unknown[0])].as_py()!r}"
             )
-        return item
+        return item_index
 
     def _convert_times(self, column: pa.Array, offsets: np.ndarray) -> np.ndarray:
-        """Return unix seconds [N] int64. Raises DataError if they do not match the items or cannot be trained on."""
+        """Convert the times of events to unix seconds.
+
+        Args:
+            column: The list column of times [B].
+            offsets: Offsets [B + 1] of the items of each row, which the times must match.
+
+        Returns:
+            Unix seconds [N] int64.
+
+        Raises:
+            DataError: If the times do not match the items, are no valid times, are not ascending, or are held out.
+        """
         assert self.time is not None
-        values, own = flatten_lists(column, self.time)
-        unlike = np.flatnonzero(np.diff(own) != np.diff(offsets))
-        if len(unlike):
-            row = int(unlike[0])
+        values, own_offsets = flatten_lists(column, self.time)
+        unequal_rows = np.flatnonzero(np.diff(own_offsets) != np.diff(offsets))
+        if len(unequal_rows):
+            row = int(unequal_rows[0])
             raise DataError(
-                f"data.source: {len(unlike)} of {len(column)} rows have another number of {self.time!r} than of {self.items!r}, "
-                f"the first: {own[row + 1] - own[row]} and {offsets[row + 1] - offsets[row]}; write a time for each item"
+                f"data.source: {len(unequal_rows)} of {len(column)} rows have another number of {self.time!r} than of "
+                f"{self.items!r}, the first: {own_offsets[row + 1] - own_offsets[row]} and "
+                f"{offsets[row + 1] - offsets[row]}; write a time for each item"
             )
         if values.null_count:
             raise DataError(
                 f"data.source: {values.null_count} values of {self.time!r} are missing; write a time for each item"
             )
         try:
-            seconds, finer = convert_to_seconds(pa.chunked_array([values]), self.time, self.unit)
+            seconds, raw_times = convert_to_seconds(pa.chunked_array([values]), self.time, self.unit)
         except TypeError as error:
             raise DataError(
                 f"data.source: column {self.time!r} holds {error}; it must hold lists of timestamps or numbers"
@@ -104,24 +118,36 @@ class DenseRowConverter:
             raise DataError(
                 f"data.source: column {self.time!r}: {error}. Say data.source.unit: s, ms, us or ns"
             ) from None
-        ordered = seconds if finer is None else finer
-        back = np.flatnonzero(np.diff(ordered) < 0) + 1
-        back = back[~np.isin(back, offsets)]
-        if len(back):
+        finest_times = seconds if raw_times is None else raw_times
+        # Events that are earlier than the one before them.
+        earlier = np.flatnonzero(np.diff(finest_times) < 0) + 1
+        earlier = earlier[~np.isin(earlier, offsets)]  # The first event of a row has none before it.
+        if len(earlier):
             raise DataError(
-                f"data.source: {len(back)} values of {self.time!r} are before the one in front of them in their row; write each "
-                "row's events in the order of time"
+                f"data.source: {len(earlier)} values of {self.time!r} are before the one in front of them in their row; write "
+                "each row's events in the order of time"
             )
-        if self.until is not None and (late := int((seconds >= self.until).sum())):
+        if self.until is not None and (late_count := int((seconds >= self.until).sum())):
             raise DataError(
-                f"data.source: {late} of {len(seconds)} events are of {self.until} unix seconds or later, where data.split "
+                f"data.source: {late_count} of {len(seconds)} events are of {self.until} unix seconds or later, where data.split "
                 "begins to hold events out; write files that end before it, or give a later data.split.test"
             )
         return seconds
 
 
 def flatten_lists(column: pa.Array, name: str) -> tuple[pa.Array, np.ndarray]:
-    """Return the values [N] of a list column and the offsets [B + 1] int32; a missing list is empty."""
+    """Flatten a list column; a missing list counts as empty.
+
+    Args:
+        column: The list column [B].
+        name: Name of the column, for messages.
+
+    Returns:
+        The values [N], and the offsets [B + 1] int32 of each row's values.
+
+    Raises:
+        DataError: If the column is no list column.
+    """
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise DataError(f"data.source: column {name!r} is {kind}; it must be a list of each row's events")

@@ -5,8 +5,8 @@
       engine: local        # or ray; by default chosen by the size of the files
 
 Items are those of the run's own catalogue (`data.items`), which provides semantic ids and keys. Every event of a row is
-trained on, in windows of the run's history. Steps, ledger and checkpoints work as for every source; any number of trainers
-may continue from a checkpoint.
+trained on, in windows of at most the run's history. Steps, ledger and checkpoints work as for every source; a run can be
+resumed with another number of trainers.
 """
 
 # Shapes: B rows, N events.
@@ -38,17 +38,25 @@ if TYPE_CHECKING:
     from nonet.samples.streams import StreamBatch, StreamFeed
     from nonet.types import SampleBatch
 
-_SLICE_ROWS = 4096  # most rows of a slice
+_SLICE_ROWS = 4096  # Maximum number of rows of a slice.
 
 
 def count_epoch_rows(options: Mapping[str, Any], rows: int) -> int:
-    """Return the rows of an epoch: those of the files."""
-    made, *_ = parse_options(options)
-    return made.make_stream(0).open().rows
+    """Return the number of rows of an epoch: those of the files; `rows`, of the prepared sequences, is ignored."""
+    file_options, *_ = parse_options(options)
+    return file_options.make_stream(0).open().rows
 
 
 class FileWindows:
-    """Windows of the sequences that files hold."""
+    """Windows of the sequences in files: the source `parquet`, opened on a rank.
+
+    Args:
+        request: What the stage requests.
+        options: The options of the source (`FileSourceOptions`), with the engine and the end of training events.
+
+    Raises:
+        ConfigError: If the request is one that this source cannot serve.
+    """
 
     schema: Mapping[str, str] = {"item": "int64 an event", "user": "int64 a sequence"}
 
@@ -57,11 +65,10 @@ class FileWindows:
             raise ConfigError(
                 "data.source: parquet gives sequences without a `target:`; click models read `shuffled`"
             )
-        self.ask = request
+        self.request = request
         self._options, self._engine, self._until = parse_options(options)
-        self._batches: Iterator[StreamBatch] | None = None
-        self._next = -1
-        self._skips: dict[int, list[StreamBatch]] = {}
+        self._batches: Iterator[StreamBatch] | None = None  # Reads ahead of the requested steps.
+        self._next_step = -1  # The step whose batches `_batches` yields next.
 
     @cached_property
     def feed(self) -> StreamFeed:
@@ -69,30 +76,32 @@ class FileWindows:
         from nonet.samples.sources.dense_rows import DenseRowConverter
 
         options = self._options
-        dense = DenseRowConverter(
+        convert_rows = DenseRowConverter(
             options.user, options.items, options.time, self._index, detect_time_unit(options), self._until
         )
-        stream = options.make_stream(self.ask.seed).map(dense, workers=options.workers)
-        rows = min(self.ask.rows, _SLICE_ROWS)
-        return stream.open(rows=rows, step_rows=self.ask.rows, engine=self._engine, name=self.ask.stage)
+        stream = options.make_stream(self.request.seed).map(convert_rows, workers=options.workers)
+        rows = min(self.request.rows, _SLICE_ROWS)
+        return stream.open(
+            rows=rows, step_rows=self.request.rows, engine=self._engine, name=self.request.stage
+        )
 
     @cached_property
     def _index(self) -> ItemIndex:
-        """The catalogue, hashed once for all slices."""
+        """The catalogue of items, indexed once for all slices."""
         from nonet.samples.preparation import ItemIndex
 
-        return ItemIndex(self.ask.items()["item_id"].combine_chunks())
+        return ItemIndex(self.request.items()["item_id"].combine_chunks())
 
     @cached_property
     def ledger(self) -> SampleLedger:
-        """The ledger of the rows that were used."""
+        """The ledger of the rows that were used in training."""
         return self.feed.make_ledger()
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        """Lease a step and return functions that make the batches of a rank's share."""
+        """Lease a step, read a rank's share of it, and return functions that make its batches; see `Samples.batch`."""
         self._cut_steps(world)
-        for part in self.feed.get_slices(step):
-            self.ledger.lease(part)
+        for order_slice in self.feed.get_slices(step):
+            self.ledger.lease(order_slice)
         batches = self._read_step(step, rank, world)
         for batch in batches:
             self.ledger.note(batch.slice, batch.filtered, batch.skipped)
@@ -106,28 +115,31 @@ class FileWindows:
         """Ignore the state, because there is none."""
 
     def _cut_steps(self, world: int) -> None:
-        """Cut steps in one slice per trainer, because large slices cost less; the rows of a step stay the same."""
-        rows = min(-(-self.ask.rows // world), _SLICE_ROWS)
-        if rows != self.feed.steps.slice_rows:
-            self.feed.steps = replace(self.feed.steps, slice_rows=rows)
+        """Set the size of slices so that a step has one per trainer, because large slices cost less per row.
+
+        The rows of a step stay the same.
+        """
+        slice_rows = min(-(-self.request.rows // world), _SLICE_ROWS)
+        if slice_rows != self.feed.steps.slice_rows:
+            self.feed.steps = replace(self.feed.steps, slice_rows=slice_rows)
             self._batches = None
 
     def _read_step(self, step: int, rank: int, world: int) -> list[StreamBatch]:
-        """Return the batches of the rank's slices of a step; later slices are prepared meanwhile."""
-        if self._batches is None or step != self._next:
+        """Return the batches of the rank's slices of a step; slices of later steps are read ahead."""
+        if self._batches is None or step != self._next_step:
             slices = self.feed.iterate_steps(step, rank, world)
             self._batches = self.feed.iterate_batches(slices, shared=world > 1)
-        self._next = step + 1
-        batches, due = [], len(self.feed.get_slices(step, rank, world))
-        while due:
+        self._next_step = step + 1
+        batches, unfinished_slices = [], len(self.feed.get_slices(step, rank, world))
+        while unfinished_slices:
             batches.append(next(self._batches))
-            due -= batches[-1].last
+            unfinished_slices -= batches[-1].last  # 1 for the last batch of a slice, else 0.
         return batches
 
     def _make_batches(
         self, step: int, rank: int, batches: Sequence[StreamBatch]
     ) -> Sequence[Callable[[], SampleBatch]]:
-        """Return functions that make batches of windows of bounded size."""
+        """Return functions that make batches of windows, of at most `request.chunk` positions, from a step's rows."""
         from nonet.samples.batches import (
             count_window_positions,
             cut_target_windows,
@@ -135,51 +147,62 @@ class FileWindows:
             split_by_size,
         )
 
-        ask, seq, epoch = (
-            self.ask,
-            _make_sequences(batches, self._index.keys),
-            self.feed.steps.get_places(step)[0],
-        )
-        assert ask.sids_IL is not None
+        request, seq = self.request, _make_sequences(batches, self._index.keys)
+        epoch = self.feed.steps.get_places(step)[0]
+        assert request.sids_IL is not None
         rows = np.arange(len(seq))
         windows = cut_target_windows(
-            seq, rows, history=ask.history, stage=ask.stage, epoch=epoch, seed=ask.seed + step, target=None
+            seq,
+            rows,
+            history=request.history,
+            stage=request.stage,
+            epoch=epoch,
+            seed=request.seed + step,  # Rows have other numbers in each step, so they draw anew.
+            target=None,
         )
-        stage = f"{ask.stage}/{step}.{rank}"  # rows are numbered within a rank's share of a step
-        make = partial(make_window_batch, seq, ask.sids_IL, stage=stage, epoch=epoch, target=None)
-        row, block, stop = windows
-        parts = split_by_size(count_window_positions(seq, windows), ask.chunk)
-        return [partial(make, (row[part], block[part], stop[part])) for part in parts]
+        # The ids of samples name the step and the rank, because rows are numbered within a rank's share of a step.
+        uid_stage = f"{request.stage}/{step}.{rank}"
+        make_batch = partial(
+            make_window_batch, seq, request.sids_IL, stage=uid_stage, epoch=epoch, target=None
+        )
+        user_row, first_event, stop_event = windows
+        parts = split_by_size(count_window_positions(seq, windows), request.chunk)
+        return [partial(make_batch, (user_row[part], first_event[part], stop_event[part])) for part in parts]
 
 
 def _make_sequences(batches: Sequence[StreamBatch], keys: np.ndarray) -> Sequences:
-    """Convert rows of batches to sequences in which every event is a training event."""
+    """Convert rows of batches to sequences, one per row, in which every event is a training event.
+
+    Args:
+        batches: Batches of rows that `DenseRowConverter` converted.
+        keys: Key of each item of the catalogue.
+    """
     from nonet.samples.sequences import TRAIN, Sequences
 
-    users = np.concatenate([np.zeros(0, np.int64), *(batch["user_key"].numpy() for batch in batches)])
-    lengths = np.concatenate(
+    user_keys = np.concatenate([np.zeros(0, np.int64), *(batch["user_key"].numpy() for batch in batches)])
+    event_counts = np.concatenate(
         [np.zeros(0, np.int64), *(np.diff(batch["item"].offsets.numpy()) for batch in batches)]
     )
     item, time = (
-        np.concatenate([np.zeros(0, kind), *(batch[name].values.numpy() for batch in batches)])
-        for name, kind in (("item", np.int32), ("time", np.int64))
+        np.concatenate([np.zeros(0, dtype), *(batch[name].values.numpy() for batch in batches)])
+        for name, dtype in (("item", np.int32), ("time", np.int64))
     )
     return Sequences(
-        user_id=users,
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        user_id=user_keys,
+        offsets=np.concatenate([[0], np.cumsum(event_counts)]).astype(np.int64),
         item=item,
         time=time,
         event=np.zeros(len(item), np.int32),
         split=np.full(len(item), TRAIN, np.int8),
-        user_key=users,
+        user_key=user_keys,
         item_key=keys,
     )
 
 
 def explain_files(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
-    """Describe the stream that trainers read."""
-    own, *_ = parse_options(options)
-    return own.make_stream(seed).explain(engine).splitlines()
+    """Return lines that describe the stream that trainers read."""
+    file_options, *_ = parse_options(options)
+    return file_options.make_stream(seed).explain(engine).splitlines()
 
 
 SPEC = SampleSource(

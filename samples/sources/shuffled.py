@@ -18,39 +18,41 @@ if TYPE_CHECKING:
     from nonet.samples.ledger import SampleLedger
     from nonet.types import SampleBatch
 
-_TIMELESS = 0.1  # share of a click model's rows that are trained without time features
+_TIMELESS_SHARE = 0.1  # The share of a click model's rows that are trained without time features.
 
 
 class _ShuffledSource:
-    """Common part of both units: rows of a step, leased when they are requested."""
+    """Base class of the sources of both units, users and events: the rows of a step, leased when they are requested."""
 
     def __init__(self, request: SampleRequest):
-        self.ask = request
+        self.request = request
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch."""
+        """Number of rows of an epoch."""
         raise NotImplementedError
 
     @cached_property
     def ledger(self) -> SampleLedger:
-        """The ledger of an epoch's rows that were used."""
+        """The ledger of the rows that were used in training."""
         from nonet.samples.batches import make_row_order
         from nonet.samples.ledger import DataManifest, SampleLedger
 
-        order = make_row_order(self.rows, self.ask.seed, self.ask.stage)
-        manifest = DataManifest.from_rows(self.ask.unit, self.rows, self.ask.events().summary)
-        return SampleLedger(manifest, order.hash_steps(self.ask.rows), self.rows, first_order=order.digest)
+        order = make_row_order(self.rows, self.request.seed, self.request.stage)
+        manifest = DataManifest.from_rows(self.request.unit, self.rows, self.request.events().summary)
+        return SampleLedger(
+            manifest, order.hash_steps(self.request.rows), self.rows, first_order=order.digest
+        )
 
     def _lease_step(self, step: int) -> tuple[int, np.ndarray]:
-        """Lease a step and return its epoch and its rows over all ranks."""
+        """Lease a step in the ledger and return its epoch and its rows, those of all ranks."""
         from nonet.samples.batches import select_step_rows
         from nonet.samples.ledger import EpochSteps, OrderSlice
 
-        ask = self.ask
-        epoch, start, stop = EpochSteps(self.rows, ask.rows, ask.rows).get_places(step)
+        request = self.request
+        epoch, start, stop = EpochSteps(self.rows, request.rows, request.rows).get_places(step)
         self.ledger.lease(OrderSlice(step, 0, epoch, start, stop))
-        return select_step_rows(self.rows, ask.rows, ask.seed, ask.stage, step)
+        return select_step_rows(self.rows, request.rows, request.seed, request.stage, step)
 
     def state(self) -> Mapping[str, Any]:
         """Return an empty state; the ledger holds all of it."""
@@ -65,19 +67,21 @@ class UserWindows(_ShuffledSource):
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch: all users."""
-        return len(self.ask.events())
+        """Number of rows of an epoch: all users."""
+        return len(self.request.events())
 
     @property
     def schema(self) -> Mapping[str, str]:
-        """Sparse feature -> meaning of its ids."""
-        columns = {name: f"{values.dtype} an event" for name, values in self.ask.events().columns.items()}
-        joined = self.ask.joins.get_kinds() if self.ask.joins else {}
-        columns |= {name: f"{kind} an event" for name, kind in joined.items()}
-        return {"item": "int64 an event", "user": "int64 a sequence", **columns}
+        """The meaning of the ids of each sparse feature, by name."""
+        column_meanings = {
+            name: f"{values.dtype} an event" for name, values in self.request.events().columns.items()
+        }
+        joined_kinds = self.request.joins.get_kinds() if self.request.joins else {}
+        column_meanings |= {name: f"{kind} an event" for name, kind in joined_kinds.items()}
+        return {"item": "int64 an event", "user": "int64 a sequence", **column_meanings}
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        """Lease a step and return functions that make the batches of a rank's share."""
+        """Lease a step and return functions that make the batches of a rank's share; see `Samples.batch`."""
         from nonet.samples.batches import (
             count_window_positions,
             cut_target_windows,
@@ -85,75 +89,80 @@ class UserWindows(_ShuffledSource):
             split_by_size,
         )
 
-        ask, seq = self.ask, self.ask.events()
-        assert ask.sids_IL is not None  # models of users have semantic ids
-        target = seq.targets[ask.target] if ask.target else None
+        request, seq = self.request, self.request.events()
+        assert request.sids_IL is not None  # Every model that reads sequences of users has semantic ids.
+        target = seq.targets[request.target] if request.target else None
         epoch, rows = self._lease_step(step)
         windows = cut_target_windows(
             seq,
             rows[rank::world],
-            history=ask.history,
-            stage=ask.stage,
+            history=request.history,
+            stage=request.stage,
             epoch=epoch,
-            seed=ask.seed,
+            seed=request.seed,
             target=target,
         )
-        make = partial(make_window_batch, seq, ask.sids_IL, stage=ask.stage, epoch=epoch, target=target)
-        row, block, stop = windows
-        parts = split_by_size(count_window_positions(seq, windows), ask.chunk)
-        return [partial(make, (row[part], block[part], stop[part])) for part in parts]
+        make_batch = partial(
+            make_window_batch, seq, request.sids_IL, stage=request.stage, epoch=epoch, target=target
+        )
+        user_row, first_event, stop_event = windows
+        parts = split_by_size(count_window_positions(seq, windows), request.chunk)
+        return [partial(make_batch, (user_row[part], first_event[part], stop_event[part])) for part in parts]
 
 
 class EventRows(_ShuffledSource):
-    """Training events as rows of a click model; a tenth of them learn without their moment."""
+    """Training events as rows of a click model; a tenth of them are trained without time features."""
 
     @cached_property
     def _clicks(self) -> Any:
+        """The rows of all events as a click model reads them (`ClickRows`)."""
         from nonet.samples.batches import ClickRows
 
-        ask, seq = self.ask, self.ask.events()
-        return ClickRows.from_target(seq, ask.items(), ask.target, ask.features, ask.history)
+        request, seq = self.request, self.request.events()
+        return ClickRows.from_target(seq, request.items(), request.target, request.features, request.history)
 
     @cached_property
-    def _trained(self) -> np.ndarray:
+    def _training_events(self) -> np.ndarray:
+        """The indices in `_clicks` of the events of the training split."""
         from nonet.samples.sequences import TRAIN
 
         return self._clicks.find_rows(TRAIN)
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch: all training events."""
-        return len(self._trained)
+        """Number of rows of an epoch: all training events."""
+        return len(self._training_events)
 
     @property
     def schema(self) -> Mapping[str, str]:
-        """Sparse feature -> meaning of its ids."""
+        """The meaning of the ids of each sparse feature, by name."""
         return dict.fromkeys(self._clicks.list_features(), "int64 ids of an event")
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], ClickBatch]]:
-        """Lease a step and return the function that makes the batch of a rank's share."""
+        """Lease a step and return the function that makes the batch of a rank's share; see `Samples.batch`."""
         from nonet.random import rng
         from nonet.samples.batches import ClickBatch
 
-        ask, clicks = self.ask, self._clicks
-        _, places = self._lease_step(step)
-        timeless = rng(ask.seed, ask.stage, step, "timeless").random(len(places)) < _TIMELESS
-        mine = slice(rank, None, world)
-        index = self._trained[places][mine]
+        request, clicks = self.request, self._clicks
+        _, rows = self._lease_step(step)
+        is_timeless = rng(request.seed, request.stage, step, "timeless").random(len(rows)) < _TIMELESS_SHARE
+        rank_rows = slice(rank, None, world)
+        events = self._training_events[rows][rank_rows]
+        timeless_rows = is_timeless[rank_rows]
         return [
             lambda: ClickBatch(
-                clicks.batch(index, without_moment=timeless[mine]), clicks.label[index], len(places)
+                clicks.batch(events, without_moment=timeless_rows), clicks.label[events], len(rows)
             )
         ]
 
 
 def open_shuffled(request: SampleRequest, options: Mapping[str, Any]) -> UserWindows | EventRows:
-    """Return the run's events as the stage's unit requires."""
+    """Open the source for the request's unit: users or events."""
     return UserWindows(request) if request.unit == "users" else EventRows(request)
 
 
 def explain_shuffled(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
-    """Describe which rows are read in which order."""
+    """Return lines that describe which rows are read in which order."""
     return [
         "the run's own sequences, each user's (a click model: each event's) row once an epoch",
         f"order: groups of 65,536 rows shuffled by seed {seed}, the stage and the epoch, and rows inside each",

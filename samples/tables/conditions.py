@@ -1,8 +1,11 @@
 """Conditions such as `rating >= 4 and event in ('cart', 'order')`, compiled to an Arrow expression.
 
-The text is parsed by `ast` and translated node by node; nothing is ever evaluated as Python. Allowed:
-comparisons (chained too), `and`, `or`, `not`, `in`, `not in`, brackets, columns, numbers, text, true and
-false. A row where a compared column is null does not match, nor does it match the negation.
+The text is parsed by `ast` and compiled node by node; nothing is ever evaluated as Python. Allowed are comparisons (also
+chained), `and`, `or`, `not`, `in`, `not in`, brackets, columns, numbers, text, true and false. A row in which a compared column
+is null matches neither a condition nor its negation.
+
+An operand is a column or a literal. Its kind is "a number", "text", "true or false" or "a moment" (a date or timestamp); only
+operands of the same kind can be compared, except that a text literal is read as a moment beside a column of moments.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import pyarrow.dataset as ds
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -31,7 +34,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text"
+_ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text"  # For messages.
 
 
 def compile_condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Expression:
@@ -40,7 +43,7 @@ def compile_condition(text: str, schema: pa.Schema, *, name: str = "condition") 
     Args:
         text: The condition.
         schema: Schema of the rows.
-        name: Prefix of every error message.
+        name: Prefix of error messages.
 
     Raises:
         ConfigError: If the text is not a valid condition.
@@ -49,7 +52,7 @@ def compile_condition(text: str, schema: pa.Schema, *, name: str = "condition") 
 
 
 def match_rows(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarray:
-    """Return which rows [N] bool match a condition; null counts as false.
+    """Return which rows [N] bool match a condition; a row for which the condition is null does not match.
 
     Args:
         text: The condition.
@@ -68,21 +71,30 @@ def match_rows(text: str, table: pa.Table, *, name: str = "condition") -> np.nda
 
 
 class _ConditionCompiler:
-    """Compiles one condition to an Arrow expression."""
+    """Compiles one condition to an Arrow expression; every method raises ConfigError for what is not allowed.
+
+    Args:
+        text: The condition.
+        schema: Schema of the rows.
+        name: Prefix of error messages.
+    """
 
     def __init__(self, text: str, schema: pa.Schema, name: str):
         self.text, self.schema, self.name = text, schema, name
 
     def compile(self) -> pc.Expression:
+        """Return the expression of the whole condition."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # ignores, for example, an unknown escape in quoted text
+                warnings.simplefilter("ignore")  # For example about an unknown escape in quoted text.
                 tree = ast.parse(self.text.strip(), mode="eval")
             return self._compile_boolean(tree.body)
         except SyntaxError as error:
-            where = f" near character {error.offset}" if error.offset else ""
-            single = " Write == to compare." if _has_lone_equals(self.text) else ""
-            raise self._make_error(f"is not a condition{where}.{single} Allowed: {_ALLOWED}") from None
+            location = f" near character {error.offset}" if error.offset else ""
+            equals_hint = " Write == to compare." if _has_lone_equals(self.text) else ""
+            raise self._make_error(
+                f"is not a condition{location}.{equals_hint} Allowed: {_ALLOWED}"
+            ) from None
         except (RecursionError, MemoryError, ValueError):
             raise self._make_error(
                 f"is too deep or holds an illegal character. Allowed: {_ALLOWED}"
@@ -107,33 +119,33 @@ class _ConditionCompiler:
         raise self._make_error(f"holds {ast.unparse(node)!r}, which is not a condition. Allowed: {_ALLOWED}")
 
     def _compile_comparison(self, node: ast.Compare) -> pc.Expression:
-        """Compile a chain of comparisons and memberships."""
-        parts, left = [], node.left
+        """Compile a chain of comparisons and memberships, such as `1 < a <= b`, to the conjunction of its pairs."""
+        expressions, left = [], node.left
         for op, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(op, ast.In | ast.NotIn):
-                inside = self._compile_membership(left, right)
-                parts.append(inside if isinstance(op, ast.In) else ~inside)
-            elif type(op) in _COMPARE:
-                parts.append(self._compile_pair(left, _COMPARE[type(op)], right))
+                is_member = self._compile_membership(left, right)
+                expressions.append(is_member if isinstance(op, ast.In) else ~is_member)
+            elif type(op) in _COMPARISONS:
+                expressions.append(self._compile_pair(left, _COMPARISONS[type(op)], right))
             else:
                 raise self._make_error("uses `is`; write == or != instead")
             left = right
-        return functools.reduce(operator.and_, parts)
+        return functools.reduce(operator.and_, expressions)
 
     def _compile_pair(
-        self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr
+        self, left: ast.expr, operation: Callable[[Any, Any], Any], right: ast.expr
     ) -> pc.Expression:
         """Compile the comparison of two operands, at least one of them a column."""
         kinds = [self._get_kind(left), self._get_kind(right)]
-        columns = [side for side in (left, right) if self._is_column(side)]
-        if not columns:
+        column_nodes = [side for side in (left, right) if self._is_column(side)]
+        if not column_nodes:
             raise self._make_error(
                 f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them"
             )
         if kinds[0] != kinds[1] and kinds != ["a moment", "text"] and kinds != ["text", "a moment"]:
-            raise self._make_mismatch_error(columns[0], right if columns[0] is left else left)
-        column_type = self._get_field(columns[0]).type
-        return compare(self._compile_operand(left, column_type), self._compile_operand(right, column_type))
+            raise self._make_mismatch_error(column_nodes[0], right if column_nodes[0] is left else left)
+        column_type = self._get_field(column_nodes[0]).type
+        return operation(self._compile_operand(left, column_type), self._compile_operand(right, column_type))
 
     def _compile_membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
         """Compile `column in (literals)`; a row with null matches neither the condition nor its negation."""
@@ -159,26 +171,27 @@ class _ConditionCompiler:
                 f"has values in `in` that do not fit column {ast.unparse(left)!r} ({column_type})"
             ) from None
         column = pc.field(self._get_field(left).name)
-        unknown = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
-        return column.isin(values) | unknown
+        # `isin` is false for null; `or` with this null makes it null, so that the negation is null as well.
+        null_if_missing = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
+        return column.isin(values) | null_if_missing
 
     def _compile_operand(self, node: ast.expr, column_type: pa.DataType) -> Any:
-        """Compile a column or a literal of a comparison."""
+        """Compile a column, or a literal that is compared with a column of `column_type`."""
         if self._is_column(node):
             return pc.field(self._get_field(node).name)
         value = self._read_literal(node, column_type)
         try:
-            own = pa.types.is_floating(column_type) or pa.types.is_temporal(column_type)
-            return pc.scalar(pa.scalar(value, type=column_type if own else None))
+            needs_column_type = pa.types.is_floating(column_type) or pa.types.is_temporal(column_type)
+            return pc.scalar(pa.scalar(value, type=column_type if needs_column_type else None))
         except (pa.ArrowException, OverflowError):
             raise self._make_error(f"has {value!r}, which does not fit a column of {column_type}") from None
 
     def _read_literal(self, node: ast.expr, column_type: pa.DataType) -> Any:
-        """Return the Python value of a literal, for comparison with a column of `column_type`."""
+        """Return the Python value of a literal that is compared with a column of `column_type`."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             value = self._read_literal(node.operand, column_type)
             return -value if isinstance(node.op, ast.USub) else value
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name):  # A name that is no column is true or false.
             return node.id.lower() == "true"
         assert isinstance(node, ast.Constant)
         if pa.types.is_temporal(column_type):
@@ -186,14 +199,14 @@ class _ConditionCompiler:
         return node.value
 
     def _parse_timestamp(self, text: str, column_type: pa.DataType) -> Any:
-        """Parse an ISO timestamp or date for comparison with a temporal column."""
+        """Parse an ISO timestamp or date to a date or datetime, depending on the type of a temporal column."""
         try:
-            when = datetime.fromisoformat(text)
+            timestamp = datetime.fromisoformat(text)
         except ValueError:
             raise self._make_error(
                 f"compares a column of {column_type} with {text!r}, which is not an ISO timestamp such as 2026-11-19"
             ) from None
-        return when.date() if pa.types.is_date(column_type) else when
+        return timestamp.date() if pa.types.is_date(column_type) else timestamp
 
     def _get_kind(self, node: ast.expr) -> str:
         """Return the kind of an operand: "a number", "text", "true or false" or "a moment".
@@ -219,26 +232,33 @@ class _ConditionCompiler:
 
     def _get_column_kind(self, node: ast.expr) -> str:
         """Return the kind of a column by its type."""
-        kind = self._get_field(node).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if pa.types.is_boolean(kind):
+        column_type = self._get_field(node).type
+        if pa.types.is_dictionary(column_type):
+            column_type = column_type.value_type
+        if pa.types.is_boolean(column_type):
             return "true or false"
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        if (
+            pa.types.is_integer(column_type)
+            or pa.types.is_floating(column_type)
+            or pa.types.is_decimal(column_type)
+        ):
             return "a number"
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
             return "text"
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        if pa.types.is_timestamp(column_type) or pa.types.is_date(column_type):
             return "a moment"
-        raise self._make_error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
+        raise self._make_error(
+            f"uses column {ast.unparse(node)!r} of type {column_type}, which cannot be compared"
+        )
 
     def _is_column(self, node: ast.expr) -> bool:
+        """Return whether a node is a name other than true and false; a column may have one of these names, too."""
         if not isinstance(node, ast.Name):
             return False
         return node.id in self.schema.names or node.id.lower() not in ("true", "false")
 
     def _get_field(self, node: ast.expr) -> pa.Field:
-        """Return the schema's field of a column."""
+        """Return the schema's field of a column. Raises ConfigError if there is none."""
         assert isinstance(node, ast.Name)
         if node.id not in self.schema.names:
             near = suggest_sentence(node.id, self.schema.names)
@@ -252,20 +272,27 @@ class _ConditionCompiler:
 
     def _make_mismatch_error(self, column: ast.expr, other: ast.expr) -> ConfigError:
         """Build the error for a column that is compared with another kind of value."""
-        shown = ast.unparse(other)
-        what = f"column {shown!r}, which is" if self._is_column(other) else f"{shown}, which is"
+        other_text = ast.unparse(other)
+        other_description = (
+            f"column {other_text!r}, which is" if self._is_column(other) else f"{other_text}, which is"
+        )
         return self._make_error(
             f"compares column {ast.unparse(column)!r} ({self._format_type(column)}, {self._get_kind(column)}) with "
-            f"{what} {self._get_kind(other)}. Compare it with {self._get_kind(column)}"
+            f"{other_description} {self._get_kind(other)}. Compare it with {self._get_kind(column)}"
         )
 
-    def _make_error(self, what: str) -> ConfigError:
-        shown = self.text if len(self.text) <= 200 else self.text[:200] + "..."
-        return ConfigError(f"{self.name}: {shown!r} {what}.")
+    def _make_error(self, problem: str) -> ConfigError:
+        """Build the error whose message is the (shortened) condition followed by the problem, such as "uses `is`"."""
+        shown_text = self.text if len(self.text) <= 200 else self.text[:200] + "..."
+        return ConfigError(f"{self.name}: {shown_text!r} {problem}.")
 
 
 def list_names(text: str) -> set[str]:
-    """Return the names that a condition reads; an empty set if it cannot be parsed, which `compile_condition` reports."""
+    """Return all names in a condition, of columns, true and false.
+
+    Returns:
+        The names; an empty set if the condition cannot be parsed, which `compile_condition` reports.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -276,7 +303,10 @@ def list_names(text: str) -> set[str]:
 
 
 def _has_lone_equals(text: str) -> bool:
+    """Return whether a text has a single `=` that is not a part of `==`, `<=`, `>=` or `!=`."""
     return any(
-        char == "=" and text[i - 1 : i] not in ("=", "<", ">", "!") and text[i + 1 : i + 2] != "="
-        for i, char in enumerate(text)
+        character == "="
+        and text[index - 1 : index] not in ("=", "<", ">", "!")
+        and text[index + 1 : index + 2] != "="
+        for index, character in enumerate(text)
     )

@@ -1,10 +1,8 @@
-"""Finds the files of a table behind a path, glob, folder, URI or `builtin:` name, by one rule for local and remote places.
+"""Finds the files of a table behind a path, glob, folder, URI or `builtin:` name, by one rule for all filesystems.
 
-Path components that begin with `_` or `.` below the folder or wildcard are ignored, because Spark, Hive and Delta keep
-their own
-files there. In a glob, `*`, `?` and `[...]` match within one component, and `**` matches any number of components. Folders
-named
-`key=value` become columns (`FolderColumns`).
+Path components that begin with `_` or `.` below the folder or wildcard are ignored, because Spark, Hive and Delta keep their
+own files there. In a glob, `*`, `?` and `[...]` match within one component, and `**` matches any number of components. Folders
+named `key=value` become columns (`FolderColumns`).
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from nonet.errors import DataError
 from nonet.samples.tables.retries import get_first_line, read_with_retries
 from nonet.suggest import join_names, suggest_sentence
 
-_WILD = "*?["
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-_DATA = Path(__file__).parents[1] / "data"
-_PREFIX = "builtin:"
-_NOTICES = {
+_WILDCARDS = "*?["
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's folder value for null.
+_BUILTIN_FOLDER = Path(__file__).parents[1] / "data"
+_BUILTIN_PREFIX = "builtin:"
+_LICENCE_NOTICES = {
     "movielens-small": (
         "MovieLens latest-small (October 2016) by GroupLens, University of Minnesota: for research, to be "
         "redistributed "
@@ -45,21 +43,24 @@ def get_builtin_path(name: str) -> Path:
     Raises:
         DataError: If there is no such file; the message lists the existing ones.
     """
-    known = [f"{_PREFIX}{file.relative_to(_DATA).as_posix()}" for file in sorted(_DATA.glob("*/*.parquet"))]
-    if name not in known:
+    names = [
+        f"{_BUILTIN_PREFIX}{file.relative_to(_BUILTIN_FOLDER).as_posix()}"
+        for file in sorted(_BUILTIN_FOLDER.glob("*/*.parquet"))
+    ]
+    if name not in names:
         raise DataError(
-            f"{name}: no such built-in table; there are {join_names(known)}.{suggest_sentence(name, known)}"
+            f"{name}: no such built-in table; there are {join_names(names)}.{suggest_sentence(name, names)}"
         )
-    return _DATA / name.removeprefix(_PREFIX)
+    return _BUILTIN_FOLDER / name.removeprefix(_BUILTIN_PREFIX)
 
 
 def get_licence_notice(path: str | os.PathLike[str]) -> str | None:
     """Return one line with the licence of a built-in data set and the path of its terms; None for other data."""
     text = os.fspath(path)
-    if not text.startswith(_PREFIX):
+    if not text.startswith(_BUILTIN_PREFIX):
         return None
     folder = get_builtin_path(text).parent
-    return _NOTICES[folder.name].format(terms=folder / "README.txt")
+    return _LICENCE_NOTICES[folder.name].format(terms=folder / "README.txt")
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class FoundFiles:
     """The files behind a path, sorted by name.
 
     Attributes:
-        system: the filesystem that reads them.
-        files: their paths in it.
+        system: The filesystem of the files.
+        files: Their paths in this filesystem.
     """
 
     system: pafs.FileSystem
@@ -76,16 +77,16 @@ class FoundFiles:
 
     @cached_property
     def partitions(self) -> FolderColumns:
-        """The columns that the folders' names hold."""
+        """The columns that the names of `key=value` folders define."""
         return FolderColumns.from_files(self.files)
 
 
 def find_parquet(
     path: str | os.PathLike[str], label: str, ending: str | Sequence[str] = ".parquet"
 ) -> tuple[pafs.FileSystem, list[str]]:
-    """Return the filesystem and the files behind `path`; see `find_files`."""
-    found = find_files(path, label, ending)
-    return found.system, found.files
+    """Return the filesystem and the paths of the files behind `path`; arguments and errors as for `find_files`."""
+    source = find_files(path, label, ending)
+    return source.system, source.files
 
 
 def find_files(
@@ -94,143 +95,171 @@ def find_files(
     """Find the files behind a path, glob, folder, URI or builtin name.
 
     Args:
-        path: The place. A folder means all files below it with `ending`; if there are none and Parquet files are wanted,
-            those that begin with the Parquet magic bytes.
+        path: Path, glob, folder, URI or `builtin:` name. A folder stands for all files below it with `ending`; if there are none
+            and Parquet files are wanted, for the files without an ending that begin with the Parquet magic bytes.
         label: Prefix of every error message.
-        ending: One ending or several.
+        ending: One ending or several, such as ".parquet".
 
     Raises:
-        DataError: There is no file, or the place cannot be listed.
+        DataError: If there is no file, or the files cannot be listed.
     """
-    text = os.fspath(path)
+    path_text = os.fspath(path)
     endings = (ending,) if isinstance(ending, str) else tuple(ending)
-    if text.startswith(_PREFIX):
-        file = get_builtin_path(text)
+    if path_text.startswith(_BUILTIN_PREFIX):
+        file = get_builtin_path(path_text)
         return FoundFiles(pafs.LocalFileSystem(), [str(file)])
-    remote = "://" in text
+    is_remote = "://" in path_text
     try:
-        return read_with_retries(lambda: _find_without_retry(text, label, endings, remote), f"{label} {text}")
+        return read_with_retries(
+            lambda: _find_without_retry(path_text, label, endings, is_remote), f"{label} {path_text}"
+        )
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise DataError(f"{label} {text}: cannot be listed: {get_first_line(error)}") from None
+        raise DataError(f"{label} {path_text}: cannot be listed: {get_first_line(error)}") from None
     except DataError as error:
-        said = str(error)
-        raise (DataError(said.replace("cannot be read", "cannot be listed")) if remote else error) from None
+        message = str(error)
+        raise (
+            DataError(message.replace("cannot be read", "cannot be listed")) if is_remote else error
+        ) from None
 
 
-def _find_without_retry(text: str, what: str, endings: tuple[str, ...], remote: bool) -> FoundFiles:
-    """Find the files behind a path once, without retries."""
-    query = ""
-    if remote and re.match(r"\w+=", text.rpartition("?")[2]):  # options of the file system, not a wildcard
-        text, _, options = text.rpartition("?")
-        query = f"?{options}"
-    cut = min((text.find(mark) for mark in _WILD if mark in text), default=-1)
-    base = text if cut < 0 else text[:cut].rpartition("/")[0]
-    if remote:
-        system, root = pafs.FileSystem.from_uri(base + query)
-        pattern = "" if cut < 0 else text[len(base) :].lstrip("/")
+def _find_without_retry(path: str, label: str, endings: tuple[str, ...], is_remote: bool) -> FoundFiles:
+    """Find the files behind a path or glob once, without retries.
+
+    Args:
+        path: Path, glob or URI.
+        label: Prefix of error messages.
+        endings: Endings of the files in folders.
+        is_remote: Whether the path is a URI.
+
+    Raises:
+        DataError: If there is no file.
+    """
+    uri_options = ""
+    # What follows a `?` in a URI may be options of the filesystem (name=...) and not a wildcard.
+    if is_remote and re.match(r"\w+=", path.rpartition("?")[2]):
+        path, _, option_text = path.rpartition("?")
+        uri_options = f"?{option_text}"
+    wildcard_at = min((path.find(mark) for mark in _WILDCARDS if mark in path), default=-1)
+    fixed_part = path if wildcard_at < 0 else path[:wildcard_at].rpartition("/")[0]
+    if is_remote:
+        system, root = pafs.FileSystem.from_uri(fixed_part + uri_options)
+        pattern = "" if wildcard_at < 0 else path[len(fixed_part) :].lstrip("/")
     else:
-        system, root = pafs.LocalFileSystem(), base
-        if cut >= 0 and os.path.exists(text):  # a name with brackets in it
-            root, cut = text, -1
-        pattern = "" if cut < 0 else text[len(base) :].lstrip("/")
-        root = root or ("/" if text.startswith("/") else ".")
-    if cut >= 0:
+        system, root = pafs.LocalFileSystem(), fixed_part
+        if wildcard_at >= 0 and os.path.exists(path):  # The name of a file or folder has brackets in it.
+            root, wildcard_at = path, -1
+        pattern = "" if wildcard_at < 0 else path[len(fixed_part) :].lstrip("/")
+        root = root or ("/" if path.startswith("/") else ".")
+    if wildcard_at >= 0:
         files = _match_pattern(system, root, pattern.split("/"), endings)
         if not files:
-            none = f"no {endings[0]} file is there." if remote else "no file matches this pattern."
-            raise DataError(f"{what} {text}: {none}")
+            problem = f"no {endings[0]} file is there." if is_remote else "no file matches this pattern."
+            raise DataError(f"{label} {path}: {problem}")
         return FoundFiles(system, files)
     info = system.get_file_info(root)
     if info.type == pafs.FileType.File:
         return FoundFiles(system, [root])
-    if info.type == pafs.FileType.Directory or remote:
+    if info.type == pafs.FileType.Directory or is_remote:
         files = _list_data_files(system, root, endings)
         if not files:
-            none = f"no {endings[0]} file is there." if remote else f"the folder holds no {endings[0]} file."
-            raise DataError(f"{what} {text}: {none}")
+            problem = (
+                f"no {endings[0]} file is there." if is_remote else f"the folder holds no {endings[0]} file."
+            )
+            raise DataError(f"{label} {path}: {problem}")
         return FoundFiles(system, files)
-    raise DataError(f"{what} {text}: no such file or folder (looked in {os.getcwd()}).")
+    raise DataError(f"{label} {path}: no such file or folder (looked in {os.getcwd()}).")
 
 
 def _list_data_files(system: pafs.FileSystem, root: str, endings: tuple[str, ...]) -> list[str]:
-    """Return the data files of a folder at any depth."""
+    """Return the files with an ending in a folder at any depth, sorted, without hidden ones."""
     infos = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
-    cut = len(root.rstrip("/")) + 1 if root != "/" else 1
+    prefix_length = len(root.rstrip("/")) + 1 if root != "/" else 1
     paths = sorted(info.path for info in infos if info.type == pafs.FileType.File)
-    paths = [path for path in paths if not any(map(_is_hidden, path[cut:].split("/")))]
+    paths = [path for path in paths if not any(map(_is_hidden, path[prefix_length:].split("/")))]
     files = [path for path in paths if path.lower().endswith(endings)]
-    if not files and ".parquet" in endings:  # Hive writes parts without an ending
+    if not files and ".parquet" in endings:  # Hive writes files without an ending.
         files = [path for path in paths if "." not in path.rpartition("/")[2] and _is_parquet(system, path)]
     return files
 
 
 def _is_parquet(system: pafs.FileSystem, path: str) -> bool:
+    """Return whether a file begins with the magic bytes of Parquet."""
     with system.open_input_file(path) as source:
         return source.size() > 8 and source.read_at(4, 0) == b"PAR1"
 
 
 def _match_pattern(
-    system: pafs.FileSystem, root: str, parts: Sequence[str], endings: tuple[str, ...]
+    system: pafs.FileSystem, root: str, components: Sequence[str], endings: tuple[str, ...]
 ) -> list[str]:
-    """Return the files that a pattern matches; if it matches only folders, return the data files in them."""
-    matched = dict(_expand_pattern(system, root, parts))
-    files = sorted(path for path, kind in matched.items() if kind == pafs.FileType.File)
+    """Return the files below `root` that a pattern matches; if it matches only folders, return the data files in them.
+
+    Args:
+        system: Filesystem.
+        root: The folder in which the pattern begins.
+        components: The pattern, split at `/`.
+        endings: Endings of the files in folders that the pattern matches.
+    """
+    type_by_path = dict(_expand_pattern(system, root, components))
+    files = sorted(path for path, file_type in type_by_path.items() if file_type == pafs.FileType.File)
     if files:
         return files
-    folders = sorted(path for path, kind in matched.items() if kind == pafs.FileType.Directory)
+    folders = sorted(path for path, file_type in type_by_path.items() if file_type == pafs.FileType.Directory)
     return [file for folder in folders for file in _list_data_files(system, folder, endings)]
 
 
-def _expand_pattern(system: pafs.FileSystem, root: str, parts: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield path and type of everything below a folder that the components of a pattern match."""
-    part, rest = parts[0], parts[1:]
-    if part == "**":
-        if rest:
-            yield from _expand_pattern(system, root, rest)
-        for path, kind in _list_entries(system, root):
+def _expand_pattern(
+    system: pafs.FileSystem, root: str, components: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield path and type of each file and folder below `root` that the components of a pattern match."""
+    component, later_components = components[0], components[1:]
+    if component == "**":
+        if later_components:
+            yield from _expand_pattern(system, root, later_components)
+        for path, file_type in _list_entries(system, root):
             if _is_hidden(path.rpartition("/")[2]):
                 continue
-            if kind == pafs.FileType.Directory:
-                yield from _expand_pattern(system, path, parts)
-            elif not rest:
-                yield path, kind
+            if file_type == pafs.FileType.Directory:
+                yield from _expand_pattern(system, path, components)
+            elif not later_components:
+                yield path, file_type
         return
-    if not any(mark in part for mark in _WILD):
-        path = f"{root.rstrip('/')}/{part}"
+    if not any(mark in component for mark in _WILDCARDS):
+        path = f"{root.rstrip('/')}/{component}"
         info = system.get_file_info(path)
         if info.type == pafs.FileType.NotFound:
             return
-        found = [(path, info.type)]
+        matches = [(path, info.type)]
     else:
-        found = [
-            (path, kind)
-            for path, kind in _list_entries(system, root)
-            if fnmatch.fnmatchcase(name := path.rpartition("/")[2], part)
-            and (not _is_hidden(name) or part[0] == name[0])
+        matches = [
+            (path, file_type)
+            for path, file_type in _list_entries(system, root)
+            if fnmatch.fnmatchcase(name := path.rpartition("/")[2], component)
+            and (not _is_hidden(name) or component[0] == name[0])
         ]
-    for path, kind in found:
-        if not rest:
-            yield path, kind
-        elif kind == pafs.FileType.Directory:
-            yield from _expand_pattern(system, path, rest)
+    for path, file_type in matches:
+        if not later_components:
+            yield path, file_type
+        elif file_type == pafs.FileType.Directory:
+            yield from _expand_pattern(system, path, later_components)
 
 
 def _list_entries(system: pafs.FileSystem, folder: str) -> list[tuple[str, Any]]:
+    """Return path and type of each entry directly in a folder, sorted by path."""
     infos = system.get_file_info(pafs.FileSelector(folder, recursive=False, allow_not_found=True))
     return sorted((info.path, info.type) for info in infos)
 
 
-def _is_hidden(part: str) -> bool:
-    return part.startswith(("_", "."))
+def _is_hidden(component: str) -> bool:
+    return component.startswith(("_", "."))
 
 
 @dataclass(frozen=True)
 class FolderColumns:
-    """The columns that folders named `key=value` stand for.
+    """The columns that folders named `key=value` define.
 
     Attributes:
-        schema: Names and types: int64 if all values of a column are integers, otherwise string.
-        values: Value of each column by file; None for Hive's null partition.
+        schema: Names and types of the columns: int64 if all values of a column are integers, otherwise string.
+        values: For each file, the value of each column by name; None for Hive's null partition.
     """
 
     schema: pa.Schema
@@ -238,23 +267,31 @@ class FolderColumns:
 
     @classmethod
     def from_files(cls, files: Sequence[str]) -> FolderColumns:
-        """Read the names of the `key=value` folders of each file; a key that is not in every path is no column."""
-        texts = {file: _parse_pairs(file) for file in files}
+        """Parse the `key=value` folders in the paths of files; a key that is not in every path is no column."""
+        texts_by_file = {file: _parse_pairs(file) for file in files}
         names = [
-            name for name in next(iter(texts.values()), {}) if all(name in pairs for pairs in texts.values())
+            name
+            for name in next(iter(texts_by_file.values()), {})
+            if all(name in pairs for pairs in texts_by_file.values())
         ]
         fields: list[pa.Field] = []
         values: dict[str, dict[str, Any]] = {file: {} for file in files}
         for name in names:
-            whole = all(map(_is_whole, (pairs[name] for pairs in texts.values())))
-            fields.append(pa.field(name, pa.int64() if whole else pa.string()))
-            for file, pairs in texts.items():
+            is_integer = all(map(_is_int64_or_null, (pairs[name] for pairs in texts_by_file.values())))
+            fields.append(pa.field(name, pa.int64() if is_integer else pa.string()))
+            for file, pairs in texts_by_file.items():
                 text = pairs[name]
-                values[file][name] = None if text == _NULL else int(text) if whole else text
+                values[file][name] = None if text == _HIVE_NULL else int(text) if is_integer else text
         return cls(pa.schema(fields), values)
 
     def add_to_table(self, table: pa.Table, file: str, only: Sequence[str] | None = None) -> pa.Table:
-        """Return a file's rows with its folders' columns; a column that the file has itself stays as it is."""
+        """Append the columns of a file's folders to its rows; a column that the file has itself stays as it is.
+
+        Args:
+            table: Rows of the file.
+            file: Path of the file.
+            only: Names of the columns that may be appended; None for all.
+        """
         for field in self.schema:
             if field.name not in table.column_names and (only is None or field.name in only):
                 value = pa.scalar(self.values[file][field.name], field.type)
@@ -267,18 +304,19 @@ class FolderColumns:
 
 
 def _parse_pairs(path: str) -> dict[str, str]:
-    """Return key and value of the `key=value` folders directly above a file, the outermost first."""
+    """Return the keys and values of the consecutive `key=value` folders directly above a file, the outermost first."""
     pairs: list[tuple[str, str]] = []
-    for part in reversed(path.split("/")[:-1]):
-        key, sign, value = part.partition("=")
-        if not (sign and key):
+    for folder in reversed(path.split("/")[:-1]):
+        key, equals, value = folder.partition("=")
+        if not (equals and key):
             break
         pairs.append((unquote(key), unquote(value)))
     return dict(reversed(pairs))
 
 
-def _is_whole(text: str) -> bool:
+def _is_int64_or_null(text: str) -> bool:
+    """Return whether a folder's value is an integer of at most 18 digits in its usual form, or Hive's null."""
     digits = text.removeprefix("-")
-    return text == _NULL or (
+    return text == _HIVE_NULL or (
         digits.isascii() and digits.isdigit() and str(int(text)) == text and len(digits) < 19
     )

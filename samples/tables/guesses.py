@@ -1,7 +1,7 @@
-"""Guesses which column has which role by its name, or by its type if no name fits.
+"""Guesses which column has which role (user, item, time, ...) by its name, or by its type if no name fits.
 
-Names are compared without case, blanks, underscores and RecBole's `:type` suffixes. `NAMES` is in the order of preference:
-the first existing name is used, so `user_id` takes precedence over `session_id`.
+Names are normalised before they are compared: without case, blanks, underscores and RecBole's `:type` suffixes. `NAMES` has the
+normalised names of each role in the order of preference, so `user_id` takes precedence over `session_id`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,30 @@ OF_ITEMS = ("item", "title", "categories")
 def guess_roles(
     roles: Sequence[str], names: Sequence[str], columns: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the column that holds each role, guessed by name.
+    """Guess by name which column has each role.
 
     Args:
         roles: Roles to assign.
-        names: Columns of the table, in the order of preference.
-        columns: Columns that the user has assigned; they take precedence over guesses.
+        names: Names of the table's columns; of two that are equal when normalised, the first is used.
+        columns: Columns that the user has assigned, by role or by Nonet's name; they take precedence over guesses.
+
+    Returns:
+        The name of the column by role; a role without a fitting column is missing.
     """
-    chosen = {role: source for role, source in (columns or {}).items() if source in names}
-    by_plain = {normalise_name(name): name for name in reversed(names)}
+    source_by_role = {role: source for role, source in (columns or {}).items() if source in names}
+    name_by_normalised = {normalise_name(name): name for name in reversed(names)}
     for role in roles:
-        if role in chosen or ROLES.get(role, role) in chosen:
+        if role in source_by_role or ROLES.get(role, role) in source_by_role:
             continue
-        free = [plain for plain in NAMES[role].split() if plain in by_plain]
-        free = [plain for plain in free if by_plain[plain] not in chosen.values()]
-        if free:
-            chosen[role] = by_plain[free[0]]
-    return chosen
+        candidates = [normalised for normalised in NAMES[role].split() if normalised in name_by_normalised]
+        candidates = [
+            normalised
+            for normalised in candidates
+            if name_by_normalised[normalised] not in source_by_role.values()
+        ]
+        if candidates:
+            source_by_role[role] = name_by_normalised[candidates[0]]
+    return source_by_role
 
 
 def align_item_column(
@@ -55,26 +62,35 @@ def align_item_column(
     names: Sequence[str],
     columns: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """Return the roles of interactions with the item column that the table of items has, where both have one of that name.
+    """Use the item column of the table of items for the interactions too, if they have a column of this name.
 
-    A review has an `asin` and a `parent_asin`, and the table of products has one of them. A column that is given wins.
+    For example, reviews have an `asin` and a `parent_asin`, and the table of products has only one of them.
+
+    Args:
+        roles: Columns of the interactions by role.
+        item_roles: Columns of the items by role.
+        names: Names of all columns of the interactions.
+        columns: Columns that the user has assigned; if the item is among them, it stays.
+
+    Returns:
+        The columns of the interactions by role.
     """
-    item = item_roles.get("item")
-    if item in names and not {"item", "item_id"} & set(columns or {}):
-        return {**roles, "item": str(item)}
+    item_source = item_roles.get("item")
+    if item_source in names and not {"item", "item_id"} & set(columns or {}):
+        return {**roles, "item": str(item_source)}
     return dict(roles)
 
 
-def choose_time_column(table: pa.Table, names: Sequence[str], chosen: str) -> str:
-    """Return which of several columns of times to use: one without gaps, of plausible dates, that tells most moments apart.
+def choose_time_column(table: pa.Table, names: Sequence[str], preferred: str) -> str:
+    """Choose the best of several columns of times: without nulls, with plausible dates, and with the most distinct seconds.
 
     Args:
-        table: rows of the columns, all or the first ones.
-        names: candidates.
-        chosen: the one that its name speaks for; it wins where none is better.
+        table: Rows of the columns, all or the first ones.
+        names: Names of the candidates.
+        preferred: Name of the candidate that is preferred by its name; it is returned if no other is better.
     """
-    best, best_score = chosen, None
-    for name in dict.fromkeys([chosen, *names]):
+    best, best_score = preferred, None
+    for name in dict.fromkeys([preferred, *names]):
         score = _score_times(table[name], name)
         if score is not None and (best_score is None or score > best_score):
             best, best_score = name, score
@@ -82,52 +98,76 @@ def choose_time_column(table: pa.Table, names: Sequence[str], chosen: str) -> st
 
 
 def _score_times(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] | None:
-    """Rank a time column by completeness, plausibility and distinct seconds; None if it does not hold times."""
-    there = column.drop_null()
+    """Rate a column of times.
+
+    Returns:
+        Whether it has no null, whether all times are plausible, and the number of distinct seconds; greater tuples are better.
+        None if the column does not hold times.
+    """
+    present_times = column.drop_null()
     try:
-        seconds, _ = convert_to_seconds(there, name)
+        seconds, _ = convert_to_seconds(present_times, name)
     except (TypeError, ValueError):
         return None
-    plausible = bool(len(seconds)) and not find_implausible(seconds).any()
-    return len(there) == len(column), plausible, len(set(seconds.tolist()))
+    are_plausible = bool(len(seconds)) and not find_implausible(seconds).any()
+    return len(present_times) == len(column), are_plausible, len(set(seconds.tolist()))
 
 
 def list_time_candidates(names: Sequence[str]) -> list[str]:
-    """Return the columns whose names say that they hold times, in the order of preference."""
-    by_plain = {normalise_name(name): name for name in reversed(names)}
-    return [by_plain[plain] for plain in NAMES["time"].split() if plain in by_plain]
+    """Return the names among `names` that are usual for columns of times, in the order of preference."""
+    name_by_normalised = {normalise_name(name): name for name in reversed(names)}
+    return [
+        name_by_normalised[normalised]
+        for normalised in NAMES["time"].split()
+        if normalised in name_by_normalised
+    ]
 
 
 def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
-    """Return `chosen` with roles added that types alone determine.
+    """Add the roles that the types of the columns determine.
 
-    The only column of timestamps becomes the time. If exactly one id role is missing and one id column is left, it takes
-    that role.
+    If there is only one column of timestamps or dates, it becomes the time. If exactly one of the roles user and item is missing
+    and exactly one column of integers or text has no role, it gets this role.
+
+    Args:
+        chosen: Columns by role.
+        schema: Schema of the table.
+
+    Returns:
+        `chosen` with the added roles.
     """
-    full = dict(chosen)
-    times = [field.name for field in schema if _is_time(field.type) and field.name not in full.values()]
-    if "time" not in full and len(times) == 1:
-        full["time"] = times[0]
-    missing = [role for role in ("user", "item") if role not in full]
-    free = [field.name for field in schema if _is_id(field.type) and field.name not in full.values()]
-    if len(missing) == 1 and len(free) == 1:
-        full[missing[0]] = free[0]
-    return full
+    source_by_role = dict(chosen)
+    time_names = [
+        field.name
+        for field in schema
+        if _is_time_type(field.type) and field.name not in source_by_role.values()
+    ]
+    if "time" not in source_by_role and len(time_names) == 1:
+        source_by_role["time"] = time_names[0]
+    missing_roles = [role for role in ("user", "item") if role not in source_by_role]
+    id_names = [
+        field.name
+        for field in schema
+        if _is_id_type(field.type) and field.name not in source_by_role.values()
+    ]
+    if len(missing_roles) == 1 and len(id_names) == 1:
+        source_by_role[missing_roles[0]] = id_names[0]
+    return source_by_role
 
 
 def strip_type_suffix(name: str) -> str:
-    """Return a column's name without RecBole's type suffix."""
+    """Return a column's name without RecBole's type suffix, such as `:token`."""
     return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
 
 
 def normalise_name(name: str) -> str:
-    """Return a column's name as names are compared: without case, blanks, underscores and RecBole's type."""
+    """Return a column's name in the form in which names are compared; see the module."""
     return re.sub(r"[^a-z0-9]", "", strip_type_suffix(name).lower())
 
 
-def _is_time(kind: pa.DataType) -> bool:
+def _is_time_type(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
-def _is_id(kind: pa.DataType) -> bool:
+def _is_id_type(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)

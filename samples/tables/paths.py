@@ -22,7 +22,7 @@ from nonet.samples.tables.files import FolderColumns, find_files, find_parquet
 from nonet.samples.tables.retries import CorruptDataError, is_corruption, read_with_retries
 from nonet.samples.tables.unite import conform, unify_schemas
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 GROUP_ROWS = b"nonet.rows"
 """The key of the schema metadata that holds the row count of each batch, so that rows of a remote file can be counted
 without reading them."""
@@ -35,46 +35,53 @@ def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str]
         path: Path, glob, folder, URI or `builtin:` name.
         label: Prefix of every error message, such as "interactions".
         only: Names of the columns to read; names that a file does not have are ignored. None reads all columns.
+
+    Returns:
+        The rows of all files, with the columns that all files and their `key=value` folders together have.
     """
-    sources = find_files(path, label)
+    found_files = find_files(path, label)
     tables = []
-    for file in sources.files:
-        table = _use_file(sources.system, file, label, lambda parquet: _read_columns(parquet, only))
-        tables.append(sources.partitions.add_to_table(table, file, None if only is None else list(only)))
+    for file in found_files.files:
+        table = _with_open_file(found_files.system, file, label, lambda parquet: _read_columns(parquet, only))
+        tables.append(found_files.partitions.add_to_table(table, file, None if only is None else list(only)))
     if len(tables) == 1:
         return tables[0]
     schemas_by_file = [
-        (file, table.schema, len(table)) for file, table in zip(sources.files, tables, strict=True)
+        (file, table.schema, len(table)) for file, table in zip(found_files.files, tables, strict=True)
     ]
     schema = unify_schemas(schemas_by_file, f"{label} {path}")
-    filled_tables = [(file, table) for file, table in zip(sources.files, tables, strict=True) if len(table)]
+    filled_tables = [
+        (file, table) for file, table in zip(found_files.files, tables, strict=True) if len(table)
+    ]
     return pa.concat_tables(
         [schema.empty_table(), *(conform(table, schema, f"{label} {file}") for file, table in filled_tables)]
     )
 
 
 def read_first_rows(path: str | os.PathLike[str], label: str = "table") -> pa.Table:
-    """Read the first row group that is not empty; return an empty table if there is none."""
-    sources = find_files(path, label)
-    for file in sources.files:
-        footer = read_parquet_footer(sources.system, file, label)
+    """Read the first row group that is not empty of the files at a path; return an empty table if there is none."""
+    found_files = find_files(path, label)
+    for file in found_files.files:
+        footer = read_parquet_footer(found_files.system, file, label)
         for group in range(footer.num_row_groups):
             if footer.row_group(group).num_rows:
                 table = read_groups(
-                    sources.system, file, [group], label, footer.schema.to_arrow_schema().names
+                    found_files.system, file, [group], label, footer.schema.to_arrow_schema().names
                 )
-                return sources.partitions.add_to_table(table, file)
+                return found_files.partitions.add_to_table(table, file)
     return read_parquet_schema(path, label).empty_table()
 
 
 def read_parquet_schema(path: str | os.PathLike[str], label: str) -> pa.Schema:
     """Read the schema of the Parquet files at a path, without rows."""
-    sources = find_files(path, label)
-    return read_unified_schema(sources.system, sources.files, sources.partitions, f"{label} {path}", label)
+    found_files = find_files(path, label)
+    return read_unified_schema(
+        found_files.system, found_files.files, found_files.partitions, f"{label} {path}", label
+    )
 
 
 def read_unified_schema(
-    system: pafs.FileSystem, files: Collection[str], partitions: FolderColumns, where: str, label: str
+    system: pafs.FileSystem, files: Collection[str], partitions: FolderColumns, table_label: str, label: str
 ) -> pa.Schema:
     """Return the union of the columns of all files and of their `key=value` folders.
 
@@ -82,37 +89,42 @@ def read_unified_schema(
         system: Filesystem of the files.
         files: Paths of the files.
         partitions: Columns that the folder names define.
-        where: Prefix of error messages about the whole table.
+        table_label: Prefix of error messages about the whole table.
         label: Prefix of error messages about one file.
     """
-    schemas_by_file = [
-        (
-            file,
-            *_use_file(
-                system, file, label, lambda parquet: (parquet.schema_arrow, parquet.metadata.num_rows)
-            ),
-        )
-        for file in files
-    ]
-    schema = schemas_by_file[0][1] if len(schemas_by_file) == 1 else unify_schemas(schemas_by_file, where)
+
+    def get_schema_and_rows(parquet: pq.ParquetFile) -> tuple[pa.Schema, int]:
+        return parquet.schema_arrow, parquet.metadata.num_rows
+
+    schemas_by_file = [(file, *_with_open_file(system, file, label, get_schema_and_rows)) for file in files]
+    schema = (
+        schemas_by_file[0][1] if len(schemas_by_file) == 1 else unify_schemas(schemas_by_file, table_label)
+    )
     return partitions.extend_schema(schema)
 
 
 def count_rows(path: str | os.PathLike[str], label: str) -> int:
     """Count the rows of the files at a path by reading their footers."""
-    sources = find_files(path, label)
-    return sum(read_parquet_footer(sources.system, file, label).num_rows for file in sources.files)
+    found_files = find_files(path, label)
+    return sum(read_parquet_footer(found_files.system, file, label).num_rows for file in found_files.files)
 
 
 def read_parquet_footer(system: pafs.FileSystem, file: str, label: str) -> pq.FileMetaData:
     """Read the metadata of one file, without rows."""
-    return _use_file(system, file, label, lambda parquet: parquet.metadata)
+    return _with_open_file(system, file, label, lambda parquet: parquet.metadata)
 
 
 def read_groups(
     system: pafs.FileSystem, file: str, groups: Collection[int], label: str, only: Collection[str]
 ) -> pa.Table:
-    """Read some row groups of one file; columns of `only` that the file does not have are ignored.
+    """Read some row groups of one file.
+
+    Args:
+        system: Filesystem of the file.
+        file: Path of the file.
+        groups: Indices of the row groups.
+        label: Prefix of error messages.
+        only: Names of the columns to read; names that the file does not have are ignored.
 
     Raises:
         DataError: If a row group cannot be read. The message names the file and the row group.
@@ -126,17 +138,17 @@ def read_groups(
                 tables.append(parquet.read_row_group(group, columns=names, use_threads=False))
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and not is_corruption(error, system, file):
-                    raise
+                    raise  # The storage does not respond; the read is retried.
                 raise CorruptDataError(
                     f"{label} {file}: row group {group} cannot be read: {_get_first_line(error)}"
                 ) from None
         return pa.concat_tables(tables)
 
-    return _use_file(system, file, label, read)
+    return _with_open_file(system, file, label, read)
 
 
 def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
-    """Write a table atomically and return its path."""
+    """Write a table atomically to a Parquet file, create its folder if necessary, and return its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(target) as draft:
@@ -145,34 +157,34 @@ def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
 
 
 def _read_columns(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.Table:
+    """Read all rows, with the columns of `only` that the file has; None for all columns."""
     if only is None:
         return parquet.read()
     return parquet.read(columns=[name for name in parquet.schema_arrow.names if name in only])
 
 
-def _use_file(
-    system: pafs.FileSystem, file: str, what: str, use: Callable[[pq.ParquetFile], Answer]
-) -> Answer:
-    """Call `use` with an open Parquet file and return its result; retry if the storage does not respond.
+def _with_open_file(
+    system: pafs.FileSystem, file: str, label: str, use: Callable[[pq.ParquetFile], Result]
+) -> Result:
+    """Return the result of `use`, called with the open Parquet file; it is called again if the storage does not respond.
 
     Raises:
-        DataError: If the file cannot be read. The message starts with `what`.
+        DataError: If the file cannot be read. The message starts with `label`.
     """
 
-    def read() -> Answer:
+    def read() -> Result:
         with system.open_input_file(file) as source:
             try:
-                parquet = pq.ParquetFile(
-                    source, coerce_int96_timestamp_unit="us"
-                )  # Nanoseconds would overflow after the year 2262.
+                # Nanoseconds would overflow after the year 2262.
+                parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise CorruptDataError(
-                    f"{what} {file}: not a Parquet file ({_get_first_line(error)}) `nonet import csv SRC DST` makes "
+                    f"{label} {file}: not a Parquet file ({_get_first_line(error)}) `nonet import csv SRC DST` makes "
                     "Parquet of a CSV."
                 ) from None
             return use(parquet)
 
-    return read_with_retries(read, f"{what} {file}", lambda error: is_corruption(error, system, file))
+    return read_with_retries(read, f"{label} {file}", lambda error: is_corruption(error, system, file))
 
 
 def _get_first_line(error: BaseException) -> str:
@@ -182,12 +194,15 @@ def _get_first_line(error: BaseException) -> str:
 def pack_files(
     source: str, folder: str | os.PathLike[str], report_progress: Callable[[int, int], None] | None = None
 ) -> list[Path]:
-    """Convert each Parquet file at `source` to an Arrow IPC file with one batch per row group; write each file atomically.
+    """Convert each Parquet file at `source` to an Arrow IPC file with one batch per row group, written atomically.
 
     Args:
         source: Path of the Parquet files.
         folder: Folder to write to.
         report_progress: Called after each file with the number of files written and the total number of files.
+
+    Returns:
+        The paths of the written files.
 
     Raises:
         DataError: If a file cannot be read or packed.
@@ -200,32 +215,30 @@ def pack_files(
             f"{source}: files of several folders have the same name; pack one folder after the other"
         )
     make_folder(Path(folder))
-    for number, (file, target) in enumerate(zip(files, targets, strict=True)):
+    for file_index, (file, target) in enumerate(zip(files, targets, strict=True)):
         footer = read_parquet_footer(system, file, "samples")
         rows_by_group = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
         schema = footer.schema.to_arrow_schema().remove_metadata()
-        names, schema_with_counts = (
-            schema.names,
-            schema.with_metadata({GROUP_ROWS: ",".join(map(str, rows_by_group)).encode()}),
-        )
-        draft = target.with_name(f".{target.name}")
-        with pa.OSFile(str(draft), "wb") as out, pa.ipc.new_file(out, schema_with_counts) as writer:
+        schema_with_counts = schema.with_metadata({GROUP_ROWS: ",".join(map(str, rows_by_group)).encode()})
+        draft_path = target.with_name(f".{target.name}")
+        with pa.OSFile(str(draft_path), "wb") as sink, pa.ipc.new_file(sink, schema_with_counts) as writer:
             for group, count in enumerate(rows_by_group):
-                table = read_groups(system, file, [group], "samples", names).combine_chunks()
+                table = read_groups(system, file, [group], "samples", schema.names).combine_chunks()
                 batches = table.replace_schema_metadata().to_batches()
                 if len(batches) != 1 and count:
                     raise DataError(
                         f"{file}, row group {group}: too large for one batch; write smaller row groups"
                     )
+                # An empty table has no batch, but each row group is to have one.
                 writer.write_batch(
                     pa.record_batch(batches[0].columns, schema=schema_with_counts)
                     if count
                     else _make_empty_batch(schema_with_counts)
                 )
-        sync(draft)
-        os.replace(draft, target)
+        sync(draft_path)
+        os.replace(draft_path, target)
         if report_progress is not None:
-            report_progress(number + 1, len(files))
+            report_progress(file_index + 1, len(files))
     return targets
 
 

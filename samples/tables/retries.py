@@ -1,7 +1,7 @@
 """Retries reads while a disk, a network or an object store does not respond, but never for corrupt data.
 
-Corrupt data stay corrupt, so they are reported at once. Any other OSError of Arrow is retried four times within about two
-seconds and then raised as UnreachableDataError, which no reader may skip as a bad row.
+Corrupt data stay corrupt, so they are reported at once. After any other OSError of Arrow the read is attempted again, up to four
+times in total within about two seconds; then UnreachableDataError is raised, which no reader may skip as a bad row.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import pyarrow.fs as pafs
 
 from nonet.errors import DataError
 
-Read = TypeVar("Read")
+Result = TypeVar("Result")
 WAITS_S = (0.1, 0.4, 1.5)
 """Seconds to wait before the second, third and fourth attempt."""
-_NETWORK = re.compile(
+# Texts of errors that say that the connection is broken, and not the content.
+_NETWORK_ERROR = re.compile(
     r"connection|reset by peer|timed? ?out|unreachable|network|temporar|refused|broken pipe|throttl|slow ?down|curl"
     r"|HTTP response code|AWS Error|service unavailable|too many requests|\b50[0234]\b",
     re.IGNORECASE,
@@ -27,26 +28,26 @@ _NETWORK = re.compile(
 
 
 class UnreachableDataError(DataError):
-    """Data could not be read after several attempts: a file is gone, or the place where it lies does not answer."""
+    """Raised when data could not be read after several attempts: a file is gone, or its storage does not respond."""
 
 
 class CorruptDataError(DataError):
-    """Data were read and are not what their format says. `on_bad_rows: skip` leaves out such rows alone."""
+    """Raised when data were read but cannot be decoded. `on_bad_rows: skip` skips rows only for this error."""
 
 
 def read_with_retries(
-    read: Callable[[], Read], label: str, is_corrupt: Callable[[OSError], bool] = lambda error: False
-) -> Read:
-    """Call `read` until it answers.
+    read: Callable[[], Result], label: str, is_corrupt: Callable[[OSError], bool] = lambda error: False
+) -> Result:
+    """Return the result of `read`, which is called again after errors of the storage.
 
     Args:
-        read: the call; it may run several times.
-        label: opens the error's message.
-        is_corrupt: whether an OSError says that the content is wrong, so that another attempt gives the same.
+        read: The function; it may be called several times.
+        label: Prefix of error messages.
+        is_corrupt: Function that returns whether an OSError is about invalid content, so that another attempt is useless.
 
     Raises:
-        CorruptDataError: Arrow cannot decode what it has read.
-        UnreachableDataError: the last attempt failed as well, or the file is gone.
+        CorruptDataError: If Arrow cannot decode what was read.
+        UnreachableDataError: If the last attempt failed as well, the file is gone, or it must not be read.
     """
     for wait_s in (*WAITS_S, None):
         try:
@@ -54,7 +55,7 @@ def read_with_retries(
         except FileNotFoundError:
             raise UnreachableDataError(f"{label}: the file is gone") from None
         except OSError as error:
-            if not isinstance(error, (PermissionError, IsADirectoryError)):
+            if not isinstance(error, (PermissionError, IsADirectoryError)):  # These two do not go away.
                 if is_corrupt(error):
                     raise CorruptDataError(f"{label}: cannot be read: {get_first_line(error)}") from None
                 if wait_s is not None:
@@ -71,20 +72,26 @@ def read_with_retries(
 
 
 def is_corruption(error: OSError, system: pafs.FileSystem, path: str) -> bool:
-    """Return whether an OSError of a decoder is about the content of a file that can be read.
+    """Return whether an OSError of Arrow is about invalid content of a file, and not about reading it.
 
-    Arrow raises OSError both for a connection that broke and for bytes that do not decompress. The operating system's own errors
-    have an errno. For a file that is not local, both ends of it are read again: where that works, the content is wrong.
+    Arrow raises OSError both for a connection that broke and for bytes that do not decompress. Only errors of the operating
+    system have an errno. For a remote file, its beginning and end are read again: if that works, the content is invalid.
+
+    Args:
+        error: The error.
+        system: Filesystem of the file.
+        path: Path of the file.
     """
-    if error.errno is not None or _NETWORK.search(str(error)):
+    if error.errno is not None or _NETWORK_ERROR.search(str(error)):
         return False
     if isinstance(system, pafs.LocalFileSystem):
         return True
     try:
         with system.open_input_file(path) as source:
             size = source.size()
-            source.read_at(min(size, 1 << 16), 0)
-            source.read_at(min(size, 1 << 16), max(0, size - (1 << 16)))
+            length = min(size, 1 << 16)
+            source.read_at(length, 0)
+            source.read_at(length, size - length)
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Format of a scenario's tables: the columns that have a role, and the texts that stand for a missing value."""
+"""The format of a scenario's tables: the columns that have a role, and the texts that stand for a missing value."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 from nonet.errors import ConfigError
 
 MISSING = ("NA", "N/A", "n/a", "nan", "NaN", "None", "null", "NULL", "\\N", "<NA>", "")
-"""Texts that stand for a missing value where a scenario does not list its own (`data.missing`)."""
+"""Texts that stand for a missing value if a scenario does not list its own (`data.missing`)."""
 ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "event", "rating": "rating"}
+"""Nonet's name of the column that has each role."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFormat:
-    """How the tables of a scenario are read.
+    """The names of columns in the files of a scenario, and the texts that stand for a missing value.
 
     Attributes:
-        columns: the name or role that Nonet uses -> the name in the file.
-        missing: texts that stand for a missing value: they are no ids of users or items, and no categories.
+        columns: The name of columns in the files, by Nonet's name or by role.
+        missing: Texts that stand for a missing value, so they are no ids of users or items and no categories.
     """
 
     columns: Mapping[str, str] = dataclass_field(default_factory=dict[str, str])
@@ -30,9 +31,15 @@ class TableFormat:
     def from_options(
         cls, columns: Mapping[str, str] | None, missing: Collection[str] | None = None
     ) -> TableFormat:
-        """Return the format of `data.columns` and `data.missing`, which are None where a scenario leaves them out.
+        """Return the format that a scenario gives.
 
-        Raises ConfigError where `missing` is no list of texts: settings are derived from data before a scenario is checked.
+        Args:
+            columns: `data.columns`; None if the scenario does not have it.
+            missing: `data.missing`; None if the scenario does not have it.
+
+        Raises:
+            ConfigError: If `missing` is no list of texts. This is checked here, because tables are read before a scenario is
+                checked.
         """
         texts: Any = [] if missing is None else missing
         if isinstance(texts, str) or not all(isinstance(text, str) for text in _to_list(texts)):
@@ -43,7 +50,7 @@ class TableFormat:
 
     @property
     def own_missing(self) -> list[str] | None:
-        """The sorted missing texts where they differ from the default, for fingerprints; None where they do not."""
+        """The missing texts, sorted, if they differ from the default; None if not. For fingerprints."""
         return None if set(self.missing) == set(MISSING) else sorted(self.missing)
 
     def replace_columns(self, columns: Mapping[str, str]) -> TableFormat:
@@ -57,9 +64,9 @@ def _to_list(value: Any) -> list[Any]:
 
 
 Columns = Mapping[str, str] | TableFormat | None
-"""What readers take: the names of columns alone, or the whole format."""
+"""The argument of readers: the names of columns in the files alone, or the whole format; None for the default format."""
 
 
 def to_table_format(columns: Columns) -> TableFormat:
-    """Return the format that a reader was given; names of columns alone come with the default missing texts."""
+    """Return a reader's argument as a whole format; names of columns alone get the default missing texts."""
     return columns if isinstance(columns, TableFormat) else TableFormat.from_options(columns)

@@ -15,43 +15,45 @@ from nonet.errors import DataError
 
 
 def unify_schemas(files: Iterable[tuple[str, pa.Schema, int]], label: str) -> pa.Schema:
-    """Return the columns that all files together have, in the order in which they are first seen.
+    """Return the columns that all files together have, in the order in which they first occur.
 
     Args:
-        files: name, schema and rows of each file. A file without rows has no say in types that another file knows.
-        label: opens the error's message.
+        files: Path, schema and row count of each file. The types in a file without rows are used only where no file with rows has
+            the column.
+        label: Prefix of the error message.
 
     Raises:
-        DataError: two files hold a column in types that cannot be united; it names both.
+        DataError: If two files have a column in types without a common type; the message names both files.
     """
-    every = list(files)
-    kinds: dict[str, tuple[pa.DataType, str, bool]] = {}
-    for file, schema, rows in every:
+    all_files = list(files)
+    # By name of the column: its type so far, the file that it is from, and whether a file with rows has the column.
+    columns: dict[str, tuple[pa.DataType, str, bool]] = {}
+    for file, schema, rows in all_files:
         for field in schema:
             kind = simplify_type(field.type) if rows or not pa.types.is_null(field.type) else pa.null()
-            if field.name not in kinds:
-                kinds[field.name] = kind, file, rows > 0
+            if field.name not in columns:
+                columns[field.name] = kind, file, rows > 0
                 continue
-            known, first, had_rows = kinds[field.name]
-            if not rows and had_rows:
+            earlier_type, earlier_file, earlier_has_rows = columns[field.name]
+            if not rows and earlier_has_rows:
                 continue
-            if rows and not had_rows:
-                kinds[field.name] = kind, file, True
+            if rows and not earlier_has_rows:
+                columns[field.name] = kind, file, True
                 continue
-            united = _unify_types(known, kind)
-            if united is None and not rows:
+            unified_type = _find_common_type(earlier_type, kind)
+            if unified_type is None and not rows:
                 continue
-            if united is None:
+            if unified_type is None:
                 raise DataError(
-                    f"{label}: its {len(every)} files have unlike columns: {file}: column {field.name!r} is {kind}, in {first} "
-                    f"it is {known}; write it alike in all files"
+                    f"{label}: its {len(all_files)} files have unlike columns: {file}: column {field.name!r} is {kind}, "
+                    f"in {earlier_file} it is {earlier_type}; write it alike in all files"
                 )
-            kinds[field.name] = united, first, had_rows or rows > 0
-    return pa.schema([(name, kind) for name, (kind, _, _) in kinds.items()])
+            columns[field.name] = unified_type, earlier_file, earlier_has_rows or rows > 0
+    return pa.schema([(name, kind) for name, (kind, _, _) in columns.items()])
 
 
 def simplify_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without what only says how it is stored: dictionaries, large offsets, views."""
+    """Return the plain form of a type, which has the same values: without dictionaries, large offsets and views."""
     if pa.types.is_dictionary(kind):
         return simplify_type(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -64,10 +66,10 @@ def simplify_type(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(table: pa.Table, schema: pa.Schema, label: str) -> pa.Table:
-    """Return the table with exactly these columns and types; a column that it lacks is missing in every row.
+    """Return the table with exactly the columns and types of `schema`; a column that it lacks is null in every row.
 
     Raises:
-        DataError: a value does not fit the type; `label` opens the message.
+        DataError: If a value does not fit the type. The message starts with `label`.
     """
     arrays = []
     for field in schema:
@@ -85,14 +87,16 @@ def conform(table: pa.Table, schema: pa.Schema, label: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _unify_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both types, or None."""
-    if one == other:
-        return one
-    if pa.uint64() in (one, other) and (pa.types.is_signed_integer(one) or pa.types.is_signed_integer(other)):
-        return None  # Arrow would say int64, which does not hold ids above 2^63
+def _find_common_type(first_type: pa.DataType, second_type: pa.DataType) -> pa.DataType | None:
+    """Return the type that can hold the values of both types, or None."""
+    if first_type == second_type:
+        return first_type
+    if pa.uint64() in (first_type, second_type) and (
+        pa.types.is_signed_integer(first_type) or pa.types.is_signed_integer(second_type)
+    ):
+        return None  # Arrow would choose int64, which cannot hold ids above 2^63 - 1.
     try:
-        pair = [pa.schema([("c", kind)]) for kind in (one, other)]
-        return simplify_type(pa.unify_schemas(pair, promote_options="permissive").field("c").type)
+        schemas = [pa.schema([("c", kind)]) for kind in (first_type, second_type)]
+        return simplify_type(pa.unify_schemas(schemas, promote_options="permissive").field("c").type)
     except pa.ArrowException:
         return None

@@ -14,16 +14,19 @@ from typing import Any
 
 import pyarrow as pa
 
-_NAMES = ("name", "title", "label", "value", "category", "genre", "tag")
-_COMMAS = (", ", ",", ";", "/")
-_SHARE = 0.5
+_NAME_FIELDS = ("name", "title", "label", "value", "category", "genre", "tag")
+"""The usual names of the field that holds the word, in a list of structs or JSON objects, in the order of preference."""
+_OTHER_DELIMITERS = (", ", ",", ";", "/")
+"""The delimiters other than `|`, in the order in which they are tried."""
+_MIN_SHARE = 0.5
 """The minimum share of non-empty texts that contain a delimiter, for a column that may contain lists."""
-_PER_WORD = 2.0
-"""The minimum average number of distinct texts that contain the same word, for a column that is certain to contain lists."""
+_MIN_TEXTS_PER_WORD = 2.0
+"""The minimum number of distinct texts that contain a word, averaged over the words, for a column that is certain to contain
+lists."""
 
 
 def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
-    """Return a list of words for each row.
+    """Convert a column to a list of words per row.
 
     Args:
         column: The column; a null gives an empty list.
@@ -36,43 +39,45 @@ def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.array([[]] * len(column), pa.list_(pa.string()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        rows = _cut_texts(column.to_pylist())
+        words_by_row = _split_texts(column.to_pylist())
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         _check_value_type(kind.value_type)
-        rows = [list(_flatten_words(row)) for row in column.to_pylist()]
+        words_by_row = [list(_flatten_words(words)) for words in column.to_pylist()]
     else:
         raise TypeError(str(kind))
     ignored = set(missing)
-    return pa.array([[word for word in row if word not in ignored] for row in rows], pa.list_(pa.string()))
+    return pa.array(
+        [[word for word in words if word not in ignored] for words in words_by_row], pa.list_(pa.string())
+    )
 
 
 def find_uncut_delimiter(texts: list[str | None]) -> str | None:
-    """Return the delimiter of texts that may be lists but are not split, because it is not certain; None otherwise."""
+    """Return the delimiter of texts that may be lists but are not split, because they are not certain to be; None otherwise."""
     filled = [text for text in texts if text]
     if not filled or _parse_literal_lists(filled) is not None or any("|" in text for text in filled):
         return None
-    for delimiter in _COMMAS:
-        if sum(delimiter in text for text in filled) >= _SHARE * len(filled):
+    for delimiter in _OTHER_DELIMITERS:
+        if sum(delimiter in text for text in filled) >= _MIN_SHARE * len(filled):
             return None if _are_lists(filled, delimiter) else delimiter
     return None
 
 
-def _cut_texts(texts: list[str | None]) -> list[list[str]]:
+def _split_texts(texts: list[str | None]) -> list[list[str]]:
     """Split texts into words: as JSON or Python lists, at `|`, or at another delimiter if they are certain to be lists."""
     filled = [text for text in texts if text]
     if (lists := _parse_literal_lists(filled)) is not None:
-        parsed = iter(lists)
-        return [next(parsed) if text else [] for text in texts]
+        next_list = iter(lists)
+        return [next(next_list) if text else [] for text in texts]
     delimiter = "|"
     if not any("|" in text for text in filled):
-        delimiter = next((delimiter for delimiter in _COMMAS if _are_lists(filled, delimiter)), "|")
+        delimiter = next((delimiter for delimiter in _OTHER_DELIMITERS if _are_lists(filled, delimiter)), "|")
     if delimiter == "|":
         return [[part for part in (text or "").split("|") if part] for text in texts]
     return [[part.strip() for part in (text or "").split(delimiter) if part.strip()] for text in texts]
 
 
 def _parse_literal_lists(texts: list[str]) -> list[list[str]] | None:
-    """Parse texts that are JSON or Python lists; return None if any of them is not."""
+    """Parse texts that are JSON or Python lists to lists of words; return None if any text is not, or there is none."""
     lists = []
     for text in texts:
         stripped = text.strip()
@@ -92,13 +97,16 @@ def _parse_literal_lists(texts: list[str]) -> list[list[str]] | None:
     return lists or None
 
 
-def _are_lists(texts: list[str], mark: str) -> bool:
-    """Return whether texts are certain to be lists: at least half contain the delimiter, and words occur in several texts."""
-    if not texts or sum(mark in text for text in texts) < _SHARE * len(texts):
+def _are_lists(texts: list[str], delimiter: str) -> bool:
+    """Return whether texts are certain to be lists: at least half contain the delimiter, and words occur in several of them."""
+    if not texts or sum(delimiter in text for text in texts) < _MIN_SHARE * len(texts):
         return False
-    distinct = set(texts)
-    counts = Counter(word.strip() for text in distinct for word in text.split(mark) if word.strip())
-    return bool(counts) and counts.total() / len(counts) >= _PER_WORD
+    distinct_texts = set(texts)
+    # In how many distinct texts each word occurs.
+    text_counts = Counter(
+        word.strip() for text in distinct_texts for word in text.split(delimiter) if word.strip()
+    )
+    return bool(text_counts) and text_counts.total() / len(text_counts) >= _MIN_TEXTS_PER_WORD
 
 
 def _check_value_type(kind: pa.DataType) -> None:
@@ -107,31 +115,41 @@ def _check_value_type(kind: pa.DataType) -> None:
         kind = kind.value_type
     if pa.types.is_struct(kind) and _find_name_field(kind) is None:
         raise TypeError(f"a list of {kind}")
-    plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
-    if not (plain or pa.types.is_struct(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind)):
+    is_plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
+    if not (is_plain or pa.types.is_struct(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind)):
         raise TypeError(f"a list of {kind}")
 
 
 def _find_name_field(kind: pa.DataType) -> str | None:
-    """Return the text field of a struct that has a usual name, or else its only text field; None otherwise."""
-    texts = [
+    """Return the name of a struct's text field: one with a usual name, or else the only text field; None otherwise."""
+    text_fields = [
         field.name for field in kind if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
-    return next((name for name in _NAMES if name in texts), texts[0] if len(texts) == 1 else None)
+    return next(
+        (name for name in _NAME_FIELDS if name in text_fields),
+        text_fields[0] if len(text_fields) == 1 else None,
+    )
 
 
 def _flatten_words(value: Any) -> list[str]:
-    """Flatten a value of any depth to its words, in order; if lists are nested, each word is kept once."""
+    """Flatten a value of any depth to its words, in order; if lists are nested, each word is kept once.
+
+    Raises:
+        TypeError: If an object has no text field that is its name.
+    """
     if value is None:
         return []
     if isinstance(value, (list, tuple, set)):
-        words = [word for part in value for word in _flatten_words(part)]
-        nested = any(isinstance(part, (list, tuple, set)) for part in value)
-        return list(dict.fromkeys(words)) if nested else words
+        words = [word for element in value for word in _flatten_words(element)]
+        is_nested = any(isinstance(element, (list, tuple, set)) for element in value)
+        return list(dict.fromkeys(words)) if is_nested else words
     if isinstance(value, dict):
-        texts = [name for name, content in value.items() if isinstance(content, str)]
-        name = next((name for name in _NAMES if name in texts), texts[0] if len(texts) == 1 else None)
-        if name is None:
+        text_keys = [name_key for name_key, content in value.items() if isinstance(content, str)]
+        name_key = next(
+            (name_key for name_key in _NAME_FIELDS if name_key in text_keys),
+            text_keys[0] if len(text_keys) == 1 else None,
+        )
+        if name_key is None:
             raise TypeError("a list of objects without a name")
-        return [value[name]]
+        return [value[name_key]]
     return [value] if isinstance(value, str) else [str(value)]

@@ -24,12 +24,13 @@ class Doubled:
 def drained(stream, engine):
     feed = stream.open(rows=40, step_rows=100, engine=engine)
     ledger, found = feed.make_ledger(), []
-    for batch in feed.batches((s for step in range(feed.steps.an_epoch) for s in feed.slices(step)), ledger):
+    slices = (part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step))
+    for batch in feed.iterate_batches(slices, ledger):
         found.append(
             (batch.slice, batch["user"].tolist(), batch["twice"].tolist(), batch["items"].values.tolist())
         )
-        feed.done(batch, ledger)
-    return found, ledger.counts()
+        feed.apply_batch(batch, ledger)
+    return found, ledger.count_rows()
 
 
 @pytest.mark.usefixtures("ray_local")
@@ -54,11 +55,12 @@ def test_a_rank_s_share_of_epochs_is_the_same_on_both_engines(files):
     stream = read(str(files)).shuffle(6).map(Doubled)
     feeds = [stream.open(rows=40, step_rows=100, engine=engine) for engine in ("ray", "local")]
     of_epoch = [
-        [batch["user"].tolist() for batch in feed.epoch(1, rank=1, world=3, first_step=2)] for feed in feeds
+        [batch["user"].tolist() for batch in feed.iterate_epoch(1, rank=1, world=3, first_step=2)]
+        for feed in feeds
     ]
     assert of_epoch[0] == of_epoch[1]
     count = feeds[0].steps.an_epoch + 5  # into a second epoch
-    endless = [list(islice(feed.batches(feed.endless(2, 0, 2)), count)) for feed in feeds]
+    endless = [list(islice(feed.iterate_batches(feed.iterate_steps(2, 0, 2)), count)) for feed in feeds]
     assert [(batch.slice, batch["user"].tolist()) for batch in endless[0]] == [
         (batch.slice, batch["user"].tolist()) for batch in endless[1]
     ]
