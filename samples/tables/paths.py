@@ -42,7 +42,7 @@ def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str]
     found_files = find_files(path, label)
     tables = []
     for file in found_files.files:
-        table = _with_open_file(found_files.system, file, label, lambda parquet: _read_columns(parquet, only))
+        table = _call_with_file(found_files.system, file, label, lambda parquet: _read_columns(parquet, only))
         tables.append(found_files.partitions.add_to_table(table, file, None if only is None else list(only)))
     if len(tables) == 1:
         return tables[0]
@@ -96,7 +96,7 @@ def read_unified_schema(
     def get_schema_and_rows(parquet: pq.ParquetFile) -> tuple[pa.Schema, int]:
         return parquet.schema_arrow, parquet.metadata.num_rows
 
-    schemas_by_file = [(file, *_with_open_file(system, file, label, get_schema_and_rows)) for file in files]
+    schemas_by_file = [(file, *_call_with_file(system, file, label, get_schema_and_rows)) for file in files]
     schema = (
         schemas_by_file[0][1] if len(schemas_by_file) == 1 else unify_schemas(schemas_by_file, table_label)
     )
@@ -111,7 +111,7 @@ def count_rows(path: str | os.PathLike[str], label: str) -> int:
 
 def read_parquet_footer(system: pafs.FileSystem, file: str, label: str) -> pq.FileMetaData:
     """Read the metadata of one file, without rows."""
-    return _with_open_file(system, file, label, lambda parquet: parquet.metadata)
+    return _call_with_file(system, file, label, lambda parquet: parquet.metadata)
 
 
 def read_groups(
@@ -144,7 +144,7 @@ def read_groups(
                 ) from None
         return pa.concat_tables(tables)
 
-    return _with_open_file(system, file, label, read)
+    return _call_with_file(system, file, label, read)
 
 
 def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
@@ -163,7 +163,7 @@ def _read_columns(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.T
     return parquet.read(columns=[name for name in parquet.schema_arrow.names if name in only])
 
 
-def _with_open_file(
+def _call_with_file(
     system: pafs.FileSystem, file: str, label: str, use: Callable[[pq.ParquetFile], Result]
 ) -> Result:
     """Return the result of `use`, called with the open Parquet file; it is called again if the storage does not respond.
