@@ -1,4 +1,4 @@
-"""The controller: from a scenario to a plan, and from a plan to a run."""
+"""The controller: makes a plan from a scenario, and executes the run."""
 
 import lazy_loader
 

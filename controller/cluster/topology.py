@@ -1,8 +1,8 @@
 """Topology of nodes from their labels: device domain < host < rack < zone.
 
-A node without the label of a level belongs to no domain of that level: it is never chosen to satisfy that level, and used
-freely otherwise. Zones come from the label `zone` or Ray's availability zone, racks from `rack`; a host is a node unless it
-has a `host` label.
+A node without the label of a level belongs to no domain of that level: it is not chosen where that level is required or
+preferred, and can be chosen otherwise. Zones come from the label `zone` or Ray's availability zone, and racks from the label
+`rack`. A host is a node unless it has the label `host`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def list_levels(topology: Topology) -> Iterator[str]:
         return
     widest = min(required) if required else len(LEVELS) - 1
     narrowest = min([*preferred, widest])
+    # Levels between two preferred ones are skipped; those beyond the widest preferred level are tried too.
     for index in range(narrowest, widest + 1):
         if index == widest or index in preferred or index > max(preferred, default=-1):
             yield LEVELS[index]

@@ -201,31 +201,28 @@ def _has_duplicate_ids(nodes: tuple[Node, ...]) -> bool:
     return len({node.id for node in nodes}) < len(nodes)
 
 
-def _make_node(node_text: _NodeText, index: int) -> Node:
+def _make_node(entry: _NodeText, index: int) -> Node:
     """Build the node with number `index` of an entry in YAML.
 
     Raises:
         ConfigError: More of a resource is used than the node has.
     """
-    node_id = (
-        _fill_index(node_text.id, index)
-        if node_text.count == 1 or _FIELD.search(node_text.id)
-        else f"{node_text.id}-{index}"
-    )
-    total = dict(node_text.resources)
-    unknown = sorted(set(node_text.used) - set(total))
-    overused = [key for key in node_text.used if key in total and node_text.used[key] > total[key]]
+    is_unique = entry.count == 1 or _FIELD.search(entry.id)
+    node_id = _fill_index(entry.id, index) if is_unique else f"{entry.id}-{index}"
+    total = dict(entry.resources)
+    unknown = sorted(set(entry.used) - set(total))
+    overused = [key for key in entry.used if key in total and entry.used[key] > total[key]]
     if unknown or overused:
         key = (unknown or overused)[0]
         raise ConfigError(
-            f"node {node_id}: used.{key} is {node_text.used[key]:g}, its resources have {total.get(key, 0):g}"
+            f"node {node_id}: used.{key} is {entry.used[key]:g}, its resources have {total.get(key, 0):g}"
         )
     return Node(
         node_id,
         total,
-        {key: value - node_text.used.get(key, 0.0) for key, value in total.items()},
-        {key: _fill_index(value, index) for key, value in node_text.labels.items()},
-        {key: DeviceFacts(facts.memory, facts.domain) for key, facts in node_text.devices.items()},
+        {key: value - entry.used.get(key, 0.0) for key, value in total.items()},
+        {key: _fill_index(value, index) for key, value in entry.labels.items()},
+        {key: DeviceFacts(facts.memory, facts.domain) for key, facts in entry.devices.items()},
     )
 
 
@@ -234,7 +231,9 @@ def _fill_index(text: str, index: int) -> str:
 
     def format_index(match: re.Match[str]) -> str:
         operator, operand, width = match.groups()
-        value = index if not operator else index // int(operand) if operator == "//" else index % int(operand)
-        return format(value, width or "")
+        number = (
+            index if not operator else index // int(operand) if operator == "//" else index % int(operand)
+        )
+        return format(number, width or "")
 
     return _FIELD.sub(format_index, text)

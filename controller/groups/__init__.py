@@ -1,4 +1,4 @@
-"""The worker groups of a run: bound, opened, published to, moved, watched."""
+"""The worker groups of a run: start, handles, publishing, offloading and supervision."""
 
 import lazy_loader
 

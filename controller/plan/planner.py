@@ -61,8 +61,8 @@ class Plan:
         notes: Warnings and remarks.
         changes: Changes of groups before stages that name roles of their own, and back after them.
         ledger: The memory of devices and hosts in every phase.
-        left: By resource, the number of nodes whose devices are all free after the plan, and the number of nodes that have
-            any.
+        left: By resource, (the number of nodes whose devices are all free after the plan, the number of nodes that have such
+            devices).
         cores: CPUs of every node that the plan uses.
         work: FLOPs and bytes per step of every stage, estimated from shapes.
         not_run: Roles that are planned but that this version does not run.

@@ -60,14 +60,12 @@ def _format_stage_work(stage: Any) -> Iterator[str]:
     """Yield the lines on one stage's FLOPs and traffic."""
     label = stage.name
     for part in stage.flops:
-        line = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
+        decimals = 0 if part.count >= 1e13 else 2
+        line = f"{part.group} {part.count / 1e12:,.{decimals}f} TFLOP"
         if part.resource != "CPU":
             step_s = part.count / (_TFLOPS * 1e12 * part.devices)
-            total_time = (
-                f", {_format_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h"
-                if stage.steps
-                else ""
-            )
+            steps = f", {_format_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h"
+            total_time = steps if stage.steps else ""
             line += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{total_time}"
         yield f"  {label:<10} {line}"
         label = ""

@@ -18,9 +18,7 @@ from nonet.controller.scenario import (
 )
 from nonet.errors import ConfigError
 
-_SLOW_ON_CPU_PARAMETERS = (
-    100e6  # parameters above which ranking a catalogue on CPU takes hours rather than minutes
-)
+_MAX_CPU_PARAMETERS = 100e6  # with more, ranking a catalogue on cpu takes hours rather than minutes
 
 
 def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
@@ -43,13 +41,13 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
 
 def describe_cluster(view: ClusterView) -> str:
     """Describe a cluster, such as "70 nodes, 384 GPU (200 free), 6720 CPU"."""
-    nodes_by_resource: Counter[str] = Counter()
+    node_counts: Counter[str] = Counter()
     for node in view.nodes:
         for resource in node.total:
-            if ":" not in resource and "memory" not in resource:
-                nodes_by_resource[resource] += 1
+            if ":" not in resource and "memory" not in resource:  # neither node addresses nor memory
+                node_counts[resource] += 1
     resources = []
-    for resource in sorted(nodes_by_resource, key=lambda name: (name == "CPU", name)):
+    for resource in sorted(node_counts, key=lambda name: (name == "CPU", name)):
         total, free = view.get_total(resource), view.get_free(resource)
         resources.append(f"{total:g} {resource}" + (f" ({free:g} free)" if free < total else ""))
     memory_bytes = view.get_total(MEMORY)
@@ -88,7 +86,7 @@ def _warn_about_unsupported(scenario: Scenario, groups: tuple[GroupPlan, ...]) -
 
 
 def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield a note on how rollouts in separate processes read sparse rows: from copies in host memory, or by key."""
+    """Yield a note if rollouts in other processes may have to read sparse rows by key, or lack memory for copies of them."""
     scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     table_bytes = run.budgeted_bytes
@@ -113,7 +111,7 @@ def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[Grou
 
 
 def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield warnings about copies of rows, joined columns, idle workers and evaluators on CPU."""
+    """Yield warnings about copies of rows, joined columns, idle trainers and devices, and evaluators on CPU."""
     scenario = run.scenario
     yield from _describe_row_copies(run, view, groups)
     if joined_features := list_joined_features(scenario):
@@ -123,15 +121,15 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
         )
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, stage_options in scenario.stages.items():
-        step_users, key = run.kinds[name].find_least_users(stage_options)
+        step_users, users_key = run.kinds[name].find_least_users(stage_options)
         if step_users and step_users < trainer.workers:
             idle_trainers = trainer.workers - step_users
             yield (
                 f"warning: {name} trains on {step_users} users per step, so {idle_trainers} of {trainer.workers} trainers "
-                f"have nothing to do; raise stages.{name}.{key}"
+                f"have nothing to do; raise stages.{name}.{users_key}"
             )
     evaluator = next((group for group in groups if "evaluator" in group.roles), None)
-    if evaluator and evaluator.resource == "CPU" and run.size.parameters >= _SLOW_ON_CPU_PARAMETERS:
+    if evaluator and evaluator.resource == "CPU" and run.size.parameters >= _MAX_CPU_PARAMETERS:
         yield (
             f"warning: the evaluator ranks with {run.size.parameters / 1e9:.2g} B parameters on cpu; "
             "give roles.evaluator a pool with devices"

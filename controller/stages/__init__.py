@@ -1,4 +1,4 @@
-"""Stages: the loops that a run goes through."""
+"""The stages of a run: their options, kinds and training loops."""
 
 import lazy_loader
 

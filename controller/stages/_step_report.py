@@ -123,7 +123,7 @@ def record_report(
     recorder.record_step(stage, done, shown)
     must_stop = stopped is not None and stopped() and done < steps
     for step in range(report.first, done):
-        session.commit(step, now=must_stop)
+        session.commit(step, now=must_stop)  # writes a checkpoint if one is due after the step, or `now`
     if _end_if_diverged(session, recorder, stage, report.records):
         return "ended"
     _record_finished_validations(session, recorder, stage, done)
@@ -133,7 +133,8 @@ def record_report(
 def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) -> None:
     """End a stage after `step` steps, and record which of its checkpoints was selected.
 
-    Ending it has no effect if writing its last checkpoint has ended it. It has not if the run was killed just after that.
+    Usually, writing its last checkpoint has already ended the stage, and ending it again has no effect. If the run was killed
+    between the two, the stage is ended here.
     """
     session.end(step)
     _record_finished_validations(session, recorder, stage, step, over=True)
@@ -149,7 +150,7 @@ def note_quarantined(
         recorder: Takes metrics and notes.
         stage: The RL stage.
         step: The step that the scores belong to.
-        scores: What `RewardHandles.score` returned.
+        scores: The scores that `RewardHandles.score` returned.
     """
     counts = {f"quarantined.{lost.reward}": float(len(lost.uids)) for lost in scores.quarantined}
     if scores.retried:

@@ -31,6 +31,7 @@ class ReinforcedKind(StageKind):
     learner: ClassVar[str] = "nonet.workers.roles.learners:PolicyLearner"
     trainer_phases: ClassVar[tuple[str, str]] = ("update", "publish")
     rolls_out: ClassVar[bool] = True
+    # "name." stands for the rewards of the stage and its steps between rollout and rewards.
     roles: ClassVar[tuple[str, ...]] = ("trainer", "rollout", "embedding", "name.")
     takes: ClassVar[tuple[str, ...]] = ("sequences", "catalogue")
     no_model: ClassVar[tuple[str, ...]] = ("nothing",)
@@ -49,7 +50,7 @@ class ReinforcedKind(StageKind):
             "rollout": ("rollout", "evaluator"),
             "score": ("reward", "evaluator"),
             "update": ("trainer", "embedding", "evaluator"),
-            # the weights are sent as bytes in host memory; rollouts load them in their own phase
+            # Weights are sent as bytes in host memory, which rollouts load when their own phase begins.
             "publish": ("trainer", "embedding", "evaluator"),
         }
 
@@ -97,10 +98,10 @@ class ReinforcedKind(StageKind):
         if (setup := self.make_scenes(stage_options)) is None:
             return
         scene_by_event = setup.find_scenes(seq, find_rl_events(seq))
-        for scene_index, value in enumerate(setup.names):
+        for scene_index, scene_name in enumerate(setup.names):
             if not (scene_by_event == scene_index).any():
                 raise ConfigError(
-                    f"stages.{name}.scenes.of.{value}: no RL event has {value!r} as its {setup.column}"
+                    f"stages.{name}.scenes.of.{scene_name}: no RL event has {scene_name!r} as its {setup.column}"
                 )
 
     def get_width(self, stage_options: Reinforced) -> int:
@@ -156,9 +157,8 @@ class ReinforcedKind(StageKind):
             if self.needs_reference(stage_options)
             else 0
         )
-        return reference_steps + sum(
-            range(self.count_old_versions(stage_options))
-        )  # the newest version is the policy itself
+        # A version that is k steps old needs the rows that changed in k steps; the newest one, with k = 0, is the policy.
+        return reference_steps + sum(range(self.count_old_versions(stage_options)))
 
     def find_least_users(self, stage_options: Reinforced) -> tuple[int | None, str]:
         """Return the number of users of a step, and the key that sets it."""
@@ -182,10 +182,8 @@ class ReinforcedKind(StageKind):
         self, stage_options: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return the sizes of a step, of a worker and of a chunk, by the description that a plan prints."""
-        width, staleness = (
-            self.get_width(stage_options),
-            stage_options.rollout.get_options().get("staleness", 0),
-        )
+        width = self.get_width(stage_options)
+        staleness = stage_options.rollout.get_options().get("staleness", 0)
         sizes = {
             "steps": stage_options.steps,
             "users a step": _count_prompts(stage_options),
