@@ -30,7 +30,7 @@ from nonet.types import Jagged
 
 # Shapes: P prompts (held-out events), I items of the catalogue, U users, W recommended items.
 
-_NORMAL_95 = 1.959964
+_Z_95 = 1.959964  # Quantile of the normal distribution for 95 % intervals.
 
 
 def parse_metric(name: str) -> tuple[str, int | None]:
@@ -44,7 +44,7 @@ def parse_metric(name: str) -> tuple[str, int | None]:
 
 
 def _resolve_metric(name: str) -> tuple[str, RankingMetric, int | None]:
-    """Return the kind of a metric by name, its spec, and the number of items that count. Raises ConfigError."""
+    """Return the kind of the metric `name`, its spec, and its number of items k, None without one; see `parse_metric`."""
     match = re.fullmatch(r"(.*?)(?:@(\d+))?", str(name).strip())
     assert match is not None  # the expression matches every line
     kind, k = match[1], int(match[2]) if match[2] else None
@@ -69,26 +69,26 @@ def select_event_metrics(names: Iterable[str]) -> list[str]:
 
 
 def list_depth(names: Iterable[str], width: int) -> int:
-    """Return how many recommended items metrics of lists need: the largest k, or `width` for one without k; 0 for none."""
+    """Return the length of lists that these metrics need: the largest k, `width` for a list metric without k, or 0 for none."""
     resolved = [_resolve_metric(name) for name in names]
     return max((k or width for _, spec, k in resolved if isinstance(spec, ListMetric)), default=0)
 
 
 def make_accumulators(names: Iterable[str], catalogue: ListCatalogue) -> dict[str, ListAccumulator]:
-    """Return an empty accumulator for each kind of metric of lists among these metrics, by kind."""
+    """Return an empty accumulator for each kind of list metric among these metrics, by kind."""
     resolved = [_resolve_metric(name) for name in names]
     return {kind: spec.make(catalogue) for kind, spec, _ in resolved if isinstance(spec, ListMetric)}
 
 
 def make_tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
-    """Return the position of each item among items with equal scores, [I] int64.
+    """Return the order [I] int64 of items with equal scores, in which a lower number is ranked first.
 
-    The order is by popularity, highest first, then by a seeded permutation.
+    The order is by popularity, highest first, then by a permutation drawn from `seed`.
     """
-    chance = rng(seed, "ties").permutation(len(popularity_I))
-    place = np.empty(len(popularity_I), np.int64)
-    place[np.lexsort((chance, -np.asarray(popularity_I, np.float64)))] = np.arange(len(popularity_I))
-    return place
+    noise = rng(seed, "ties").permutation(len(popularity_I))
+    tie_order = np.empty(len(popularity_I), np.int64)
+    tie_order[np.lexsort((noise, -np.asarray(popularity_I, np.float64)))] = np.arange(len(popularity_I))
+    return tie_order
 
 
 def rank_of_target_np(
@@ -100,7 +100,7 @@ def rank_of_target_np(
         scores_PI: Scores of all items.
         target_P: Items of the targets.
         masked: Masked items of each prompt; an item may occur twice.
-        tie_I: Position of each item among equals; None for a permutation of seed 0.
+        tie_I: Result of `make_tie_order`; None for a permutation drawn from seed 0.
 
     Returns:
         Ranks [P] int64; 0 is best, MISSED for a target that is masked or has score -inf (outside the catalogue).
@@ -111,19 +111,23 @@ def rank_of_target_np(
     P, I = scores_PI.shape  # noqa: E741
     tie = make_tie_order(np.zeros(I), 0) if tie_I is None else tie_I
     if np.isnan(scores_PI).any():
-        bad = np.flatnonzero(np.isnan(scores_PI).any(axis=1))
+        bad_prompts = np.flatnonzero(np.isnan(scores_PI).any(axis=1))
         raise DataError(
-            f"{len(bad)} of {P} prompts have a score that is NaN, the first: {join_names(bad[:5])}."
+            f"{len(bad_prompts)} of {P} prompts have a score that is NaN, the first: {join_names(bad_prompts[:5])}."
         )
-    own = scores_PI[np.arange(P), target_P][:, None]
-    own_tie = tie[target_P][:, None]
-    ahead = (scores_PI > own).sum(1) + ((scores_PI == own) & (tie < own_tie)).sum(1)
-    row, item = _list_distinct_pairs(masked, I)
-    score = scores_PI[row, item]
-    gone = (score > own[row, 0]) | ((score == own[row, 0]) & (tie[item] < own_tie[row, 0]))
-    ranks = ahead - np.bincount(row, weights=gone, minlength=P).astype(np.int64)
-    ranks[row[item == target_P[row]]] = MISSED
-    ranks[np.isneginf(own[:, 0])] = MISSED
+    # Score and tie order of the targets.
+    score_P1 = scores_PI[np.arange(P), target_P][:, None]
+    tie_P1 = tie[target_P][:, None]
+    n_ahead_P = (scores_PI > score_P1).sum(1) + ((scores_PI == score_P1) & (tie < tie_P1)).sum(1)
+    # Masked items that are ahead of the target do not count.
+    prompt, item = _list_distinct_pairs(masked, I)
+    masked_score = scores_PI[prompt, item]
+    was_ahead = (masked_score > score_P1[prompt, 0]) | (
+        (masked_score == score_P1[prompt, 0]) & (tie[item] < tie_P1[prompt, 0])
+    )
+    ranks = n_ahead_P - np.bincount(prompt, weights=was_ahead, minlength=P).astype(np.int64)
+    ranks[prompt[item == target_P[prompt]]] = MISSED
+    ranks[np.isneginf(score_P1[:, 0])] = MISSED
     return ranks
 
 
@@ -151,7 +155,7 @@ def summarise(
     Args:
         ranks: Rank of each event [P].
         metrics: Names of the metrics.
-        lists: By kind, the accumulators of the metrics of lists (`make_accumulators`).
+        lists: Accumulators of the list metrics by kind (`make_accumulators`), with all lists added.
 
     Raises:
         DataError: There is no event.
@@ -184,7 +188,7 @@ def compare_paired(
         resamples: Number of resamples.
 
     Returns:
-        {"diff", "low", "high"}.
+        The mean "diff", and the limits "low" and "high" of the interval.
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or len(a) != len(user) or not len(a):
@@ -192,11 +196,12 @@ def compare_paired(
             f"a, b and user must have one value per event, got {a.shape}, {b.shape} and {len(user)}"
         )
     total_U, events_U = _sum_by_user(a - b, user)
-    draw = rng(seed, "bootstrap")
+    generator = rng(seed, "bootstrap")
     means = []
-    for some in _split_sizes(resamples, max(1, 4_000_000 // len(total_U))):
-        drawn = draw.integers(0, len(total_U), size=(some, len(total_U)))
-        means.append(total_U[drawn].sum(1) / events_U[drawn].sum(1))
+    # Draws of at most 4 M numbers are made at once.
+    for n_resamples in _split_sizes(resamples, max(1, 4_000_000 // len(total_U))):
+        user_RU = generator.integers(0, len(total_U), size=(n_resamples, len(total_U)))
+        means.append(total_U[user_RU].sum(1) / events_U[user_RU].sum(1))
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
     return {"diff": float((a - b).mean()), "low": float(low), "high": float(high)}
 
@@ -216,18 +221,18 @@ def compute_half_width(values: np.ndarray, user: np.ndarray, total_users: int) -
         The half-width; 0 if all users were ranked.
     """
     total_U, events_U = _sum_by_user(values, user)
-    drawn = len(total_U)
-    if drawn >= total_users or drawn < 2:
+    n_drawn = len(total_U)
+    if n_drawn >= total_users or n_drawn < 2:
         return 0.0
-    left_U = total_U - total_U.sum() / events_U.sum() * events_U
-    variance = (left_U @ left_U) / (drawn - 1) / drawn * (1 - drawn / total_users)
-    return float(_NORMAL_95 * np.sqrt(variance) / events_U.mean())
+    residual_U = total_U - total_U.sum() / events_U.sum() * events_U
+    variance = (residual_U @ residual_U) / (n_drawn - 1) / n_drawn * (1 - n_drawn / total_users)
+    return float(_Z_95 * np.sqrt(variance) / events_U.mean())
 
 
 def _sum_by_user(values: np.ndarray, user: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the sum of each user's values [U], and their number [U]."""
-    _, place = np.unique(user, return_inverse=True)
-    return np.bincount(place, weights=values), np.bincount(place)
+    _, user_index = np.unique(user, return_inverse=True)
+    return np.bincount(user_index, weights=values), np.bincount(user_index)
 
 
 def is_significant(difference: dict[str, float]) -> bool:
@@ -236,12 +241,13 @@ def is_significant(difference: dict[str, float]) -> bool:
 
 
 def _list_distinct_pairs(masked: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return prompt and item of each distinct masked item."""
+    """Return the distinct (prompt, item) pairs of the masked items, as prompts and items."""
     lengths = np.diff(np.asarray(masked.offsets, np.int64))
     pair = np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(masked.values)
     pair = np.unique(pair)
     return pair // n_items, pair % n_items
 
 
-def _split_sizes(total: int, size: int) -> Sequence[int]:
-    return [min(size, total - start) for start in range(0, total, size)]
+def _split_sizes(total: int, max_size: int) -> Sequence[int]:
+    """Split a number into parts of at most `max_size`."""
+    return [min(max_size, total - start) for start in range(0, total, max_size)]

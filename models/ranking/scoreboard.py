@@ -1,4 +1,4 @@
-"""Scoreboard: ranking metrics of one subject, accumulated over chunks of held-out events.
+"""Scoreboard: ranking metrics of one subject (a model or a baseline), accumulated over chunks of held-out events.
 
 It stores one rank per event. Of the recommended lists it stores only the sums of the list metrics, whose size does not grow with
 the number of lists.
@@ -18,12 +18,12 @@ from nonet.models.ranking.metrics import make_accumulators, summarise
 
 
 class Scoreboard:
-    """Accumulates the ranks and lists of one subject.
+    """Accumulates the ranks and lists of one subject, and computes its metrics by group of events.
 
     Args:
         metrics: Names of the metrics.
         catalogue: Facts about the items that list metrics need.
-        groups: Masks of the events [P] by group; metrics are computed for each group.
+        groups: Mask of the member events [P] by name of a group.
     """
 
     def __init__(self, metrics: Sequence[str], catalogue: ListCatalogue, groups: Mapping[str, np.ndarray]):
@@ -34,18 +34,19 @@ class Scoreboard:
 
     def add(self, ranks_C: np.ndarray, lists_CW: np.ndarray | None = None) -> None:
         """Add the ranks of the next events and, if a list metric is requested, their lists of items (-1 for no item)."""
-        part = slice(self._events, self._events + len(ranks_C))
+        events = slice(self._events, self._events + len(ranks_C))
         if lists_CW is not None:
-            for name, member in self._groups.items():
+            for name, is_member_P in self._groups.items():
                 for accumulator in self._lists[name].values():
-                    accumulator.add(lists_CW[member[part]])
+                    accumulator.add(lists_CW[is_member_P[events]])
         self._ranks.append(ranks_C)
-        self._events = part.stop
+        self._events = events.stop
 
     def absorb(self, other: Scoreboard) -> None:
         """Append the ranks and lists of another board with the same groups; its events come after the present ones."""
         self._groups = {
-            name: np.concatenate([member, other._groups[name]]) for name, member in self._groups.items()
+            name: np.concatenate([is_member_P, other._groups[name]])
+            for name, is_member_P in self._groups.items()
         }
         for name, accumulators in self._lists.items():
             for kind, accumulator in accumulators.items():
@@ -66,13 +67,13 @@ class Scoreboard:
         """Compute the metrics by name for each group; groups without events are left out."""
         ranks = self.ranks
         return {
-            name: summarise(ranks[member], self._metrics, self._lists[name])
-            for name, member in self._groups.items()
-            if member.any()
+            name: summarise(ranks[is_member_P], self._metrics, self._lists[name])
+            for name, is_member_P in self._groups.items()
+            if is_member_P.any()
         }
 
 
 def read_test_ranks(file: Path) -> np.ndarray:
-    """Read the ranks of a subject's test events from its results file: by exhaustive scoring if stored, else by beam search."""
+    """Read the ranks [P] of a subject's test events from its results file: those of exhaustive scoring, else of beam search."""
     with np.load(file) as arrays:
         return arrays["test.exhaustive" if "test.exhaustive" in arrays else "test.beam"]

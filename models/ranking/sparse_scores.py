@@ -1,7 +1,7 @@
-"""SparseScores: scores of a whole catalogue that differ from a shared list in few items per prompt, ranked without [P, I].
+"""SparseScores: scores of all items that differ from shared scores in few items per prompt, ranked without an array [P, I].
 
-Ranks and lists are bitwise those of the dense scores: ties have the same order, and masked items are in no list. A rank is that
-of the target among the shared scores, corrected by the items that are the prompt's own or masked.
+Ranks and lists are equal to those of the dense scores: ties have the same order, and masked items are in no list. A rank is that
+of the target among the shared scores, corrected by the items that are masked or have a score of their own for the prompt.
 """
 
 from __future__ import annotations
@@ -11,28 +11,30 @@ import numpy as np
 from nonet.models.ranking.metrics import MISSED
 from nonet.types import Jagged
 
-# Shapes: P prompts, I items, C (prompt, item) cells with a score of their own, S cells that are special: those and masked ones.
+# Shapes: P prompts, I items, C cells: (prompt, item) pairs with a score of their own, as keys prompt * I + item.
 
 
 class SharedScores:
-    """Scores [I] float32 that all prompts share and the order of ties [I], sorted once."""
+    """Scores [I] float32 that all prompts share, sorted once; items of equal score are ordered by `tie_I`."""
 
     def __init__(self, score_I: np.ndarray, tie_I: np.ndarray):
         self.score, self.tie = np.asarray(score_I, np.float32), tie_I
         self.order = np.lexsort((tie_I, -self.score))
-        self._sorted, self._ties = -self.score[self.order], tie_I[self.order]
+        self._negated_scores, self._sorted_ties = -self.score[self.order], tie_I[self.order]
 
     def count_ahead(self, score_P: np.ndarray, tie_P: np.ndarray) -> np.ndarray:
-        """Count the items that come before one of this score and tie order [P]."""
-        left = np.searchsorted(self._sorted, -score_P, "left")
-        right = np.searchsorted(self._sorted, -score_P, "right")
-        for row in np.flatnonzero(right > left):
-            left[row] += np.searchsorted(self._ties[left[row] : right[row]], tie_P[row])
-        return left
+        """Count for each prompt [P] the items that rank before one with this score and tie order."""
+        n_ahead_P = np.searchsorted(self._negated_scores, -score_P, "left")
+        n_not_behind_P = np.searchsorted(self._negated_scores, -score_P, "right")
+        for row in np.flatnonzero(n_not_behind_P > n_ahead_P):
+            n_ahead_P[row] += np.searchsorted(
+                self._sorted_ties[n_ahead_P[row] : n_not_behind_P[row]], tie_P[row]
+            )
+        return n_ahead_P
 
 
 class SparseScores:
-    """Scores that differ from shared ones in few cells.
+    """Scores of P prompts that equal the shared ones except in few cells.
 
     Args:
         prompts: Number of prompts.
@@ -46,56 +48,61 @@ class SparseScores:
         self, prompts: int, shared: SharedScores, prompt: np.ndarray, item: np.ndarray, score: np.ndarray
     ):
         self._prompts, self._shared = prompts, shared
-        self._cell = prompt * len(shared.score) + item
+        self._cells = prompt * len(shared.score) + item
         self._score = np.asarray(score, np.float32)
 
     def compute_ranks(self, target_P: np.ndarray, masked: Jagged) -> np.ndarray:
         """Compute the ranks [P] int64 of the targets, equal to those of `rank_of_target_np` for the dense scores."""
-        shared, items = self._shared, len(self._shared.score)
-        own_P = self._get_scores(np.arange(self._prompts) * items + target_P)
-        tie_P = shared.tie[target_P]
-        hidden = self._find_masked_cells(masked)
-        special = np.union1d(self._cell, hidden)
-        prompt, item = special // items, special % items
-        rank_P = shared.count_ahead(own_P, tie_P)
-        before = _is_before(shared.score[item], shared.tie[item], own_P[prompt], tie_P[prompt])
-        rank_P = rank_P - np.bincount(prompt, weights=before, minlength=self._prompts).astype(np.int64)
-        left = ~np.isin(self._cell, hidden)
-        prompt, item = self._cell[left] // items, self._cell[left] % items
-        before = _is_before(self._score[left], shared.tie[item], own_P[prompt], tie_P[prompt])
-        rank_P = rank_P + np.bincount(prompt, weights=before, minlength=self._prompts).astype(np.int64)
-        rank_P[np.isin(np.arange(self._prompts) * items + target_P, hidden)] = MISSED
-        rank_P[np.isneginf(own_P)] = MISSED
+        shared, n_items = self._shared, len(self._shared.score)
+        target_score_P = self._get_scores(np.arange(self._prompts) * n_items + target_P)
+        target_tie_P = shared.tie[target_P]
+        masked_cells = self._find_masked_cells(masked)
+        special_cells = np.union1d(self._cells, masked_cells)
+        prompt, item = special_cells // n_items, special_cells % n_items
+        rank_P = shared.count_ahead(target_score_P, target_tie_P)
+        is_ahead = _is_ahead(
+            shared.score[item], shared.tie[item], target_score_P[prompt], target_tie_P[prompt]
+        )
+        rank_P = rank_P - np.bincount(prompt, weights=is_ahead, minlength=self._prompts).astype(np.int64)
+        is_unmasked = ~np.isin(self._cells, masked_cells)
+        prompt, item = self._cells[is_unmasked] // n_items, self._cells[is_unmasked] % n_items
+        is_ahead = _is_ahead(
+            self._score[is_unmasked], shared.tie[item], target_score_P[prompt], target_tie_P[prompt]
+        )
+        rank_P = rank_P + np.bincount(prompt, weights=is_ahead, minlength=self._prompts).astype(np.int64)
+        rank_P[np.isin(np.arange(self._prompts) * n_items + target_P, masked_cells)] = MISSED
+        rank_P[np.isneginf(target_score_P)] = MISSED
         return rank_P
 
     def select_top(self, k: int, masked: Jagged) -> np.ndarray:
-        """Select the k best items of each prompt that are not masked [P, k]; -1 where none is left."""
-        shared, items = self._shared, len(self._shared.score)
-        hidden = self._find_masked_cells(masked)
-        out = np.full((self._prompts, k), -1, np.int64)
-        cuts = np.arange(self._prompts + 1) * items
-        own, gone = np.searchsorted(self._cell, cuts), np.searchsorted(hidden, cuts)
+        """Return the k best items [P, k] of each prompt that are not masked, best first; -1 where none is left."""
+        shared, n_items = self._shared, len(self._shared.score)
+        masked_cells = self._find_masked_cells(masked)
+        top_Pk = np.full((self._prompts, k), -1, np.int64)
+        first_cells = np.arange(self._prompts + 1) * n_items
+        cell_cuts = np.searchsorted(self._cells, first_cells)
+        masked_cuts = np.searchsorted(masked_cells, first_cells)
         for row in range(self._prompts):
-            voted = self._cell[own[row] : own[row + 1]] - row * items
-            score = self._score[own[row] : own[row + 1]]
-            barred = hidden[gone[row] : gone[row + 1]] - row * items
-            first = shared.order[: k + len(voted) + len(barred)]
-            first = first[~np.isin(first, np.concatenate([voted, barred]))][:k]
-            is_allowed = ~np.isin(voted, barred)
-            item = np.concatenate([voted[is_allowed], first])
-            score = np.concatenate([score[is_allowed], shared.score[first]])
+            own_items = self._cells[cell_cuts[row] : cell_cuts[row + 1]] - row * n_items
+            own_score = self._score[cell_cuts[row] : cell_cuts[row + 1]]
+            masked_items = masked_cells[masked_cuts[row] : masked_cuts[row + 1]] - row * n_items
+            shared_items = shared.order[: k + len(own_items) + len(masked_items)]
+            shared_items = shared_items[~np.isin(shared_items, np.concatenate([own_items, masked_items]))][:k]
+            is_allowed = ~np.isin(own_items, masked_items)
+            item = np.concatenate([own_items[is_allowed], shared_items])
+            score = np.concatenate([own_score[is_allowed], shared.score[shared_items]])
             best = np.lexsort((shared.tie[item], -score))[:k]
             best = best[~np.isneginf(score[best])]
-            out[row, : len(best)] = item[best]
-        return out
+            top_Pk[row, : len(best)] = item[best]
+        return top_Pk
 
     def _get_scores(self, cell: np.ndarray) -> np.ndarray:
-        """Return the score of any cells."""
+        """Return the scores of cells, which may be shared ones."""
         score = self._shared.score[cell % len(self._shared.score)].copy()
-        if len(self._cell):
-            place = np.searchsorted(self._cell, cell).clip(max=len(self._cell) - 1)
-            own = self._cell[place] == cell
-            score[own] = self._score[place[own]]
+        if len(self._cells):
+            index = np.searchsorted(self._cells, cell).clip(max=len(self._cells) - 1)
+            has_own = self._cells[index] == cell
+            score[has_own] = self._score[index[has_own]]
         return score
 
     def _find_masked_cells(self, masked: Jagged) -> np.ndarray:
@@ -105,5 +112,8 @@ class SparseScores:
         return np.unique(prompt * len(self._shared.score) + np.asarray(masked.values))
 
 
-def _is_before(score: np.ndarray, tie: np.ndarray, own: np.ndarray, own_tie: np.ndarray) -> np.ndarray:
-    return (score > own) | ((score == own) & (tie < own_tie))
+def _is_ahead(
+    score: np.ndarray, tie: np.ndarray, target_score: np.ndarray, target_tie: np.ndarray
+) -> np.ndarray:
+    """Return whether items with these scores and tie orders rank before the targets."""
+    return (score > target_score) | ((score == target_score) & (tie < target_tie))

@@ -18,19 +18,20 @@ from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors
 from nonet.random import rng
 
 # Shapes: I items, D vector width, L levels, K codes of a level.
-_ITERATIONS = 30
-_VECTORS = ("title", "categories", "cooccurrence")
-_SAMPLE = 256  # Training vectors per code (the limit of FAISS): more take time without better centres.
-_ROWS = 1 << 16  # Vectors per chunk of residuals.
-_CHUNK = 1 << 24  # Distances per chunk.
+_ITERATIONS = 30  # Maximum number of k-means iterations.
+_DEFAULT_SOURCES = ("title", "categories", "cooccurrence")
+# Training vectors per code (the limit of FAISS): more take time without better centres.
+_SAMPLES_PER_CODE = 256
+_CHUNK_ROWS = 1 << 16  # Vectors per chunk of residuals.
+_CHUNK_DISTANCES = 1 << 24  # Distances per chunk.
 
 
 def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> TokenisedItems:
-    """Code the vectors of items; new items beside known ones are coded by the known ones' codebooks."""
+    """Compute the semantic ids of items from their vectors; with known ids, only new items are coded (see `KnownSids.extend`)."""
     items, seq, known = request.items, request.seq, request.known
-    spec = options.get("vectors", _VECTORS)
+    sources = options.get("vectors", _DEFAULT_SOURCES)
     vectors = compute_item_vectors(
-        items, seq, spec, dim=options.get("dim", 64), seed=request.seed, folder=request.folder
+        items, seq, sources, dim=options.get("dim", 64), seed=request.seed, folder=request.folder
     )
     levels, codes = options.get("levels", 3), options.get("codes", 64)
     if known is not None:
@@ -43,43 +44,42 @@ def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> Tokeni
 
 
 def check_vectors(items: pa.Table, options: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError or DataError if a source of vectors is not there."""
-    check_sources(options.get("vectors", _VECTORS), items, folder)
+    """Raise ConfigError or DataError if a source of vectors does not exist or is not valid."""
+    check_sources(options.get("vectors", _DEFAULT_SOURCES), items, folder)
 
 
-def quantise_residuals(vectors: np.ndarray, levels: int, codes: int, seed: int) -> np.ndarray:
-    """Compute residual k-means codes [I, levels] int32 of vectors [I, D]."""
+def quantise_residuals(vectors: np.ndarray, n_levels: int, n_codes: int, seed: int) -> np.ndarray:
+    """Compute the residual k-means codes [I, n_levels] int32 of vectors [I, D]."""
     residual = vectors.astype(np.float32, copy=True)
-    out = np.empty((len(vectors), levels), np.int32)
-    for level in range(levels):
-        centres = _fit_kmeans(residual, codes, seed, level)
-        out[:, level], _ = _find_nearest(residual, centres)
-        for start in range(0, len(residual), _ROWS):
-            part = slice(start, start + _ROWS)
-            residual[part] -= centres[out[part, level]]
-    return out
+    codes_IL = np.empty((len(vectors), n_levels), np.int32)
+    for level in range(n_levels):
+        centres = _fit_kmeans(residual, n_codes, seed, level)
+        codes_IL[:, level], _ = _find_nearest(residual, centres)
+        for start in range(0, len(residual), _CHUNK_ROWS):
+            rows = slice(start, start + _CHUNK_ROWS)
+            residual[rows] -= centres[codes_IL[rows, level]]
+    return codes_IL
 
 
-def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
-    """Fit centres [codes, D]; a code without vectors is moved to the vector with the largest distance."""
-    dice = rng(seed, "tokenise", "kmeans", level)
-    if len(x) > _SAMPLE * codes:
-        x = x[np.sort(dice.choice(len(x), _SAMPLE * codes, replace=False))]
-    centres = _spread(x, codes, dice)
-    before = None
+def _fit_kmeans(vectors: np.ndarray, n_codes: int, seed: int, level: int) -> np.ndarray:
+    """Fit the centres [n_codes, D] of one level; the centre of a code without vectors moves to a vector far from its centre."""
+    generator = rng(seed, "tokenise", "kmeans", level)
+    if len(vectors) > _SAMPLES_PER_CODE * n_codes:
+        vectors = vectors[np.sort(generator.choice(len(vectors), _SAMPLES_PER_CODE * n_codes, replace=False))]
+    centres = _draw_seeds(vectors, n_codes, generator)
+    previous_code = None
     for _ in range(_ITERATIONS):
-        code, distance = _find_nearest(x, centres)
-        if before is not None and np.array_equal(code, before):
+        code, distance = _find_nearest(vectors, centres)
+        if previous_code is not None and np.array_equal(code, previous_code):
             break
-        before = code.copy()
-        _revive(code, distance, codes)
-        count = np.bincount(code, minlength=codes)
+        previous_code = code.copy()
+        _fill_empty_codes(code, distance, n_codes)
+        count = np.bincount(code, minlength=n_codes)
         sums = np.zeros(centres.shape, np.float64)
-        order = np.argsort(
-            code, kind="stable"
-        )  # Sums per code in the order of the vectors: 20 times as fast as np.add.at.
+        # Sums over sorted vectors are 20 times as fast as np.add.at.
+        order = np.argsort(code, kind="stable")
         sums[count > 0] = np.add.reduceat(
-            x[order], (np.cumsum(count) - count)[count > 0], axis=0, dtype=np.float64
+            vectors[order], (np.cumsum(count) - count)[count > 0], axis=0, dtype=np.float64
         )
         centres = np.where(count[:, None] > 0, sums / np.maximum(count, 1)[:, None], centres).astype(
             np.float32
@@ -87,37 +87,45 @@ def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
     return centres
 
 
-def _spread(x: np.ndarray, codes: int, dice: np.random.Generator) -> np.ndarray:
-    """Draw k-means++ seeds [codes, D]: each in proportion to its squared distance from those before it."""
-    picks = [int(dice.integers(len(x)))]
-    squared_distance = ((x - x[picks[0]]) ** 2).sum(1, dtype=np.float64)
-    for _ in range(codes - 1):
+def _draw_seeds(vectors: np.ndarray, n_codes: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw k-means++ seeds [n_codes, D]: a vector's probability is proportional to its squared distance from earlier seeds."""
+    seed_rows = [int(generator.integers(len(vectors)))]
+    squared_distance = ((vectors - vectors[seed_rows[0]]) ** 2).sum(1, dtype=np.float64)
+    for _ in range(n_codes - 1):
         total = squared_distance.sum()
-        pick = (
-            int(dice.choice(len(x), p=squared_distance / total)) if total > 0 else int(dice.integers(len(x)))
+        row = (
+            int(generator.choice(len(vectors), p=squared_distance / total))
+            if total > 0
+            else int(generator.integers(len(vectors)))
         )
-        picks.append(pick)
-        squared_distance = np.minimum(squared_distance, ((x - x[pick]) ** 2).sum(1, dtype=np.float64))
-    return x[picks].copy()
+        seed_rows.append(row)
+        squared_distance = np.minimum(
+            squared_distance, ((vectors - vectors[row]) ** 2).sum(1, dtype=np.float64)
+        )
+    return vectors[seed_rows].copy()
 
 
-def _find_nearest(x: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest centre [I] and the squared distance to it [I]; ties go to the lower code."""
-    code, distance = np.empty(len(x), np.int64), np.empty(len(x), np.float32)
+    code, distance = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
     square_K = (centres**2).sum(1)
-    step = max(1, _CHUNK // len(centres))
-    for start in range(0, len(x), step):
-        part = x[start : start + step]
-        far = square_K - 2 * part @ centres.T
-        code[start : start + step] = far.argmin(1)
-        distance[start : start + step] = far.min(1) + (part**2).sum(1)
+    chunk_rows = max(1, _CHUNK_DISTANCES // len(centres))
+    for start in range(0, len(vectors), chunk_rows):
+        chunk = vectors[start : start + chunk_rows]
+        # The squared distance without the square of the vector, which is the same for all codes.
+        offset_distance = square_K - 2 * chunk @ centres.T
+        code[start : start + chunk_rows] = offset_distance.argmin(1)
+        distance[start : start + chunk_rows] = offset_distance.min(1) + (chunk**2).sum(1)
     return code, distance
 
 
-def _revive(code: np.ndarray, distance: np.ndarray, codes: int) -> None:
-    """Assign to each empty code the vector with the largest distance that is left, in place; vectors on their centre stay."""
-    dead = np.flatnonzero(np.bincount(code, minlength=codes) == 0)
-    worst = np.argsort(-distance, kind="stable")[: len(dead)]
-    for empty, far in zip(dead, worst, strict=False):
-        if distance[far] > 1e-9:
-            code[far] = empty
+def _fill_empty_codes(code: np.ndarray, distance: np.ndarray, n_codes: int) -> None:
+    """Assign to each empty code one of the vectors farthest from their centres, in place in `code`.
+
+    Vectors that equal their centre keep their code.
+    """
+    empty_codes = np.flatnonzero(np.bincount(code, minlength=n_codes) == 0)
+    farthest_rows = np.argsort(-distance, kind="stable")[: len(empty_codes)]
+    for empty_code, row in zip(empty_codes, farthest_rows, strict=False):
+        if distance[row] > 1e-9:
+            code[row] = empty_code

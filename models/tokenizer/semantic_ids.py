@@ -1,7 +1,7 @@
 """Semantic ids: every item becomes a tuple of codes, by the tokenizer that a scenario names.
 
 Items with the same tuple are distinguished by a last *collision* level, so semantic ids are unique. A collapsed codebook is
-refused, because no good model can be trained on it.
+rejected with an error, because no good model can be trained on it.
 """
 
 # Shapes: I items, L levels, K codes of a level.
@@ -21,8 +21,8 @@ from nonet.models.tokenizer.known_sids import KnownSids
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import Sequences
 
-LEAST_UNIQUE = 0.1  # Minimum share of distinct tuples before the collision level.
-LEAST_EVEN = 0.1  # Minimum perplexity of the first level, as a share of the codes it could use.
+_MIN_DISTINCT = 0.1  # Minimum share of distinct tuples before the collision level.
+_MIN_PERPLEXITY = 0.1  # Minimum perplexity of the first level, as a share of the codes that it can use.
 
 
 def tokenise(
@@ -51,8 +51,10 @@ def tokenise(
     options = dict(config)
     use = options.pop("use", "rq_kmeans")
     request = TokenizeRequest(items, seq, seed, folder, known)
-    found = load_heavy(TOKENIZERS.get(use).encode)(request, options)
-    return found if isinstance(found, TokenisedItems) else _finish_codes(request, found, f"tokenizer {use!r}")
+    codes_or_items = load_heavy(TOKENIZERS.get(use).encode)(request, options)
+    if isinstance(codes_or_items, TokenisedItems):
+        return codes_or_items
+    return _finish_codes(request, codes_or_items, f"tokenizer {use!r}")
 
 
 def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) -> None:
@@ -76,7 +78,11 @@ def _finish_codes(request: TokenizeRequest, codes_IL: Any, title: str) -> Tokeni
 
 
 def check_known(request: TokenizeRequest, tokens: TokenisedItems) -> TokenisedItems:
-    """Return ids that were made without the known ones. Raises ConfigError if a known item's id is another one."""
+    """Check ids that were computed independently of the known ones, and add the known items to the report.
+
+    Raises:
+        ConfigError: A known item has another id, or a code is beyond the known ones.
+    """
     if request.known is None:
         return tokens
     keys = request.seq.get_item_keys(np.arange(len(request.items)))
@@ -87,21 +93,21 @@ def check_known(request: TokenizeRequest, tokens: TokenisedItems) -> TokenisedIt
 def make_extended_tokens(
     sids_IL: np.ndarray, codes: tuple[int, ...], known: KnownSids, seq: Sequences
 ) -> TokenisedItems:
-    """Describe the ids of all items where known ones keep theirs."""
+    """Return the ids of all items with a report that also counts known and new items."""
     place_I = known.locate_items(seq.get_item_keys(np.arange(len(sids_IL))))
     report = describe_codebooks(sids_IL, codes)
     report |= {"known_items": int((place_I >= 0).sum()), "new_items": int((place_I < 0).sum())}
     return TokenisedItems(sids_IL, codes, report)
 
 
-def resolve(codes_IL: np.ndarray) -> np.ndarray:
+def number_collisions(codes_IL: np.ndarray) -> np.ndarray:
     """Return the collision number [I] of each item among those with the same tuple: 0, 1, ... in the order of the items."""
-    _, group = np.unique(codes_IL, axis=0, return_inverse=True)
-    order = np.argsort(group.reshape(-1), kind="stable")
-    ordered = group.reshape(-1)[order]
-    first = np.searchsorted(ordered, ordered, side="left")
+    _, tuple_index = np.unique(codes_IL, axis=0, return_inverse=True)
+    order = np.argsort(tuple_index.reshape(-1), kind="stable")
+    sorted_tuples = tuple_index.reshape(-1)[order]
+    first_of_tuple = np.searchsorted(sorted_tuples, sorted_tuples, side="left")
     number = np.empty(len(order), np.int32)
-    number[order] = np.arange(len(order)) - first
+    number[order] = np.arange(len(order)) - first_of_tuple
     return number
 
 
@@ -109,32 +115,32 @@ def describe_codebooks(codes_IL: np.ndarray, codes: tuple[int, ...]) -> dict[str
     """Return statistics of the codes: codes used and perplexity by level, share of distinct ids, and the largest collision."""
     counts = [np.bincount(codes_IL[:, level], minlength=k) for level, k in enumerate(codes)]
     shares = [count[count > 0] / count.sum() for count in counts]
-    _, group = np.unique(codes_IL, axis=0, return_counts=True)
+    _, group_sizes = np.unique(codes_IL, axis=0, return_counts=True)
     return {
         "levels": len(codes),
         "codes": list(codes),
         "used": [int((count > 0).sum()) for count in counts],
         "perplexity": [round(float(np.exp(-(share * np.log(share)).sum())), 2) for share in shares],
-        "unique_before_collisions": len(group) / max(len(codes_IL), 1),
-        "largest_collision": int(group.max(initial=0)),
+        "unique_before_collisions": len(group_sizes) / max(len(codes_IL), 1),
+        "largest_collision": int(group_sizes.max(initial=0)),
     }
 
 
 def add_collision_level(codes_IL: np.ndarray, codes: tuple[int, ...], *, always: bool) -> TokenisedItems:
-    """Check codes, and add the collision level.
+    """Check that the codebook did not collapse, and add the collision level.
 
     Args:
         codes_IL: Codes of the items.
         codes: Number of codes of every level.
-        always: Whether unique codes get a collision level too.
+        always: Whether a collision level is added even if the codes are unique.
 
     Raises:
         DataError: The codebook collapsed.
     """
     report = describe_codebooks(codes_IL, codes)
-    _refuse_collapsed(report, len(codes_IL))
+    _require_no_collapse(report, len(codes_IL))
     if report["largest_collision"] > 1 or always:
-        number = resolve(codes_IL)
+        number = number_collisions(codes_IL)
         codes_IL = np.concatenate([codes_IL, number[:, None]], 1)
         codes = (*codes, report["largest_collision"])
         report = describe_codebooks(codes_IL, codes) | {
@@ -143,19 +149,19 @@ def add_collision_level(codes_IL: np.ndarray, codes: tuple[int, ...], *, always:
     return TokenisedItems(np.ascontiguousarray(codes_IL, dtype=np.int32), codes, report)
 
 
-def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
-    """Raise DataError if the codebook collapsed."""
-    reach = min(report["codes"][0], items)
-    least = max(LEAST_EVEN * reach, 1.1) if reach > 1 else 0.0
-    if report["perplexity"][0] < least:
+def _require_no_collapse(report: Mapping[str, Any], n_items: int) -> None:
+    """Raise DataError if the first level uses too few codes, or too few items have distinct codes."""
+    usable_codes = min(report["codes"][0], n_items)
+    min_perplexity = max(_MIN_PERPLEXITY * usable_codes, 1.1) if usable_codes > 1 else 0.0
+    if report["perplexity"][0] < min_perplexity:
         raise DataError(
             f"the codebook collapsed: the first level uses {report['used'][0]} codes with perplexity "
-            f"{report['perplexity'][0]}, of {reach} it could use; it must be at least {least:.1f}. "
+            f"{report['perplexity'][0]}, of {usable_codes} it could use; it must be at least {min_perplexity:.1f}. "
             "The item vectors are too similar: choose other tokenizer.vectors, or fewer codes."
         )
-    if report["unique_before_collisions"] < LEAST_UNIQUE:
+    if report["unique_before_collisions"] < _MIN_DISTINCT:
         raise DataError(
-            f"the codebook collapsed: {items} items share {round(report['unique_before_collisions'] * items)} semantic "
-            f"ids, the largest group holds {report['largest_collision']}; at least {LEAST_UNIQUE:.0%} must be distinct "
+            f"the codebook collapsed: {n_items} items share {round(report['unique_before_collisions'] * n_items)} semantic "
+            f"ids, the largest group holds {report['largest_collision']}; at least {_MIN_DISTINCT:.0%} must be distinct "
             "before the collision level. Raise tokenizer.levels or codes, or choose richer tokenizer.vectors."
         )

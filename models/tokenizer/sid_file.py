@@ -19,19 +19,19 @@ from nonet.errors import DataError
 from nonet.models.tokenizer.kinds import TokenisedItems, TokenizeRequest
 from nonet.models.tokenizer.semantic_ids import add_collision_level, check_known
 
-MOST_CODES = 1 << 20  # Larger numbers are probably item numbers, not codes.
+_MAX_CODES = 1 << 20  # Larger numbers are probably item numbers, not codes.
 
 # Shapes: I items, L levels.
 
 
 def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> TokenisedItems:
-    """Return the ids of the file, with a collision level where several items share an id."""
+    """Return the ids of the file; if items share an id, a collision level is added to all."""
     codes_IL, sizes = read_sids(request.folder / options["path"], request.items["item_id"].to_pylist())
     return check_known(request, add_collision_level(codes_IL, sizes, always=False))
 
 
 def check_file(items: pa.Table, options: Mapping[str, Any], folder: Path) -> None:
-    """Raise DataError if the file is not there or lacks an item; nothing is read for a table without rows."""
+    """Raise DataError if the file does not exist or lacks an item; it is not read if `items` has no rows."""
     if len(items):
         read_sids(folder / options["path"], items["item_id"].to_pylist())
 
@@ -57,10 +57,10 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
         )
     rows = [table[str(item)] for item in item_ids]
     levels = len(rows[0])
-    _refuse(
+    _require_none(
         path, "a semantic id of another length than the first", item_ids, (len(row) != levels for row in rows)
     )
-    _refuse(
+    _require_none(
         path,
         "a code that is not a whole number from 0 to 1,048,575",
         item_ids,
@@ -96,19 +96,23 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
     return {str(item): list(row) for item, row in zip(table["item_id"].to_pylist(), rows, strict=True)}
 
 
-def _are_codes(row: list[Any]) -> bool:
+def _are_codes(values: list[Any]) -> bool:
+    """Return whether all values are whole numbers that can be codes."""
     return all(
-        isinstance(code, int) and not isinstance(code, bool) and 0 <= code < MOST_CODES for code in row
+        isinstance(code, int) and not isinstance(code, bool) and 0 <= code < _MAX_CODES for code in values
     )
 
 
-def _refuse(path: Path, what: str, item_ids: list[Any], wrong: Iterable[bool]) -> None:
-    bad = [item for item, flag in zip(item_ids, wrong, strict=True) if flag]
-    if bad:
+def _require_none(path: Path, problem: str, item_ids: list[Any], flags: Iterable[bool]) -> None:
+    """Raise DataError, which names the `problem`, if it is flagged for an item."""
+    bad_items = [item for item, flag in zip(item_ids, flags, strict=True) if flag]
+    if bad_items:
         raise DataError(
-            f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_format_items(bad)}. Correct the file."
+            f"{path}: {len(bad_items)} of {len(item_ids)} items have {problem}, "
+            f"first {_format_items(bad_items)}. Correct the file."
         )
 
 
 def _format_items(items: list[Any]) -> str:
+    """Return the first five items as text."""
     return ", ".join(map(str, items[:5]))

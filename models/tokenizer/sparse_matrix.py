@@ -18,12 +18,12 @@ import torch
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN, PairCounter, Sequences, select_top_neighbours
 
-# Shapes: I items, F features (words, or items), n nonzeros.
-_NEAR = 5  # Maximum distance of co-occurring events, with weight 1 / sqrt(distance).
-_MOST_NEIGHBOURS = 24_000_000  # Limit over all items, if co-occurrence is counted by ranges of items.
-_COMPRESSED = 1 << 23  # Above this number of nonzeros, CSR is used: twice as fast, a third of the memory.
-_SMOOTH = 0.75  # Exponent of the context counts, so that PMI does not favour rare items.
-_OVERSAMPLE, _POWER = 10, 4  # Oversampling and power iterations of the randomised SVD.
+# Shapes: I items, F features (words, or items), n nonzeros, W columns of a basis.
+_MAX_DISTANCE = 5  # Maximum distance of co-occurring events, with weight 1 / sqrt(distance).
+_MAX_NEIGHBOURS = 24_000_000  # Maximum number of pairs of items, if they are counted by ranges of items.
+_CSR_NONZEROS = 1 << 23  # Above this number of nonzeros, CSR is used: twice as fast, a third of the memory.
+_CONTEXT_EXPONENT = 0.75  # Exponent of the context counts, so that PMI does not favour rare items.
+_OVERSAMPLE, _POWER_ITERATIONS = 10, 4  # Oversampling and power iterations of the randomised SVD.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class SparseMatrix:
 
     def to_tensor(self) -> torch.Tensor:
         """Return a sparse tensor of torch: by coordinates, or by compressed rows if there are very many nonzeros."""
-        if len(self.value) > _COMPRESSED:
-            first = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
-            rows, columns = torch.from_numpy(first), torch.from_numpy(self.column.astype(np.int64))
+        if len(self.value) > _CSR_NONZEROS:
+            row_offsets = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
+            rows, columns = torch.from_numpy(row_offsets), torch.from_numpy(self.column.astype(np.int64))
             value = torch.from_numpy(self.value.astype(np.float32))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns that CSR tensors are in beta.
@@ -67,68 +67,68 @@ class SparseMatrix:
 def compute_ppmi(seq: Sequences, n_items: int) -> SparseMatrix:
     """Compute the symmetric positive PMI [I, I] of items that are close in users' TRAIN events.
 
-    If there are more pairs of events than fit one range, they are counted by ranges of items, and only the most frequent
-    neighbours of each item are kept. Their PMI is exact, and there are at most 24 M of them.
+    If `PairCounter` counts several ranges of items, because there are too many events, only the most frequent neighbours of each
+    item are kept, at most 24 M in total. Their PMI is exact.
     """
-    pairs = PairCounter(n_items, _NEAR, np.arange(1, _NEAR + 1) ** -0.5, both=True)
-    most, total = max(1, _MOST_NEIGHBOURS // n_items), np.zeros(n_items)
+    pairs = PairCounter(n_items, _MAX_DISTANCE, np.arange(1, _MAX_DISTANCE + 1) ** -0.5, both=True)
+    max_neighbours, count_I = max(1, _MAX_NEIGHBOURS // n_items), np.zeros(n_items)
     rows, columns, counts = [], [], []
-    for sources, code, count in pairs.count_ranges(seq, lambda part: part.split == TRAIN):
-        total += np.bincount(code // n_items, weights=count, minlength=n_items)
+    for sources, key, count in pairs.count_ranges(seq, lambda part: part.split == TRAIN):
+        count_I += np.bincount(key // n_items, weights=count, minlength=n_items)
         if len(sources) < n_items:
-            first = sources.start * n_items
-            code, count = select_top_neighbours(code - first, count, n_items, most, len(sources))
-            code = code + first
-        rows.append((code // n_items).astype(np.int32))
-        columns.append((code % n_items).astype(np.int32))
+            first_key = sources.start * n_items
+            key, count = select_top_neighbours(key - first_key, count, n_items, max_neighbours, len(sources))
+            key = key + first_key
+        rows.append((key // n_items).astype(np.int32))
+        columns.append((key % n_items).astype(np.int32))
         counts.append(count)
-    row, column, count = (np.concatenate(each) for each in (rows, columns, counts))
-    context = total**_SMOOTH / max((total**_SMOOTH).sum(), 1e-12)
-    value = np.log(count / (total[row] * context[column]))
-    keep = value > 0
-    return SparseMatrix(row[keep], column[keep], value[keep], (n_items, n_items))
+    row, column, count = (np.concatenate(parts) for parts in (rows, columns, counts))
+    context_prob_I = count_I**_CONTEXT_EXPONENT / max((count_I**_CONTEXT_EXPONENT).sum(), 1e-12)
+    value = np.log(count / (count_I[row] * context_prob_I[column]))
+    is_positive = value > 0
+    return SparseMatrix(row[is_positive], column[is_positive], value[is_positive], (n_items, n_items))
 
 
 def compute_tfidf(texts: Iterable[Sequence[str]]) -> SparseMatrix:
-    """Compute TF-IDF [I, F] with rows of length 1, of words in at least two documents (of all words if there are none)."""
-    number: dict[str, int] = {}
-    met, lengths = array("q"), array("q")
-    for document in texts:
-        met.extend(number.setdefault(word, len(number)) for word in document)
-        lengths.append(len(document))
-    words, documents = sorted(number), np.frombuffer(lengths, np.int64)
-    place = np.empty(len(words), np.int64)
-    place[[number[word] for word in words]] = np.arange(len(words))
-    row = np.repeat(np.arange(len(documents)), documents)
-    column = place[np.frombuffer(met, np.int64)]
-    cell, count = np.unique(row * max(len(words), 1) + column, return_counts=True)
-    row, column = cell // max(len(words), 1), cell % max(len(words), 1)
-    documents_of = np.bincount(column, minlength=len(words))
-    if (documents_of > 1).any():
-        keep = documents_of[column] > 1
-        row, column, count = row[keep], column[keep], count[keep]
-    value = count * (np.log((1 + len(documents)) / (1 + documents_of[column])) + 1)
-    norm = np.sqrt(np.bincount(row, weights=value**2, minlength=len(documents)))
-    return SparseMatrix(row, column, value / norm[row], (len(documents), max(len(words), 1)))
+    """Compute TF-IDF [I, F] with rows of norm 1, of the words in at least two texts, or of all words if none is."""
+    index_by_word: dict[str, int] = {}
+    word_indices, text_lengths = array("q"), array("q")
+    for text in texts:
+        word_indices.extend(index_by_word.setdefault(word, len(index_by_word)) for word in text)
+        text_lengths.append(len(text))
+    words, words_per_text = sorted(index_by_word), np.frombuffer(text_lengths, np.int64)
+    column_of_index = np.empty(len(words), np.int64)
+    column_of_index[[index_by_word[word] for word in words]] = np.arange(len(words))
+    row = np.repeat(np.arange(len(words_per_text)), words_per_text)
+    column = column_of_index[np.frombuffer(word_indices, np.int64)]
+    distinct_keys, count = np.unique(row * max(len(words), 1) + column, return_counts=True)
+    row, column = distinct_keys // max(len(words), 1), distinct_keys % max(len(words), 1)
+    n_texts_with_word = np.bincount(column, minlength=len(words))
+    if (n_texts_with_word > 1).any():
+        is_frequent = n_texts_with_word[column] > 1
+        row, column, count = row[is_frequent], column[is_frequent], count[is_frequent]
+    value = count * (np.log((1 + len(words_per_text)) / (1 + n_texts_with_word[column])) + 1)
+    norm = np.sqrt(np.bincount(row, weights=value**2, minlength=len(words_per_text)))
+    return SparseMatrix(row, column, value / norm[row], (len(words_per_text), max(len(words), 1)))
 
 
 def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
-    """Compute left singular vectors times singular values ** power, [I, min(dim, rank bound)] float32.
+    """Compute the left singular vectors times singular values ** power, [I, min(dim, I, F)] float32.
 
     Args:
         matrix: The matrix [I, F].
         dim: Maximum number of singular vectors.
         seed: Seed of the run.
-        name: Name of the source, which also seeds the start vectors.
+        name: Name of the source; with the seed, it determines the start vectors.
         power: Exponent of the singular values.
     """
-    a, at = matrix.to_tensor(), matrix.transpose().to_tensor()
+    matrix_IF, matrix_FI = matrix.to_tensor(), matrix.transpose().to_tensor()
     width = min(dim + _OVERSAMPLE, *matrix.shape)
-    start = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)
-    basis, _ = torch.linalg.qr(torch.sparse.mm(a, torch.from_numpy(start)))
-    for _ in range(_POWER):
-        other, _ = torch.linalg.qr(torch.sparse.mm(at, basis))
-        basis, _ = torch.linalg.qr(torch.sparse.mm(a, other))
-    small, values, _ = torch.linalg.svd(torch.sparse.mm(at, basis).T, full_matrices=False)
-    vectors = basis @ small
+    start_FW = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)
+    basis_IW, _ = torch.linalg.qr(torch.sparse.mm(matrix_IF, torch.from_numpy(start_FW)))
+    for _ in range(_POWER_ITERATIONS):
+        basis_FW, _ = torch.linalg.qr(torch.sparse.mm(matrix_FI, basis_IW))
+        basis_IW, _ = torch.linalg.qr(torch.sparse.mm(matrix_IF, basis_FW))
+    rotation, values, _ = torch.linalg.svd(torch.sparse.mm(matrix_FI, basis_IW).T, full_matrices=False)
+    vectors = basis_IW @ rotation
     return (vectors * values**power)[:, :dim].numpy()

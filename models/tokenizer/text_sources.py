@@ -16,13 +16,13 @@ def list_encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
     """
     entries = [spec] if isinstance(spec, str | Mapping) else spec
     return {
-        name_of(entry): {"columns": ["title"], **entry}
+        format_encoder(entry): {"columns": ["title"], **entry}
         for entry in entries
         if isinstance(entry, Mapping) and "use" in entry
     }
 
 
-def name_of(encoder: Mapping[str, Any]) -> str:
+def format_encoder(encoder: Mapping[str, Any]) -> str:
     """Return the name of an encoder in reports, which contains its path and its columns."""
     return f"{encoder['use']} {encoder['path']} of {', '.join(encoder.get('columns', ['title']))}"
 

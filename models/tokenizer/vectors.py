@@ -1,8 +1,8 @@
-"""Item vectors that the tokenizer clusters, from item columns, from co-occurrence, or from a file of the user.
+"""Item vectors that the tokenizer clusters: from item columns, co-occurrence, text encoders, or a file of the user.
 
-Text and list columns become TF-IDF and an SVD, co-occurrence becomes PPMI and an SVD (`sparse_matrix.py`). Every source is
-centred, scaled to mean square norm 1 and multiplied by its weight, then sources are concatenated: so weights are comparable
-whatever the widths.
+Text and list columns are factored by an SVD of their TF-IDF, co-occurrence by an SVD of its PPMI (`sparse_matrix.py`). The
+vectors of every source are centred, scaled to mean square norm 1 and multiplied by the weight of the source, then concatenated.
+So weights are comparable whatever the widths.
 """
 
 from __future__ import annotations
@@ -20,25 +20,21 @@ import pyarrow.parquet as pq
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf import check_encoder, encode
 from nonet.models.tokenizer.sparse_matrix import compute_ppmi, compute_svd, compute_tfidf
-from nonet.models.tokenizer.text_sources import join_texts, list_encoders, name_of
+from nonet.models.tokenizer.text_sources import format_encoder, join_texts, list_encoders
 from nonet.samples.sequences import Sequences
 from nonet.suggest import suggest_sentence
 
 pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
 
-# Shapes: I items, D width of a block.
-WEIGHTS = {
-    "title": 0.3,
-    "categories": 0.5,
-}  # Other sources have weight 1, so that co-occurrence counts more than wording.
-_NOT_TASTE = (
-    "item",
-    "item_id",
-    "events",
-)  # Columns that identify an item or count its events, not features.
-_DOCUMENTS = 1 << 16  # Texts per chunk.
+# Shapes: I items, D width of the vectors of a source (a block) or of all.
+# Default weights of sources; all others have weight 1, so that co-occurrence counts more than words.
+WEIGHTS = {"title": 0.3, "categories": 0.5}
+# Columns that are no features, because they identify an item or count its events.
+_NON_FEATURES = ("item", "item_id", "events")
+_CHUNK_TEXTS = 1 << 16  # Texts per chunk.
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
+# A source or a list of sources, as in a scenario.
 Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
@@ -58,12 +54,12 @@ def compute_item_vectors(
     """
     blocks = []
     for name, weight in parse_weights(spec).items():
-        if name in (by_name := list_encoders(spec)):
-            block = encode(by_name[name], join_texts(items, by_name[name]["columns"]), folder)
+        if name in (encoders := list_encoders(spec)):
+            block_ID = encode(encoders[name], join_texts(items, encoders[name]["columns"]), folder)
         else:
-            block = _compute_source(name, items, seq, dim=dim, seed=seed, folder=folder)
-        _check_finite(name, block)
-        blocks.append(weight * _standardise(block))
+            block_ID = _compute_source(name, items, seq, dim=dim, seed=seed, folder=folder)
+        _check_finite(name, block_ID)
+        blocks.append(weight * _standardise(block_ID))
     return np.ascontiguousarray(np.concatenate(blocks, 1), dtype=np.float32)
 
 
@@ -74,29 +70,28 @@ def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
         ConfigError: An option is not valid.
         DataError: A source does not exist.
     """
-    by_name = list_encoders(spec)
+    encoders = list_encoders(spec)
     for name in parse_weights(spec):
-        if name in by_name:
-            check_encoder(by_name[name], folder)
-            for column in by_name[name]["columns"]:
+        if name in encoders:
+            check_encoder(encoders[name], folder)
+            for column in encoders[name]["columns"]:
                 _classify_source(column, items, folder)
-        elif _classify_source(name, items, folder) == "file" and len(
-            items
-        ):  # The items of prepared data are not read here.
+        # `items` has no rows for prepared data, whose items are not read here.
+        elif _classify_source(name, items, folder) == "file" and len(items):
             _check_finite(name, _read_file(folder / name, items))
 
 
-def _check_finite(name: str, block: np.ndarray) -> None:
-    """Raise DataError if a value is NaN or infinite."""
-    if not np.isfinite(block).all():
-        bad = int((~np.isfinite(block).all(1)).sum())
+def _check_finite(name: str, block_ID: np.ndarray) -> None:
+    """Raise DataError if the vectors of the source `name` have a NaN or infinite value."""
+    if not np.isfinite(block_ID).all():
+        n_bad_rows = int((~np.isfinite(block_ID).all(1)).sum())
         raise DataError(
-            f"tokenizer.vectors: {name!r} has NaN or infinite values in {bad} rows. Clean the file."
+            f"tokenizer.vectors: {name!r} has NaN or infinite values in {n_bad_rows} rows. Clean the file."
         )
 
 
 def parse_weights(spec: Spec) -> dict[str, float]:
-    """Return the weight by source, in the given order.
+    """Return the weight of each source by name, in the order of `spec`.
 
     Raises:
         ConfigError: There is no source, or one occurs twice, or a weight is not positive.
@@ -105,7 +100,7 @@ def parse_weights(spec: Spec) -> dict[str, float]:
     for entry in [spec] if isinstance(spec, str | Mapping) else spec:
         named = {entry: WEIGHTS.get(entry, 1.0)} if isinstance(entry, str) else entry
         if "use" in named:
-            named = {name_of(named): named.get("weight", 1.0)}
+            named = {format_encoder(named): named.get("weight", 1.0)}
         for name, weight in named.items():
             if not weight > 0:
                 raise ConfigError(
@@ -129,7 +124,7 @@ def _compute_source(
         case "cooccurrence":
             return _normalise_rows(compute_svd(compute_ppmi(seq, len(items)), dim, seed, name, power=0.5))
         case "column":
-            return _column(name, items[name], dim, seed)
+            return _compute_column_vectors(name, items[name], dim, seed)
     return _read_file(folder / name, items)
 
 
@@ -150,49 +145,54 @@ def _classify_source(name: str, items: pa.Table, folder: Path) -> Literal["coocc
                 f"tokenizer.vectors: {folder / name} does not exist. Paths are relative to the scenario."
             )
         return "file"
-    available = ["cooccurrence", *(column for column in items.column_names if column not in _NOT_TASTE)]
+    available = ["cooccurrence", *(column for column in items.column_names if column not in _NON_FEATURES)]
     raise DataError(
         f"tokenizer.vectors names {name!r}, which is neither a column of the items nor a .npy or .parquet file; "
         f"there are: {', '.join(available)}.{suggest_sentence(name, available)}"
     )
 
 
-def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarray:
+def _compute_column_vectors(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarray:
     """Compute item vectors from a column of numbers, vectors, texts or lists of texts."""
-    kind = column.type
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+    column_type = column.type
+    if pa.types.is_floating(column_type) or pa.types.is_integer(column_type):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
-    if _is_vector_type(kind):
+    if _is_vector_type(column_type):
         return _read_vectors(name, column)
-    blocks = (column.slice(at, _DOCUMENTS).to_pylist() for at in range(0, len(column), _DOCUMENTS))
-    values = (value for block in blocks for value in block)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    chunks = (column.slice(start, _CHUNK_TEXTS).to_pylist() for start in range(0, len(column), _CHUNK_TEXTS))
+    values = (value for chunk in chunks for value in chunk)
+    if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
         return compute_svd(
             compute_tfidf(_WORD.findall((value or "").lower()) for value in values), dim, seed, name
         )
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(column_type) or pa.types.is_large_list(column_type):
         return compute_svd(
             compute_tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name
         )
     raise DataError(
-        f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, a vector (list of floats), or a number."
+        f"tokenizer.vectors: column {name!r} is {column_type}; it must be text, a list of text, a vector (list of floats), "
+        "or a number."
     )
 
 
-def _is_vector_type(kind: pa.DataType) -> bool:
+def _is_vector_type(dtype: pa.DataType) -> bool:
     """Return whether a column holds one vector per item."""
-    if pa.types.is_fixed_size_list(kind):
-        return pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type)
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.types.is_floating(dtype.value_type) or pa.types.is_integer(dtype.value_type)
+    return (pa.types.is_list(dtype) or pa.types.is_large_list(dtype)) and pa.types.is_floating(
+        dtype.value_type
+    )
 
 
-def _is_integer_list(kind: pa.DataType) -> bool:
-    """Return whether a column holds lists of integers: vectors in a file of vectors, words in a table of items."""
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
+def _is_integer_list(dtype: pa.DataType) -> bool:
+    """Return whether a column holds lists of integers, which are vectors in a file, but words in the item table."""
+    return (pa.types.is_list(dtype) or pa.types.is_large_list(dtype)) and pa.types.is_integer(
+        dtype.value_type
+    )
 
 
 def _read_vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
-    """Read the vectors [I, D] of a column of lists; an item without one gets the mean of the others.
+    """Return the vectors [I, D] of a column of lists; an item without a vector gets the mean of the others.
 
     Raises:
         DataError: No row has a vector, or vectors differ in length.
@@ -206,88 +206,87 @@ def _read_vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
         raise DataError(
             f"tokenizer.vectors: column {name!r} has vectors of {widths[0]} to {widths[-1]} numbers; they must be equally long."
         )
-    given = pc.list_flatten(column.filter(pa.array(has_vector))).cast(pa.float32())
-    block = np.empty((len(column), widths[0]), np.float32)
-    block[has_vector] = given.to_numpy(zero_copy_only=False).reshape(-1, widths[0])
-    block[~has_vector] = block[has_vector].mean(0)
-    return block
+    flat_values = pc.list_flatten(column.filter(pa.array(has_vector))).cast(pa.float32())
+    block_ID = np.empty((len(column), widths[0]), np.float32)
+    block_ID[has_vector] = flat_values.to_numpy(zero_copy_only=False).reshape(-1, widths[0])
+    block_ID[~has_vector] = block_ID[has_vector].mean(0)
+    return block_ID
 
 
 def _read_file(path: Path, items: pa.Table) -> np.ndarray:
-    """Read vectors from a .npy file [I, D] in the order of the item table, or from a Parquet file.
+    """Read vectors [I, D] from a .npy file in the order of the item table, or from a Parquet file.
 
-    A Parquet file has item_id and either `vector` or columns of numbers.
+    A Parquet file has `item_id` and either one column of lists, such as `vector`, or only columns of numbers.
     """
     if path.suffix == ".parquet":
         return _read_parquet(path, items)
     try:
-        block = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (ValueError, OSError) as error:
         raise DataError(
             f"tokenizer.vectors: {path} is not a .npy array ({str(error).splitlines()[0]})."
         ) from None
-    if block.ndim != 2 or len(block) != len(items) or block.dtype.kind not in "fiu":
+    if array.ndim != 2 or len(array) != len(items) or array.dtype.kind not in "fiu":
         raise DataError(
-            f"tokenizer.vectors: {path} is {block.dtype} {list(block.shape)}; it must be numbers [{len(items)}, width],"
+            f"tokenizer.vectors: {path} is {array.dtype} {list(array.shape)}; it must be numbers [{len(items)}, width],"
             " a row for each item that is kept, in the order of item_id. A Parquet file with item_id needs no order."
         )
-    return block.astype(np.float32)
+    return array.astype(np.float32)
 
 
 def _read_parquet(path: Path, items: pa.Table) -> np.ndarray:
-    """Read the vectors [I, D] of the items from a table of `item_id` and one column of lists, or numeric columns."""
-    what = f"tokenizer.vectors: {path}"
+    """Read the vectors [I, D] of the items, in their order, from a Parquet file (see `_read_file`)."""
+    title = f"tokenizer.vectors: {path}"
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{what} is not a Parquet file ({str(error).splitlines()[0]}).") from None
+        raise DataError(f"{title} is not a Parquet file ({str(error).splitlines()[0]}).") from None
     names = ", ".join(table.column_names)
     if "item_id" not in table.column_names:
-        raise DataError(f"{what} has no column item_id; it has {names}.")
-    place: dict[Any, int] = {}
+        raise DataError(f"{title} has no column item_id; it has {names}.")
+    row_of_item: dict[Any, int] = {}
     for row, item in enumerate(table["item_id"].to_pylist()):
         if item is None:
-            raise DataError(f"{what} has no item_id in row {row}. Name the item, or drop the row.")
-        if place.setdefault(item, row) != row:
+            raise DataError(f"{title} has no item_id in row {row}. Name the item, or drop the row.")
+        if row_of_item.setdefault(item, row) != row:
             raise DataError(
-                f"{what} has item {item!r} twice, in rows {place[item]} and {row}. Keep one vector of each item."
+                f"{title} has item {item!r} twice, in rows {row_of_item[item]} and {row}. Keep one vector of each item."
             )
     item_ids = items["item_id"].to_pylist()
-    missing = [item for item in item_ids if item not in place]
+    missing = [item for item in item_ids if item not in row_of_item]
     if missing:
         raise DataError(
-            f"{what} lacks {len(missing)} of {len(item_ids)} items, first {missing[:5]}. Add their vectors."
+            f"{title} lacks {len(missing)} of {len(item_ids)} items, first {missing[:5]}. Add their vectors."
         )
-    index = [
-        name for name in table.column_names if name.startswith("__index_level_")
-    ]  # Index columns of pandas.
-    table = table.drop_columns(index).take([place[item] for item in item_ids])
-    lists = [
+    pandas_index = [name for name in table.column_names if name.startswith("__index_level_")]
+    table = table.drop_columns(pandas_index).take([row_of_item[item] for item in item_ids])
+    list_columns = [
         field.name for field in table.schema if _is_vector_type(field.type) or _is_integer_list(field.type)
     ]
-    if "vector" in lists or len(lists) == 1:
-        name = "vector" if "vector" in lists else lists[0]
-        empty = pc.fill_null(pc.list_value_length(table[name]), 0).to_numpy() == 0
-        if empty.any():
-            first = item_ids[int(empty.argmax())]
+    if "vector" in list_columns or len(list_columns) == 1:
+        name = "vector" if "vector" in list_columns else list_columns[0]
+        is_empty = pc.fill_null(pc.list_value_length(table[name]), 0).to_numpy() == 0
+        if is_empty.any():
+            first_empty = item_ids[int(is_empty.argmax())]
             raise DataError(
-                f"{what} has no {name} for {int(empty.sum())} of {len(item_ids)} items, first {first!r}. Add their vectors."
+                f"{title} has no {name} for {int(is_empty.sum())} of {len(item_ids)} items, "
+                f"first {first_empty!r}. Add their vectors."
             )
         return _read_vectors(name, table[name])
-    numbers = [
+    number_columns = [
         field.name
         for field in table.schema
         if field.name != "item_id" and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
     ]
-    if len(lists) > 1 or not numbers or len(numbers) + 1 < len(table.column_names):
+    if len(list_columns) > 1 or not number_columns or len(number_columns) + 1 < len(table.column_names):
         raise DataError(
-            f"{what} has {names}; besides item_id it must have one column of lists of numbers, such as vector, or "
+            f"{title} has {names}; besides item_id it must have one column of lists of numbers, such as vector, or "
             "only numeric columns. Remove the others."
         )
-    return np.stack([table[name].cast(pa.float32()).to_numpy() for name in numbers], 1)
+    return np.stack([table[name].cast(pa.float32()).to_numpy() for name in number_columns], 1)
 
 
-def _standardise(block: np.ndarray) -> np.ndarray:
+def _standardise(block_ID: np.ndarray) -> np.ndarray:
     """Centre a block and scale it to mean square norm 1; a constant block becomes zeros."""
-    centred = block - block.mean(0)
+    centred = block_ID - block_ID.mean(0)
     return centred / max(float(np.sqrt((centred**2).sum(1).mean())), 1e-12)

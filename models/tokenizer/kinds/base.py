@@ -29,7 +29,7 @@ class TokenisedItems:
     Attributes:
         sids: Semantic ids [I, L] int32, unique.
         codes: Number of codes of every level.
-        report: How well the codebooks are used.
+        report: Statistics of the use of the codebooks (`describe_codebooks`).
     """
 
     sids: np.ndarray
@@ -43,10 +43,10 @@ class TokenizeRequest:
 
     Attributes:
         items: The table of the items [I], in the order of the result.
-        seq: The prepared events; those outside the train split must not shape the codes.
+        seq: The prepared events; those outside the train split must not influence the codes.
         seed: Seed of the run.
         folder: The folder that relative paths start from.
-        known: The `KnownSids` that items keep, of the run that weights start from; None for a new model.
+        known: The `KnownSids` of the run that weights start from, which items keep; None for a new model.
     """
 
     items: pa.Table
@@ -57,7 +57,7 @@ class TokenizeRequest:
 
 
 def _accept_items(items: pa.Table, options: Options, folder: Path) -> None:
-    """Accept every table of items."""
+    """Accept every table of items: the default of `TokenizerSpec.check`."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class TokenizerSpec:
     """A kind of tokenizer.
 
     Attributes:
-        encode: (request, options) -> codes [I, L] of integers from 0, or the dotted path of that function. Items with
-            equal codes are told apart by a last level that is added. A shipped function may return `TokenisedItems`.
-        options: Its keys in a scenario. Plans read `levels` and `codes`, where it has them.
+        encode: (request, options) -> codes [I, L] of integers from 0, or the dotted path of that function. A last
+            level that distinguishes items with equal codes is added to them. A shipped function may return `TokenisedItems`.
+        options: Its keys in a scenario. Plans read `levels` and `codes` if it has them.
         check: (items, options, folder) -> None, or its dotted path; raises ConfigError or DataError before a run
             starts. Where tables are large, `items` has columns and no rows.
         adds_items: Whether new items get codes from the vectors of `options["vectors"]` and the codebooks of known

@@ -15,11 +15,12 @@ class TextEncoder(StrictModel):
 
     use: Literal["hf"]
     path: Annotated[str, Field(description="a folder with config.json, safetensors and a tokenizer")]
-    columns: Annotated[list[str], Field(min_length=1, description="of the items, text or lists of it")] = [
-        "title"
-    ]
+    columns: Annotated[
+        list[str], Field(min_length=1, description="columns of the item table with text or lists of text")
+    ] = ["title"]
     pool: Annotated[
-        Literal["mean", "last", "first"], Field(description="of a text's states: their mean, or one of them")
+        Literal["mean", "last", "first"],
+        Field(description="how a text's states become one vector: their mean, or the last or first of them"),
     ] = "mean"
     weight: Rate = 1.0
 

@@ -10,7 +10,7 @@ import pytest
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer.kinds import TOKENIZERS
 from nonet.models.tokenizer.rq_kmeans import quantise_residuals
-from nonet.models.tokenizer.semantic_ids import describe_codebooks, resolve, tokenise
+from nonet.models.tokenizer.semantic_ids import describe_codebooks, number_collisions, tokenise
 from nonet.plugins import PluginFiles
 from nonet.samples.sequences.sequences import build_sequences
 
@@ -86,7 +86,7 @@ def test_more_codes_than_items_are_no_error():
 
 def test_collisions_are_numbered_in_the_order_of_the_items():
     codes = np.array([[1, 1], [0, 2], [1, 1], [0, 2], [1, 1], [3, 0]], np.int32)
-    assert resolve(codes).tolist() == [0, 0, 1, 1, 2, 0]
+    assert number_collisions(codes).tolist() == [0, 0, 1, 1, 2, 0]
 
 
 def test_report_of_a_hand_made_codebook():
