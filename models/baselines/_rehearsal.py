@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items.
-_USERS = 200
-_PROMPTS = 4
+_MAX_USERS = 200
+_MAX_PROMPTS = 4
 
 
 def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: int) -> None:
@@ -34,46 +34,46 @@ def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: i
     Raises:
         DataError: The baseline fails, or its scores cannot be ranked.
     """
-    few = _select_first_users(seq, _USERS)
-    users = np.flatnonzero(few.lengths)[:_PROMPTS]
-    title = f"baseline {name!r}: on the first {len(few)} users"
+    first_users = _select_first_users(seq, _MAX_USERS)
+    users = np.flatnonzero(first_users.lengths)[:_MAX_PROMPTS]
+    title = f"baseline {name!r}: on the first {len(first_users)} users"
     try:
-        fitted = make().fit(few)
+        fitted = make().fit(first_users)
         if not callable(getattr(fitted, "scores", None)):
             raise DataError(f"{title} fit returned {fitted!r}; it must return the baseline itself")
-        answer = fitted.scores(few, users, few.lengths[users] - 1)
+        scores = fitted.scores(first_users, users, first_users.lengths[users] - 1)
     except DataError:
         raise
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{title} it failed: {cause}") from error
-    check_scores(name, answer, len(users), n_items)
+    check_scores(name, scores, len(users), n_items)
 
 
-def check_scores(name: str, answer: Any, prompts: int, n_items: int) -> np.ndarray:
+def check_scores(name: str, scores: Any, prompts: int, n_items: int) -> np.ndarray:
     """Return the scores of a baseline if they are floats [P, I] without NaN.
 
     Args:
         name: Name of the baseline.
-        answer: The scores.
+        scores: The scores.
         prompts: Number of prompts P.
         n_items: Number of items I.
 
     Raises:
         DataError: The scores have another type, shape or dtype, or contain NaN.
     """
-    wanted = f"wanted float32 [{prompts}, {n_items}], a row per prompt and a column per item"
-    if not isinstance(answer, np.ndarray):
-        raise DataError(f"baseline {name!r}: scores are a {type(answer).__name__}; {wanted}, a NumPy array")
-    if answer.shape != (prompts, n_items) or answer.dtype not in (np.float32, np.float64):
-        raise DataError(f"baseline {name!r}: scores are {answer.dtype} {list(answer.shape)}; {wanted}")
-    bad = np.isnan(answer).any(1)
-    if bad.any():
+    expected = f"wanted float32 [{prompts}, {n_items}], a row per prompt and a column per item"
+    if not isinstance(scores, np.ndarray):
+        raise DataError(f"baseline {name!r}: scores are a {type(scores).__name__}; {expected}, a NumPy array")
+    if scores.shape != (prompts, n_items) or scores.dtype not in (np.float32, np.float64):
+        raise DataError(f"baseline {name!r}: scores are {scores.dtype} {list(scores.shape)}; {expected}")
+    is_nan_P = np.isnan(scores).any(1)
+    if is_nan_P.any():
         raise DataError(
-            f"baseline {name!r}: scores of {int(bad.sum())} of {prompts} prompts are NaN, the first is row "
-            f"{int(bad.argmax())}; {wanted}, -inf for what is never recommended"
+            f"baseline {name!r}: scores of {int(is_nan_P.sum())} of {prompts} prompts are NaN, the first is row "
+            f"{int(is_nan_P.argmax())}; {expected}, -inf for what is never recommended"
         )
-    return answer
+    return scores
 
 
 def _select_first_users(seq: Sequences, max_users: int) -> Sequences:

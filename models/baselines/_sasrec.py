@@ -1,4 +1,4 @@
-"""SASRec's network: causal attention over a user's items, with the same vectors as input and output embeddings.
+"""SASRec's network: causal attention over a user's items, with shared input and output embeddings.
 
 It follows Kang and McAuley (2018), but uses the blocks of `sid_decoder` with rotary positions. A start position precedes every
 sequence, so an empty history has a state too. Sequences are packed without padding.
@@ -16,7 +16,7 @@ from nonet.models.sid_decoder import AttentionBlock, compute_rotary
 from nonet.types import Jagged
 
 # Shapes: B sequences, N events, T = N + B positions, M targets, n negatives, I items, D width.
-_STD = 0.05
+_STD = 0.05  # Standard deviation of the initial item vectors.
 
 
 class SasRecNet(nn.Module):
@@ -34,15 +34,15 @@ class SasRecNet(nn.Module):
         offsets = item.offsets
         cuts_B1 = offsets + torch.arange(len(offsets))
         sequence_N = torch.repeat_interleave(offsets.diff())
-        after_N = torch.arange(len(item.values)) + sequence_N + 1
-        x_TD = self.start.expand(len(after_N) + len(item), -1)
-        x_TD = x_TD.index_copy(0, after_N, self.item(item.values) * self.item.embedding_dim**0.5)
+        position_N = torch.arange(len(item.values)) + sequence_N + 1
+        x_TD = self.start.expand(len(position_N) + len(item), -1)
+        x_TD = x_TD.index_copy(0, position_N, self.item(item.values) * self.item.embedding_dim**0.5)
         position_T = torch.zeros(len(x_TD), dtype=torch.int64)
-        position_T[after_N] = after_N - cuts_B1[sequence_N]
+        position_T[position_N] = position_N - cuts_B1[sequence_N]
         x_TD = functional.dropout(x_TD, self.dropout, self.training)
-        turn = compute_rotary(position_T, self._head_width)
+        rotation = compute_rotary(position_T, self._head_width)
         for block in self.blocks:
-            x_TD = block(x_TD, cuts_B1, turn)
+            x_TD = block(x_TD, cuts_B1, rotation)
         return self.norm(x_TD)
 
     @torch.no_grad()

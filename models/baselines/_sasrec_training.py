@@ -2,8 +2,8 @@
 
 Most papers train SASRec with binary cross-entropy and one negative per event, which is a third worse on the same data (Beauty
 HR@10 0.056 against 0.084). Here the loss is a softmax over all items if the catalogue is small, and otherwise over uniformly
-sampled negatives that all events of a batch share. The same seed gives
-the same weights: order, negatives and dropout are functions of the seed, the trial and the epoch.
+sampled negatives that all events of a batch share. The same seed gives the same weights: order, negatives and dropout are
+functions of the seed, the trial and the epoch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from nonet.types import SampleBatch
 
 # Shapes: P prompts, I items.
 _WEIGHT_DECAY = 0.01
-_CHUNK = 512  # Prompts per chunk.
+_CHUNK_PROMPTS = 512  # Prompts per chunk.
 _MAX_VALIDATION_PROMPTS = 4096  # Evaluated after each epoch; drawn with the seed.
 
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Validation NDCG@10 after an epoch of a trial, the weights that gave it, and the seconds it took."""
+    """The result of one epoch of a trial: its validation NDCG@10, its weights, and its duration in seconds."""
 
     trial: int
     number: int
@@ -52,8 +52,8 @@ class SasRec:
     def __init__(self, n_items: int, *, seed: int, history: int, **options: Any):
         self.trained: dict[str, Any] = {}
         self._seed, self._history, self._options = seed, history, SasRecOptions(**options)
-        self._no_sids = np.empty((n_items, 0), np.int32)
-        self._sampled = n_items > FULL_SOFTMAX
+        self._empty_sids = np.empty((n_items, 0), np.int32)
+        self._samples_negatives = n_items > FULL_SOFTMAX
         self._net = self._build_network(0.0)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
@@ -92,43 +92,48 @@ class SasRec:
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the logits of all items, [P, I] float32."""
         parts = [
-            self._net.score_items(self._make_prompts(seq, users[part], positions[part]).item).numpy()
-            for part in _split_prompts(len(users))
+            self._net.score_items(self._make_prompts(seq, users[prompts], positions[prompts]).item).numpy()
+            for prompts in _split_prompts(len(users))
         ]
-        return np.concatenate(parts) if parts else np.empty((0, len(self._no_sids)), np.float32)
+        return np.concatenate(parts) if parts else np.empty((0, len(self._empty_sids)), np.float32)
 
     def _run_trial(
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray
     ) -> Iterator[_Epoch]:
         """Yield the epochs of a trial, until validation has not improved for `patience` epochs."""
         lr, dropout = TRIALS[trial]
-        net, best = self._build_network(dropout), (-1.0, 0)  # NDCG and negated number of the best epoch
+        net = self._build_network(dropout)
+        best = (
+            -1.0,
+            0,
+        )  # NDCG of the best epoch and its negated number, so that the first of equal epochs is best
         optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=_WEIGHT_DECAY, fused=True)
         for number in range(1, self._options.epochs + 1):
-            began = time.perf_counter()
+            start = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(hash_words(self._seed, "sasrec", trial, number))
                 self._train_epoch(net, optimizer, seq, trial, number)
             ndcg = self._evaluate_ndcg(net, seq, users, positions)
             weights = {name: weight.clone() for name, weight in net.state_dict().items()}
-            yield _Epoch(trial, number, ndcg, weights, time.perf_counter() - began)
+            yield _Epoch(trial, number, ndcg, weights, time.perf_counter() - start)
             best = max(best, (ndcg, -number))
-            if len(users) and number + best[1] >= self._options.patience:
+            epochs_without_gain = number + best[1]
+            if len(users) and epochs_without_gain >= self._options.patience:
                 return
 
     def _train_epoch(
         self, net: SasRecNet, optimizer: torch.optim.Optimizer, seq: Sequences, trial: int, number: int
     ) -> None:
         """Train one epoch over all users with training events, in a random order."""
-        rows = np.flatnonzero(seq.train_lengths)
-        order = rng(self._seed, "sasrec", "order", trial, number).permutation(rows)
+        users = np.flatnonzero(seq.train_lengths)
+        shuffled_users = rng(self._seed, "sasrec", "order", trial, number).permutation(users)
         net.train()
-        for start in range(0, len(order), self._options.users):
-            chosen = order[start : start + self._options.users]
+        for start in range(0, len(shuffled_users), self._options.users):
+            batch_users = shuffled_users[start : start + self._options.users]
             batch = make_training_batch(
                 seq,
-                self._no_sids,
-                chosen,
+                self._empty_sids,
+                batch_users,
                 history=self._history,
                 stage="sasrec",
                 epoch=number,
@@ -136,8 +141,8 @@ class SasRec:
                 target=None,
             )
             negatives = (
-                torch.randint(len(self._no_sids), (self._options.negatives,)).unique()
-                if self._sampled
+                torch.randint(len(self._empty_sids), (self._options.negatives,)).unique()
+                if self._samples_negatives
                 else None
             )
             loss = net.compute_loss(batch.item, batch.loss_mask.values, negatives)
@@ -148,10 +153,10 @@ class SasRec:
     def _select_validation_prompts(self, seq: Sequences) -> tuple[np.ndarray, np.ndarray]:
         """Return users and positions of the validation prompts that evaluate epochs; empty if there are no validation events."""
         users, positions = list_prompts(seq, VALID)
-        chosen = np.sort(
+        selected = np.sort(
             rng(self._seed, "sasrec", "judges").permutation(len(users))[:_MAX_VALIDATION_PROMPTS]
         )
-        return users[chosen], positions[chosen]
+        return users[selected], positions[selected]
 
     def _evaluate_ndcg(
         self, net: SasRecNet, seq: Sequences, users: np.ndarray, positions: np.ndarray
@@ -159,31 +164,33 @@ class SasRec:
         """Compute NDCG@10 over all items that the evaluator does not mask as seen; 0 without prompts."""
         net.eval()
         ranks = []
-        for part in _split_prompts(len(users)):
-            batch = self._make_prompts(seq, users[part], positions[part])
+        for prompts in _split_prompts(len(users)):
+            batch = self._make_prompts(seq, users[prompts], positions[prompts])
             assert batch.target is not None
-            hidden = gather_masked_items(seq, users[part], positions[part])
+            hidden = gather_masked_items(seq, users[prompts], positions[prompts])
             ranks.append(rank_of_target_np(net.score_items(batch.item).numpy(), batch.target.numpy(), hidden))
         return float(compute_per_event("ndcg@10", np.concatenate(ranks)).mean()) if ranks else 0.0
 
     def _make_prompts(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SampleBatch:
-        return make_prompt_batch(seq, self._no_sids, users, positions, history=self._history, stage="sasrec")
+        return make_prompt_batch(
+            seq, self._empty_sids, users, positions, history=self._history, stage="sasrec"
+        )
 
     def _build_network(self, dropout: float) -> SasRecNet:
         """Create a network with weights drawn from the seed; the state of torch's global generator does not change."""
         options = self._options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_words(self._seed, "sasrec", "weights"))
-            net = SasRecNet(len(self._no_sids), options.width, options.layers, options.heads, dropout)
+            net = SasRecNet(len(self._empty_sids), options.width, options.layers, options.heads, dropout)
         return net.eval()
 
     def _describe_loss(self) -> str:
-        if not self._sampled:
-            return f"softmax over all {len(self._no_sids)} items"
-        return (
-            f"softmax over {self._options.negatives} shared uniform negatives of {len(self._no_sids)} items"
-        )
+        """Return a description of the loss for reports."""
+        if not self._samples_negatives:
+            return f"softmax over all {len(self._empty_sids)} items"
+        return f"softmax over {self._options.negatives} shared uniform negatives of {len(self._empty_sids)} items"
 
 
 def _split_prompts(prompts: int) -> Iterator[slice]:
-    return (slice(start, start + _CHUNK) for start in range(0, prompts, _CHUNK))
+    """Yield the slices of chunks of prompts."""
+    return (slice(start, start + _CHUNK_PROMPTS) for start in range(0, prompts, _CHUNK_PROMPTS))

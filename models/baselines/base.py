@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 
 # Shapes: P prompts, I items.
 
-_GIVEN = ("seed", "history", "transitions")
+# Arguments that the run passes to constructors that declare them.
+_RUN_ARGUMENTS = ("seed", "history", "transitions")
 
 
 @dataclass(frozen=True, slots=True)
 class SparseVotes:
-    """Scores that differ from shared ones in few cells.
+    """Scores that differ from shared ones only for C (prompt, item) pairs, the cells.
 
     Attributes:
-        prior: Scores [I] of all prompts.
+        prior: Scores [I] that all prompts share.
         prompt: Prompt of each cell [C].
         item: Item of each cell [C], in the order of prompt and item.
         weight: Value [C] that is added to the prior in each cell.
@@ -142,26 +143,26 @@ def make_baseline(
     """
     options = dict(config)
     use = options.pop("use")
-    cls = load_heavy(BASELINES.get(use).build)
-    named = inspect.signature(cls).parameters
-    there = zip(_GIVEN, (seed, history, transitions), strict=True)
-    given = {key: value for key, value in there if key in named}
+    baseline_class = load_heavy(BASELINES.get(use).build)
+    parameters = inspect.signature(baseline_class).parameters
+    run_arguments = zip(_RUN_ARGUMENTS, (seed, history, transitions), strict=True)
+    accepted = {key: value for key, value in run_arguments if key in parameters}
     try:
-        return cls(n_items, **given, **options)
+        return baseline_class(n_items, **accepted, **options)
     except Exception as error:
         raise ConfigError(
-            f"baseline {use!r}: {cls.__name__}() failed: {type(error).__name__}: {error}"
+            f"baseline {use!r}: {baseline_class.__name__}() failed: {type(error).__name__}: {error}"
         ) from error
 
 
 def _derive_options(cls: type) -> type[StrictModel]:
-    """Return the keyword arguments of a class after the first as options, which are checked by name."""
-    keys: dict[str, Any] = {}
+    """Create an options model from the constructor arguments of a class, except the first and those that the run passes."""
+    fields: dict[str, Any] = {}
     for parameter in list(inspect.signature(cls).parameters.values())[1:]:
-        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if named and parameter.name not in _GIVEN:
-            keys[parameter.name] = (
+        is_keyword = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_keyword and parameter.name not in _RUN_ARGUMENTS:
+            fields[parameter.name] = (
                 Any,
                 ... if parameter.default is parameter.empty else parameter.default,
             )
-    return create_model(f"{cls.__name__}Options", __base__=StrictModel, **keys)
+    return create_model(f"{cls.__name__}Options", __base__=StrictModel, **fields)

@@ -29,14 +29,14 @@ class Popularity:
         """Count the events of each item in the given splits; return the baseline itself."""
         self.popularity = np.zeros(len(self.popularity))
         for part in seq.iterate_parts():
-            chosen = np.isin(part.split, splits)
-            self.popularity += np.bincount(part.item[chosen], minlength=len(self.popularity))
+            is_counted = np.isin(part.split, splits)
+            self.popularity += np.bincount(part.item[is_counted], minlength=len(self.popularity))
         return self
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Return votes without cells: no prompt has items of its own."""
-        nothing = np.empty(0, np.int64)
-        return SparseVotes(self.popularity, nothing, nothing, np.empty(0))
+        empty = np.empty(0, np.int64)
+        return SparseVotes(self.popularity, empty, empty, np.empty(0))
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the scores [P, I] float32, a read-only view of one row."""

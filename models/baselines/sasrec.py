@@ -18,19 +18,27 @@ class SasRecOptions(StrictModel):
     """Options of the SASRec baseline."""
 
     epochs: Annotated[
-        Positive, Field(description="at most; it stops where validation NDCG@10 has stopped")
+        Positive,
+        Field(description="maximum number of epochs; training stops when validation NDCG@10 stops improving"),
     ] = 40
-    patience: Annotated[Positive, Field(description="epochs without a better validation NDCG@10")] = 5
+    patience: Annotated[
+        Positive, Field(description="epochs without a better validation NDCG@10 after which training stops")
+    ] = 5
     trials: Annotated[
         int,
-        Field(ge=1, le=len(TRIALS), description="pairs of learning rate and dropout; validation picks one"),
+        Field(
+            ge=1,
+            le=len(TRIALS),
+            description="number of pairs of learning rate and dropout that are tried; validation selects one",
+        ),
     ] = 1
     width: Positive = 64
     layers: Positive = 2
     heads: Positive = 2
-    users: Annotated[Positive, Field(description="of a step")] = 128
+    users: Annotated[Positive, Field(description="number of users per step")] = 128
     negatives: Annotated[
-        Count, Field(description="shared by the targets of a step where the softmax is sampled")
+        Count,
+        Field(description="number of negatives that all targets of a step share, if the catalogue is large"),
     ] = 2048
 
     @model_validator(mode="after")

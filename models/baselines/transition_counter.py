@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items.
-_STEPS = 3  # Maximum distance of a transition in events; its weight is 1 / distance.
-_LAST = 5  # Number of events at the end of the history that vote.
-_FADE = 0.6  # Factor of the votes per event further back.
+_MAX_DISTANCE = 3  # Maximum distance of a transition in events; its weight is 1 / distance.
+_VOTERS = 5  # Number of events at the end of the history that vote.
+_DECAY = 0.6  # Factor of the vote of an event relative to that of the next newer one.
 _PRIOR = 1e-3  # Weight of popularity, which is scaled to a maximum of 1.
-_CHUNK = 512  # Prompts per chunk.
-_MANY = 1 << 22  # Above this number of events, only the most frequent neighbours of an item are kept.
+_CHUNK_PROMPTS = 512  # Prompts per chunk.
+# Above this number of events, only the most frequent neighbours of an item are kept.
+_MAX_COMPLETE_EVENTS = 1 << 22
 
 
 class TransitionCounter:
@@ -38,11 +39,11 @@ class TransitionCounter:
 
     Args:
         n_items: Number of items I.
-        transitions: Returns the transitions that the run has counted; None if there are none.
+        transitions: Function that returns the transitions that the run has counted; None if it has not.
     """
 
     def __init__(self, n_items: int, *, transitions: Callable[[], Transitions] | None = None):
-        self._run_s = transitions
+        self._load_transitions = transitions
         self.popularity = np.zeros(n_items)
         self._row = np.zeros(n_items + 1, np.int64)
         self._item, self._count = np.empty(0, np.int64), np.empty(0)
@@ -55,24 +56,25 @@ class TransitionCounter:
         """
         n_items = len(self.popularity)
         self.popularity = Popularity(n_items).fit(seq, splits).popularity
-        if len(seq.item) > _MANY:
+        if len(seq.item) > _MAX_COMPLETE_EVENTS:
             table = self._count_transitions(seq, splits)
             self._row, self._item, self._count = table.row, table.item, table.count
             return self
-        pairs = PairCounter(n_items, _STEPS, 1 / np.arange(1, _STEPS + 1))
-        counted = list(pairs.count_ranges(seq, lambda part: np.isin(part.split, splits)))
-        key, self._count = (
-            np.concatenate(columns) for columns in zip(*(columns[1:] for columns in counted), strict=True)
+        pairs = PairCounter(n_items, _MAX_DISTANCE, 1 / np.arange(1, _MAX_DISTANCE + 1))
+        counted_ranges = list(pairs.count_ranges(seq, lambda part: np.isin(part.split, splits)))
+        pair_keys, self._count = (
+            np.concatenate(columns)
+            for columns in zip(*(columns[1:] for columns in counted_ranges), strict=True)
         )
-        self._item = key % n_items
-        self._row = np.searchsorted(key // n_items, np.arange(n_items + 1))
+        self._item = pair_keys % n_items
+        self._row = np.searchsorted(pair_keys // n_items, np.arange(n_items + 1))
         return self
 
     def _count_transitions(self, seq: Sequences, splits: Sequence[int]) -> Transitions:
         """Return the run's transitions if they were counted with the same options, or else count those of the splits."""
-        options = CountOptions(reach=_STEPS)
-        if self._run_s is not None and tuple(splits) == (TRAIN,):
-            transitions = self._run_s()
+        options = CountOptions(reach=_MAX_DISTANCE)
+        if self._load_transitions is not None and tuple(splits) == (TRAIN,):
+            transitions = self._load_transitions()
             if transitions.options == options and len(transitions) == len(self.popularity):
                 return transitions
         return Transitions.fit(seq, len(self.popularity), options, splits)
@@ -81,7 +83,7 @@ class TransitionCounter:
         """Compute the scores of all items for each prompt, float32 [P, I]."""
         locate_events(seq, users, positions)
         scores = np.empty((len(users), len(self.popularity)), np.float32)
-        for part in _iterate_slices(len(users), _CHUNK):
+        for part in _iterate_slices(len(users), _CHUNK_PROMPTS):
             votes = self.votes(seq, users[part], positions[part])
             dense = np.zeros((len(users[part]), len(self.popularity)))
             dense[votes.prompt, votes.item] = votes.weight
@@ -90,17 +92,17 @@ class TransitionCounter:
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Compute the votes of the last events of each prompt; the popularity is the prior of all items."""
-        distances = np.arange(1, _LAST + 1)
+        distances = np.arange(1, _VOTERS + 1)
         positions = count_visible_events(seq, users, positions)
         prompt, age = np.nonzero(positions[:, None] >= distances)
         voter = seq.item[seq.offsets[users[prompt]] + positions[prompt] - distances[age]]
-        edge, offsets = expand_ranges(self._row[voter], self._row[voter + 1])
+        transition, offsets = expand_ranges(self._row[voter], self._row[voter + 1])
         lengths = np.diff(offsets)
-        vote = self._count[edge] / np.sqrt(np.maximum(np.repeat(self.popularity[voter], lengths), 1))
-        cell, place = np.unique(
-            np.repeat(prompt, lengths) * len(self.popularity) + self._item[edge], return_inverse=True
+        vote = self._count[transition] / np.sqrt(np.maximum(np.repeat(self.popularity[voter], lengths), 1))
+        cell, cell_index = np.unique(
+            np.repeat(prompt, lengths) * len(self.popularity) + self._item[transition], return_inverse=True
         )
-        weight = np.bincount(place, weights=vote * np.repeat(_FADE**age, lengths), minlength=len(cell))
+        weight = np.bincount(cell_index, weights=vote * np.repeat(_DECAY**age, lengths), minlength=len(cell))
         prior = _PRIOR * self.popularity / max(self.popularity.max(initial=0), 1)
         return SparseVotes(prior, cell // len(self.popularity), cell % len(self.popularity), weight)
 
@@ -109,4 +111,5 @@ SPEC = BaselineSpec(TransitionCounter, quick=True)
 
 
 def _iterate_slices(total: int, size: int) -> Iterator[slice]:
+    """Yield the slices of chunks of at most `size` of `total` entries."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))

@@ -22,8 +22,8 @@ from nonet.samples.sequences import TRAIN, VALID
 from nonet.types import Jagged
 
 CLICK_BASELINES = ("popularity", "logistic_regression")
-PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-_PRIOR_ROWS = 5.0
+PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # L2 penalties that the regression tries.
+_PRIOR_ROWS = 5.0  # Additional rows with the mean rate, by which an item's like rate is smoothed.
 
 
 def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray) -> np.ndarray:
@@ -34,16 +34,23 @@ def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray) -> np.ndar
 
 
 def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
-    """Return the share [I] of each item's TRAIN rows that were liked, smoothed with 5 additional rows of the mean rate."""
-    rows, items = clicks.find_rows(TRAIN), len(clicks.items.year)
+    """Return the share [I] of each item's TRAIN rows that were liked, smoothed towards the mean rate."""
+    rows, n_items = clicks.find_rows(TRAIN), len(clicks.items.year)
     item, label = clicks.seq.item[rows], clicks.label[rows]
-    total, liked = (np.bincount(item, weights, minlength=items) for weights in (None, label))
+    total, liked = (np.bincount(item, weights, minlength=n_items) for weights in (None, label))
     return (liked + _PRIOR_ROWS * label.mean()) / (total + _PRIOR_ROWS)
 
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """Logistic regression with one weight per key; a bag of several ids counts as their mean, as in the click model."""
+    """Logistic regression with one weight per key; the ids of a bag are averaged, as in the click model.
+
+    Attributes:
+        keys: Ascending keys that have a weight, by feature.
+        weight: Weights [C], feature by feature.
+        bias: Bias of the logit.
+        penalty: L2 penalty that was selected.
+    """
 
     keys: Mapping[str, np.ndarray]
     weight: Tensor
@@ -59,10 +66,11 @@ class LogisticRegression:
         matrix, label = _build_matrix(bags, keys), torch.from_numpy(clicks.label[train]).double()
         valid_matrix = _build_matrix(clicks.batch(valid), keys) if len(valid) else None
         valid_label = torch.from_numpy(clicks.label[valid]).double()
-        best, best_loss, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
+        best, best_loss, solution = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
+        # Large penalties are solved first: each solution is the start of the next.
         for penalty in sorted(PENALTIES, reverse=True) if valid_matrix is not None else PENALTIES[2:3]:
-            start = _solve(matrix, label, penalty, start)
-            fitted = cls(keys, start[:-1].clone(), float(start[-1]), penalty)
+            solution = _solve(matrix, label, penalty, solution)
+            fitted = cls(keys, solution[:-1].clone(), float(solution[-1]), penalty)
             loss = (
                 0.0
                 if valid_matrix is None
@@ -74,16 +82,17 @@ class LogisticRegression:
         return best
 
     def predict(self, bags: Mapping[str, Jagged]) -> np.ndarray:
-        """Predict probabilities [P]."""
+        """Predict the probability [P] that each row is a click."""
         return torch.sigmoid(_build_matrix(bags, self.keys) @ self.weight + self.bias).numpy()
 
 
 def _compute_loss(logits: Tensor, label: Tensor) -> Tensor:
+    """Compute the mean log loss in nats."""
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
 
 
 def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tensor:
-    """Fit the weights of a ridge-regularised logistic regression with L-BFGS."""
+    """Minimise the L2-regularised log loss with L-BFGS; return the weights [C + 1], the bias last."""
     weights = start.clone()
     transposed = _to_csr(matrix.to_sparse_coo().t().coalesce())
     solver = torch.optim.LBFGS([weights], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
@@ -111,22 +120,22 @@ def _to_csr(matrix: Tensor) -> Tensor:
 
 def _build_matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
     """Build the CSR matrix [P, C] of features: 1 / (number of ids in the bag) at each id that is among the keys, else 0."""
-    rows, columns, values, width, count = [], [], [], 0, 0
+    rows, columns, values, n_columns, n_rows = [], [], [], 0, 0
     for name, table_keys in keys.items():
         ids, offsets = bags[name].values.numpy(), bags[name].offsets.numpy()
-        lengths, count = np.diff(offsets), len(offsets) - 1
-        row = np.repeat(np.arange(count), lengths)
+        lengths, n_rows = np.diff(offsets), len(offsets) - 1
+        row = np.repeat(np.arange(n_rows), lengths)
         column = np.minimum(np.searchsorted(table_keys, ids), max(len(table_keys) - 1, 0))
         is_known = table_keys[column] == ids if len(table_keys) else np.zeros(len(ids), bool)
         rows.append(row[is_known])
-        columns.append(column[is_known] + width)
+        columns.append(column[is_known] + n_columns)
         values.append((1.0 / lengths[row])[is_known])
-        width += len(table_keys)
+        n_columns += len(table_keys)
     indices: Any = np.stack([np.concatenate(rows), np.concatenate(columns)])
     matrix = torch.sparse_coo_tensor(
         torch.from_numpy(indices),
         torch.from_numpy(np.concatenate(values)),
-        (count, width),
+        (n_rows, n_columns),
         check_invariants=False,
     )
     return _to_csr(matrix.coalesce())

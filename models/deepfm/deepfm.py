@@ -45,10 +45,10 @@ class DeepFM(nn.Module):
         self.features, self.bias = tuple(dims), nn.Parameter(torch.zeros(()))
         sizes = [len(dims) * (widths.pop() - 1), *hidden]
         layers: list[nn.Module] = []
-        for narrow, wide in pairwise(sizes):
-            layers += [nn.Linear(narrow, wide), nn.ReLU(), nn.Dropout(dropout)]
+        for n_in, n_out in pairwise(sizes):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU(), nn.Dropout(dropout)]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
-        self._start(seed)
+        self._initialise_mlp(seed)
 
     def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
         """Compute the logits [B] from pooled rows [B, D] by feature."""
@@ -62,14 +62,14 @@ class DeepFM(nn.Module):
         *hidden, _ = (layer.weight for layer in self.mlp if isinstance(layer, nn.Linear))
         return hidden
 
-    def _start(self, seed: int) -> None:
+    def _initialise_mlp(self, seed: int) -> None:
         """Initialise the MLP with He-normal weights and zero biases."""
-        draw = rng(seed, "deepfm")
+        generator = rng(seed, "deepfm")
         with torch.no_grad():
             for layer in self.mlp:
                 if isinstance(layer, nn.Linear):
                     scale = (2.0 / layer.in_features) ** 0.5
                     layer.weight.copy_(
-                        torch.from_numpy(draw.standard_normal(layer.weight.shape, "f4") * scale)
+                        torch.from_numpy(generator.standard_normal(layer.weight.shape, "f4") * scale)
                     )
                     layer.bias.zero_()

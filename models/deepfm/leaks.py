@@ -11,13 +11,13 @@ import numpy as np
 
 from nonet.models.deepfm.metrics import auc
 
-_LEAST_EVENTS = 5  # of a value, for it to count
-_LEAST_SHARE = 0.5  # of the rows that such values must cover
-_SEPARATES = 0.999
+_MIN_VALUE_ROWS = 5  # Rows that a value must have to be considered.
+_MIN_ROW_SHARE = 0.5  # Share of the rows that such values must have for a column to be considered.
+_MAX_AUC = 0.999  # AUC above which a column reveals the label.
 
 
 def find_columns(condition: str) -> set[str]:
-    """Return the columns in a condition over columns and literals; empty if it is not a condition, which is reported later."""
+    """Return the names of the columns in a condition; none if it cannot be parsed, which is reported elsewhere."""
     try:
         ast.parse(condition.strip(), mode="eval")
     except SyntaxError:
@@ -28,9 +28,9 @@ def find_columns(condition: str) -> set[str]:
 
 
 def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarray) -> dict[str, float]:
-    """Find columns whose values separate the training labels, as a copy of the label or a result of it does.
+    """Find columns whose values separate the training labels, such as a copy of the label or a value derived from it.
 
-    A value counts where it occurs at least five times. Its score is the mean label of its rows.
+    Rows are scored by the mean label of all rows with the same value; rare values are ignored.
 
     Args:
         columns: Values [P] of the training rows, by column.
@@ -41,15 +41,15 @@ def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarr
     """
     leaking = {}
     for name, value_P in columns.items():
-        _, place, count = np.unique(value_P, return_inverse=True, return_counts=True)
-        often = count[place] >= _LEAST_EVENTS
-        label = label_P[often] > 0
-        if often.mean() < _LEAST_SHARE or label.all() or not label.any():
+        _, value_index, count_by_value = np.unique(value_P, return_inverse=True, return_counts=True)
+        is_frequent_P = count_by_value[value_index] >= _MIN_VALUE_ROWS
+        label = label_P[is_frequent_P] > 0
+        if is_frequent_P.mean() < _MIN_ROW_SHARE or label.all() or not label.any():
             continue
-        mean = np.bincount(place[often], label, len(count)) / np.maximum(
-            1, np.bincount(place[often], minlength=len(count))
-        )
-        value = auc(mean[place[often]], label)
-        if value > _SEPARATES:
-            leaking[name] = value
+        index, n_values = value_index[is_frequent_P], len(count_by_value)
+        label_sum = np.bincount(index, label, n_values)
+        mean_label = label_sum / np.maximum(1, np.bincount(index, minlength=n_values))
+        column_auc = auc(mean_label[index], label)
+        if column_auc > _MAX_AUC:
+            leaking[name] = column_auc
     return leaking

@@ -1,6 +1,7 @@
 """AUC and log loss of predicted clicks, and paired differences with an interval from resampling users.
 
-AUC is the probability that a clicked row has a higher score than another one, with ties counting half. All users are pooled.
+AUC is the probability that a clicked row has a higher score than one without a click, where ties count half. The rows of all
+users are pooled.
 """
 
 # Shapes: P rows, U users, R resamples.
@@ -14,8 +15,8 @@ from nonet.random import rng
 from nonet.suggest import join_names, suggest_sentence
 
 METRICS = ("auc", "log_loss")
-_LEAST = 1e-7
-_CHUNK = 4_000_000
+_MIN_PROBABILITY = 1e-7  # Probabilities are limited to [1e-7, 1 - 1e-7], so that the log loss is finite.
+_CHUNK_WEIGHTS = 4_000_000  # Weights (one per row and resample) that are computed at once.
 
 
 def check_metric(name: str) -> None:
@@ -38,12 +39,12 @@ def auc(score_P: np.ndarray, label_P: np.ndarray) -> float:
 
 def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
     """Compute the log loss of each row [P] in nats."""
-    chance = np.clip(np.asarray(chance_P, np.float64), _LEAST, 1 - _LEAST)
-    return -np.where(np.asarray(label_P) > 0, np.log(chance), np.log1p(-chance))
+    probability = np.clip(np.asarray(chance_P, np.float64), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
+    return -np.where(np.asarray(label_P) > 0, np.log(probability), np.log1p(-probability))
 
 
 def summarise_clicks(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, float]:
-    """Compute {"auc", "log_loss"}."""
+    """Compute the metrics "auc" and "log_loss", the mean in nats."""
     return {
         "auc": auc(chance_P, label_P),
         "log_loss": float(log_losses(chance_P, label_P).mean()),
@@ -55,19 +56,20 @@ def compare_clicks(
 ) -> dict[str, dict[str, float]]:
     """Compare two models' click metrics on the same rows, with a paired bootstrap over users.
 
-    `a` and `b` are probabilities [P]. Returns for each metric diff, low and high of a - b; the interval is 95 %.
+    `a` and `b` are the predicted probabilities [P] of the models. Returns for each metric the difference a - b, "diff", and the
+    limits "low" and "high" of its 95 % interval.
     """
-    _, place = np.unique(user_P, return_inverse=True)
-    users, draw = int(place.max()) + 1, rng(seed, "bootstrap")
+    _, user_index = np.unique(user_P, return_inverse=True)
+    n_users, generator = int(user_index.max()) + 1, rng(seed, "bootstrap")
     losses = log_losses(a, label_P) - log_losses(b, label_P)
     differences: dict[str, list[np.ndarray]] = {"auc": [], "log_loss": []}
-    some = max(1, _CHUNK // len(place))
-    for start in range(0, resamples, some):
-        count = min(some, resamples - start)
-        drawn = draw.integers(0, users, (count, users))
-        times = np.zeros((count, users))
-        np.add.at(times, (np.arange(count)[:, None], drawn), 1.0)
-        weight_RP = times[:, place]
+    max_resamples = max(1, _CHUNK_WEIGHTS // len(user_index))
+    for start in range(0, resamples, max_resamples):
+        n_resamples = min(max_resamples, resamples - start)
+        user_RU = generator.integers(0, n_users, (n_resamples, n_users))
+        times_drawn_RU = np.zeros((n_resamples, n_users))
+        np.add.at(times_drawn_RU, (np.arange(n_resamples)[:, None], user_RU), 1.0)
+        weight_RP = times_drawn_RU[:, user_index]
         differences["auc"].append(
             _compute_weighted_aucs(a, label_P, weight_RP) - _compute_weighted_aucs(b, label_P, weight_RP)
         )
@@ -81,18 +83,18 @@ def compare_clicks(
 
 
 def _compute_weighted_aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray) -> np.ndarray:
-    """Compute the AUC [R] for R weightings of the rows with one sort."""
+    """Compute the AUC [R] for R weightings of the rows; the rows are sorted once."""
     score = np.asarray(score_P, np.float64)
     if not np.isfinite(score).all():
         raise DataError(f"{(~np.isfinite(score)).sum()} of {len(score)} predicted clicks are not finite")
     order = np.argsort(score, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])
+    first_of_score = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])
     clicked = np.asarray(label_P)[order] > 0
     weight = weight_RP[:, order]
-    yes = np.add.reduceat(weight * clicked, starts, axis=1)
-    no = np.add.reduceat(weight * ~clicked, starts, axis=1)
-    below = np.cumsum(no, axis=1) - no
-    pairs = yes.sum(1) * no.sum(1)
-    if not pairs.all():
+    clicked_weight = np.add.reduceat(weight * clicked, first_of_score, axis=1)
+    other_weight = np.add.reduceat(weight * ~clicked, first_of_score, axis=1)
+    lower_other_weight = np.cumsum(other_weight, axis=1) - other_weight
+    pair_weight_R = clicked_weight.sum(1) * other_weight.sum(1)
+    if not pair_weight_R.all():
         raise DataError("all labels are the same: AUC compares clicked rows with others")
-    return (yes * (below + 0.5 * no)).sum(1) / pairs
+    return (clicked_weight * (lower_other_weight + 0.5 * other_weight)).sum(1) / pair_weight_R

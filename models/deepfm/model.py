@@ -1,9 +1,9 @@
 """ClickModel: a trained DeepFM with its rows, loaded from a checkpoint's folder for inference.
 
-    <folder>/clicks/{model.json, events.npz}     what the features are computed from, besides the checkpoint's dense/ and sparse/
+    <folder>/clicks/{model.json, events.npz}     inputs of the features; weights and rows are in dense/ and sparse/
 
-`events.npz` holds the items and the TRAIN events with their labels, the known facts about a user. So a checkpoint is a complete
-model, and a reward or a service needs only its folder.
+`events.npz` contains the items, and the TRAIN events with their labels, which features of a user are computed from. So a
+checkpoint is a complete model, and a reward or a service needs only its folder.
 """
 
 # Shapes: P questions, U users, I items, N TRAIN events.
@@ -32,7 +32,7 @@ from nonet.samples.tables import NONE, as_numbers, compute_keys
 from nonet.types import Jagged
 
 _CONFIG, _EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
-_CHUNK = 4096
+_CHUNK_EVENTS = 4096  # Events that are predicted at once.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class ClickSetup:
     Attributes:
         model: Options of DeepFM.
         tables: Arguments of `TableSpec` by table.
-        features: Table by feature.
-        combiners: How the bags of a table are pooled.
+        features: Name of the table by feature.
+        combiners: How the bags of a table are pooled, by table; "mean" by default.
         history: Maximum number of events of a history.
         seed: Seed of the run.
     """
@@ -67,7 +67,7 @@ class ClickSetup:
         }
 
     def build(self) -> DeepFM:
-        """Create the dense part, untrained."""
+        """Create the dense part with initial weights."""
         options = {name: value for name, value in self.model.items() if name != "use"}
         dims = {feature: int(self.tables[table]["dim"]) for feature, table in self.features.items()}
         return DeepFM(dims, seed=self.seed, **options)
@@ -75,15 +75,15 @@ class ClickSetup:
 
 @dataclass(frozen=True)
 class KnownClicks:
-    """The facts that a click model may use.
+    """The facts of the TRAIN events from which a click model's features are computed.
 
     Attributes:
         item_id: Ids of the items.
         user_id: Ids [U] of the users, sorted.
         rate: Mean label.
-        pair: Trained pairs as user * items + item, ascending.
-        liked: Label of each pair.
-        columns: Newest value of each user by column.
+        pair: (user, item) pairs of the events, as keys user * I + item, ascending.
+        liked: Newest label of each pair.
+        columns: Newest value [U] of each user by column; a missing value for users without events.
     """
 
     item_id: np.ndarray
@@ -101,36 +101,36 @@ class KnownClicks:
         """
         rows, seq = clicks.find_rows(TRAIN), clicks.seq
         rate = float(clicks.label[rows].mean())
-        newest = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
-        has = seq.user[rows][newest]
+        newest_index = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
+        users_with_rows = seq.user[rows][newest_index]
         columns = {}
         for name in clicks.features:
             if name in seq.columns:
                 columns[name] = np.full(
                     len(seq), get_missing_value(seq.columns[name]), seq.columns[name].dtype
                 )
-                columns[name][has] = seq.columns[name][rows][newest]
+                columns[name][users_with_rows] = seq.columns[name][rows][newest_index]
         if clicks.known_from is not None:
             rows = rows[clicks.known_from[rows] <= find_first_held_out(seq)[seq.user[rows]]]
-        pairs = seq.user[rows] * len(item_id) + seq.item[rows]
-        pair, last = np.unique(pairs[::-1], return_index=True)
-        label = clicks.label[rows][::-1][last] > 0
+        pair_of_row = seq.user[rows] * len(item_id) + seq.item[rows]
+        pair, reversed_index = np.unique(pair_of_row[::-1], return_index=True)
+        label = clicks.label[rows][::-1][reversed_index] > 0
         user_id = np.asarray(seq.user_id)
         user_id = user_id.astype(np.str_) if user_id.dtype == object else user_id
         return cls(item_id, user_id, rate, pair, label, columns)
 
     def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """Return the labels of (user, item) index pairs: 1 liked, 0 not liked, -1 if not trained on or if an index is -1."""
+        """Return the labels of (user, item) index pairs: 1 liked, 0 not liked, -1 without an event or if an index is -1."""
         pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
-        at = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
-        return np.where(self.pair[at] == pair, self.liked[at].astype(np.int64), -1)
+        index = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
+        return np.where(self.pair[index] == pair, self.liked[index].astype(np.int64), -1)
 
 
 def find_first_held_out(seq: Sequences) -> np.ndarray:
-    """Return the time [U] of each user's first event that does not train, or the largest integer."""
-    place = seq.offsets[:-1] + seq.train_lengths
+    """Return the time [U] of each user's first event outside the TRAIN split; the largest int64 without one."""
+    first_event = seq.offsets[:-1] + seq.train_lengths
     time = np.append(seq.time, np.iinfo(np.int64).max)
-    return np.where(place < seq.offsets[1:], time[place], np.iinfo(np.int64).max)
+    return np.where(first_event < seq.offsets[1:], time[first_event], np.iinfo(np.int64).max)
 
 
 def get_missing_value(values: np.ndarray) -> float | int:
@@ -151,19 +151,22 @@ class ClickModel:
         self.bags = EmbeddingBagCollection(configs, ReaderRowSource(reader)).eval()
         self.model = self.setup.build().eval()
         self.model.load_state_dict(load_file(folder / "dense" / "model.safetensors"))
-        stored = np.load(folder / _EVENTS)
+        arrays = np.load(folder / _EVENTS)
         self.items = ItemFacts(
-            Jagged(stored["category"], stored["category_offsets"]),
-            stored["year"],
+            Jagged(arrays["category"], arrays["category_offsets"]),
+            arrays["year"],
             tuple(config["categories"]),
         )
-        self.keys = self._keys(stored["user_id"], stored["item_id"]) if config.get("keys") == "ids" else None
-        columns = {name: stored[f"column:{name}"] for name in config["columns"]}
+        self.keys = (
+            self._make_keys(arrays["user_id"], arrays["item_id"]) if config.get("keys") == "ids" else None
+        )
+        columns = {name: arrays[f"column:{name}"] for name in config["columns"]}
         self.known = KnownClicks(
-            stored["item_id"], stored["user_id"], config["rate"], stored["pair"], stored["liked"], columns
+            arrays["item_id"], arrays["user_id"], config["rate"], arrays["pair"], arrays["liked"], columns
         )
 
-    def _keys(self, user_id: np.ndarray, item_id: np.ndarray) -> SparseKeys:
+    def _make_keys(self, user_id: np.ndarray, item_id: np.ndarray) -> SparseKeys:
+        """Compute the sparse keys of users and items from their ids."""
         user, item = (
             compute_keys(space, as_numbers(ids)) for space, ids in (("user", user_id), ("item", item_id))
         )
@@ -175,8 +178,11 @@ class ClickModel:
         return torch.sigmoid(self.model(self.bags(bags))).numpy()
 
     def predict_events(self, clicks: ClickRows, index: np.ndarray) -> np.ndarray:
-        """Predict the click probabilities [P] of events."""
-        parts = [self.predict(clicks.batch(index[at : at + _CHUNK])) for at in range(0, len(index), _CHUNK)]
+        """Predict the click probabilities [P] of events, in chunks."""
+        parts = [
+            self.predict(clicks.batch(index[start : start + _CHUNK_EVENTS]))
+            for start in range(0, len(index), _CHUNK_EVENTS)
+        ]
         return np.concatenate([np.empty(0, np.float32), *parts])
 
 
@@ -184,10 +190,12 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: ClickRows, item_id: np.
     """Write the files in <folder>/clicks/ that ClickModel needs besides weights and rows, and return their paths."""
     known = KnownClicks.of(clicks, item_id)
     (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
-    parts = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
-    plain = {name: dict(part) if isinstance(part, Mapping) else part for name, part in parts.items()}
+    fields = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
+    setup_dict = {
+        name: dict(value) if isinstance(value, Mapping) else value for name, value in fields.items()
+    }
     config = {
-        "setup": plain,
+        "setup": setup_dict,
         "rate": known.rate,
         "keys": "places" if clicks.keys is None else "ids",
         "columns": list(known.columns),

@@ -14,7 +14,7 @@ from nonet.options import Positive, Share, StrictModel
 
 
 class DeepFmOptions(StrictModel):
-    """Options of the click model: widths of the hidden layers, and dropout."""
+    """Options of the click model: widths of the hidden layers, and their dropout probability."""
 
     hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
     dropout: Share = 0.2
@@ -88,14 +88,14 @@ class DeepFmSpec(ModelSpec):
                 raise ConfigError(
                     f"stages.{name}: deepfm needs batch: {{tokens: N}}, the events of a step, e.g. 256"
                 )
-        dims = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
-        if len(dims) != 1 or min(dims) < 2:
+        widths = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
+        if len(widths) != 1 or min(widths) < 2:
             raise ConfigError(
-                f"sparse.tables: deepfm needs one dim of at least 2 for all tables, got {sorted(dims)}"
+                f"sparse.tables: deepfm needs one dim of at least 2 for all tables, got {sorted(widths)}"
             )
 
     def _check_features(self, scenario: Any, stage: str, target: str) -> None:
-        """Raise ConfigError if a feature is the label: a column in the target condition, or that of `data.labels`."""
+        """Raise ConfigError if a feature reveals the label: a column in the target condition, or that of `data.labels`."""
         from nonet.models.deepfm.leaks import find_columns
 
         labels = scenario.data.labels

@@ -1,8 +1,8 @@
 """Inference engine: one version of a model that answers many questions at once.
 
 Questions of one kind and width form one jagged batch: histories are packed without padding, beams are a rectangle, and every
-operator runs once for all of them. An answer is what the question would get alone: rows do not depend on each other, so scores
-differ only by the rounding of larger matrix products, under 1e-5 (tests/models/inference/test_engine.py).
+operator runs once for all of them. A question gets the same answer as in a batch of its own: rows do not depend on each other, so
+scores differ only by the rounding of larger matrix products, under 1e-5 (tests/models/inference/test_engine.py).
 """
 
 from __future__ import annotations
@@ -38,20 +38,23 @@ from nonet.samples.sequences import Sequences
 from nonet.types import SampleBatch
 
 # Shapes: Q questions, W beams, X items scored for a question, V votes.
-# In positions of a history: what a beam costs, all levels together; an item that is hidden by name; an item that a filter knows.
+# Costs relative to that of one position of a history: of a beam (all levels), a hidden item, and an item of a filter's mask.
 _BEAM_COST, _HIDDEN_COST, _FILTER_COST = 0.5, 0.02, 1e-4
 
 
 class InferenceEngine:
-    """Answers questions with one version of a model; a newer version is another engine with its own states.
+    """Answers questions with one version of a model; only one thread may call an engine at a time.
 
-    `states` caches prefixes of users between questions, if the model supports it; only one thread may call the engine at a time.
+    Args:
+        recommender: The model with its rows and corpus.
+        version: Number of the version.
+        states: Cache of users' prefixes between questions, which is used if the model supports it; None for none.
     """
 
     def __init__(self, recommender: Recommender, version: int = 0, states: PrefixStates | None = None):
         self._recommender, self.version = recommender, version
         self.states = states if getattr(recommender.model, "extends", False) else None
-        self._like = recommender.corpus.seq.slice_users(0, 0)
+        self._template = recommender.corpus.seq.slice_users(0, 0)
         self.filters = FilterCache(recommender.corpus.trie)
 
     @property
@@ -66,37 +69,39 @@ class InferenceEngine:
 
     @staticmethod
     def estimate_cost(question: Question) -> float:
-        """Estimate the cost of a question within a batch, in positions of a history."""
+        """Estimate the cost of a question in a batch, relative to that of one position of a history."""
         beams = question.width if question.asked is None else len(question.asked)
         hidden = _HIDDEN_COST * len(question.hidden)
         filtered = 0.0 if question.within is None else _FILTER_COST * len(question.within.allowed)
         return question.tokens + _BEAM_COST * beams + hidden + filtered
 
     def warm(self) -> None:
-        """Answer a question without events, so that code and pages are loaded before the first caller asks."""
-        self.answer([Question(make_empty_events(self._like), 0, width=4, top=1)])
+        """Answer a question without events, so that code and pages are loaded before the first call."""
+        self.answer([Question(make_empty_events(self._template), 0, width=4, top=1)])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Return one answer per question, in their order."""
         answers: list[Answer | None] = [None] * len(questions)
-        kinds: dict[tuple[int, bool], list[int]] = {}
-        for place, question in enumerate(questions):
+        indices_by_kind: dict[tuple[int, bool], list[int]] = {}
+        for index, question in enumerate(questions):
             width = 0 if question.asked is not None else question.width
-            kinds.setdefault((width, question.explain), []).append(place)
-        for (width, explain), places in kinds.items():
-            group = [self._drop_unknown_items(questions[place]) for place in places]
-            group_answers = (
-                self._rank_lists(group, width, explain) if width else self._score_candidates(group, explain)
+            indices_by_kind.setdefault((width, question.explain), []).append(index)
+        for (width, explain), indices in indices_by_kind.items():
+            questions_of_kind = [self._drop_unknown_items(questions[index]) for index in indices]
+            answers_of_kind = (
+                self._rank_lists(questions_of_kind, width, explain)
+                if width
+                else self._score_candidates(questions_of_kind, explain)
             )
-            for place, answer in zip(places, group_answers, strict=True):
-                asked = questions[place].asked
-                answers[place] = answer if asked is None else replace(answer, item=asked)
+            for index, answer in zip(indices, answers_of_kind, strict=True):
+                asked = questions[index].asked
+                answers[index] = answer if asked is None else replace(answer, item=asked)
         return [answer for answer in answers if answer is not None]
 
     def _drop_unknown_items(self, question: Question) -> Question:
-        """Drop the items that came after this version's catalogue; items to be scored are kept."""
-        newest = max((int(part.max()) for part in _items(question) if len(part)), default=0)
-        if newest < self.items:
+        """Remove items that are newer than this version's catalogue; in `asked` they become -1, so that positions stay."""
+        max_item = max((int(items.max()) for items in _list_item_arrays(question) if len(items)), default=0)
+        if max_item < self.items:
             return question
         events, asked = question.events, question.asked
         return replace(
@@ -108,29 +113,30 @@ class InferenceEngine:
 
     @torch.inference_mode()
     def _rank_lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
-        """Answer questions without candidates by beam search."""
+        """Answer questions for lists by beam search of one width."""
         within = self.filters.make_batch([question.within for question in questions])
-        cache, votes = self._read(questions, within)
+        cache, votes = self._prefill_and_vote(questions, within)
         model, trie = self._recommender.model, self._recommender.corpus.trie
         hidden = collect_hidden(questions)
         forbidden = hidden if len(hidden.values) else None
         beams = search_beams(model, cache, trie, width, forbidden=forbidden, votes=votes, within=within)
         item, score = beams.item.cpu().numpy(), beams.logp.sum(-1).cpu().numpy()
-        count = beams.valid.sum(1).tolist()
-        tops = [min(question.top, n) for question, n in zip(questions, count, strict=True)]
+        counts = beams.valid.sum(1).tolist()
+        lengths = [min(question.top, count) for question, count in zip(questions, counts, strict=True)]
         if not explain:
-            return [Answer(item[q, :top], score[q, :top]) for q, top in enumerate(tops)]
-        own, vote = self._explain_scores(cache, votes, beams.item)
+            return [Answer(item[q, :length], score[q, :length]) for q, length in enumerate(lengths)]
+        model_score, vote = self._explain_scores(cache, votes, beams.item)
         return [
-            Answer(item[q, :top], score[q, :top], own[q, :top], vote[q, :top]) for q, top in enumerate(tops)
+            Answer(item[q, :length], score[q, :length], model_score[q, :length], vote[q, :length])
+            for q, length in enumerate(lengths)
         ]
 
     @torch.inference_mode()
     def _score_candidates(self, questions: Sequence[Question], explain: bool) -> list[Answer]:
-        """Answer questions with candidates by scoring all of them."""
-        cache, votes = self._read(questions)
-        most = max(len(_get_candidates(question)) for question in questions)
-        item = np.full((len(questions), most), -1, np.int64)
+        """Answer questions for the scores of given candidates, padded to the largest number of them."""
+        cache, votes = self._prefill_and_vote(questions)
+        max_candidates = max(len(_get_candidates(question)) for question in questions)
+        item = np.full((len(questions), max_candidates), -1, np.int64)
         for q, question in enumerate(questions):
             item[q, : len(_get_candidates(question))] = _get_candidates(question)
         leaf_QX = self._find_leaves(torch.from_numpy(item))
@@ -139,37 +145,42 @@ class InferenceEngine:
         counts = [len(_get_candidates(question)) for question in questions]
         if not explain:
             return [Answer(item[q, :n], score[q, :n]) for q, n in enumerate(counts)]
-        own, vote = self._explain_scores(cache, votes, torch.from_numpy(item))
-        return [Answer(item[q, :n], score[q, :n], own[q, :n], vote[q, :n]) for q, n in enumerate(counts)]
+        model_score, vote = self._explain_scores(cache, votes, torch.from_numpy(item))
+        return [
+            Answer(item[q, :n], score[q, :n], model_score[q, :n], vote[q, :n]) for q, n in enumerate(counts)
+        ]
 
-    def _read(
+    def _prefill_and_vote(
         self, questions: Sequence[Question], within: SubCatalogue | None = None
     ) -> tuple[Any, Votes | None]:
-        """Compute the prefill of the histories and the votes within filters."""
+        """Compute the prefill of the histories, and the votes for items that the filters allow; None without a memory."""
         recommender = self._recommender
-        seq = pack_questions(questions, self._like)
+        seq = pack_questions(questions, self._template)
         users, positions = np.arange(len(questions)), seq.lengths - 1
         votes = recommender.compute_votes(users, positions, seq, collect_hidden(questions), within)
         if self.states is None:
-            return recommender.prefill(self._batch(seq)), votes
-        return self._extend_states(questions, self.states), votes
+            return recommender.prefill(self._make_batch(seq)), votes
+        return self._prefill_from_states(questions, self.states), votes
 
-    def _extend_states(self, questions: Sequence[Question], states: PrefixStates) -> Any:
-        """Compute the prefill, reusing the events that a state holds."""
+    def _prefill_from_states(self, questions: Sequence[Question], states: PrefixStates) -> Any:
+        """Compute the prefill from cached prefixes and the later events, and store the longer prefixes in `states`."""
         prefixes = [states.find(question) for question in questions]
-        tails = [
-            replace(question, events=question.events.select_last(len(question.events) - known))
-            for question, (_, known) in zip(questions, prefixes, strict=True)
+        rests = [
+            replace(question, events=question.events.select_last(len(question.events) - n_cached))
+            for question, (_, n_cached) in zip(questions, prefixes, strict=True)
         ]
-        batch = self._batch(pack_questions(tails, self._like))
+        batch = self._make_batch(pack_questions(rests, self._template))
         rows = self._recommender.read_rows(batch)
         device = self._recommender.device
-        cache, longer = self.model.extend(move_batch(batch, device), rows, [prefix for prefix, _ in prefixes])
-        for question, prefix in zip(questions, longer, strict=True):
+        cache, longer_prefixes = self.model.extend(
+            move_batch(batch, device), rows, [prefix for prefix, _ in prefixes]
+        )
+        for question, prefix in zip(questions, longer_prefixes, strict=True):
             states.keep(question, prefix)
         return cache
 
-    def _batch(self, seq: Sequences) -> SampleBatch:
+    def _make_batch(self, seq: Sequences) -> SampleBatch:
+        """Build the batch of the whole history of each user of `seq`."""
         recommender = self._recommender
         users, positions = np.arange(len(seq)), seq.lengths - 1
         return make_prompt_batch(
@@ -177,24 +188,29 @@ class InferenceEngine:
         )
 
     def _find_leaves(self, item: Tensor) -> Tensor:
+        """Return the leaf of each item; -1 for an item of -1."""
         leaf = self._recommender.corpus.trie.get_tensor("leaf_of_item", 0, self._recommender.device)
         return leaf[item.clamp_min(0)].long().masked_fill(item < 0, -1)
 
     def _explain_scores(
         self, cache: Any, votes: Votes | None, item_QX: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-probability under the model alone and the share of the votes of some items, [Q, X] each."""
+        """Return the log-probability of items [Q, X] under the model alone, and their share of the votes, [Q, X] each."""
         model, trie = self._recommender.model, self._recommender.corpus.trie
         leaf_QX = self._find_leaves(item_QX)
-        own = score_leaves(model, cache, trie, leaf_QX, None)
-        vote = torch.zeros_like(own) if votes is None else compute_vote_shares(model, cache, votes, leaf_QX)
-        return own.cpu().numpy(), vote.cpu().numpy()
+        score = score_leaves(model, cache, trie, leaf_QX, None)
+        share = (
+            torch.zeros_like(score) if votes is None else compute_vote_shares(model, cache, votes, leaf_QX)
+        )
+        return score.cpu().numpy(), share.cpu().numpy()
 
 
-def _items(question: Question) -> tuple[np.ndarray, ...]:
+def _list_item_arrays(question: Question) -> tuple[np.ndarray, ...]:
+    """Return the arrays of dense items in a question."""
     return question.events.item, question.hidden, *(() if question.asked is None else (question.asked,))
 
 
 def _get_candidates(question: Question) -> np.ndarray:
+    """Return the items [m] to score of a question that asks for scores."""
     assert question.asked is not None
     return question.asked

@@ -24,8 +24,12 @@ from nonet.types import Jagged
 class EventHistory:
     """Events of one user, oldest first.
 
-    `item` [n] int32 has dense indices, `time` [n] int64 unix seconds, `event` [n] int32 the index of its kind, and `columns` [n]
-    by name. `start` is the number of older events of the user that are left out.
+    Attributes:
+        item: Dense item indices [n] int32.
+        time: Unix seconds [n] int64.
+        event: Index [n] int32 of the kind of each event.
+        columns: Further columns [n] by name.
+        start: Number of older events of the user that are left out.
     """
 
     item: np.ndarray
@@ -63,9 +67,9 @@ class Question:
         width: Number of beams, at least `top`.
         hidden: Dense items [h] that are never listed.
         asked: Items [m] to score instead of making a list; None for a list.
-        explain: Whether to return the scores of the model alone and of the votes too.
-        traffic: What decides the share of traffic if there is no user: the caller's name, or the request's.
-        within: Filter of a list.
+        explain: Whether to return also the scores of the model alone and the shares of the votes.
+        traffic: Name of the caller or the request, which determines the version that answers if there is no user.
+        within: Filter that the items of a list must pass; None for none.
     """
 
     events: EventHistory
@@ -90,7 +94,7 @@ class Answer:
     """The answer to a question.
 
     Attributes:
-        item: Dense indices [k] int64, best first, or in the order of the question's items.
+        item: Dense indices [k] int64 of a list, best first, or of `Question.asked` in its order.
         score: Scores [k] in nats, -inf for items that no list may contain.
         own: Scores [k] of the model without votes in nats, if requested.
         vote: Share [k] of the votes, if requested.
@@ -103,7 +107,7 @@ class Answer:
 
 
 def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequences:
-    """Pack the histories [N + Q] as sequences of Q users, each followed by a placeholder event that is the target and never read.
+    """Pack the histories as sequences [N + Q] of Q users; each ends with a placeholder for the target, which is not read.
 
     Args:
         questions: The questions.
@@ -130,7 +134,7 @@ def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequen
 
 
 def collect_hidden(questions: Sequence[Question]) -> Jagged:
-    """Collect the dense indices of the items that each question may not list."""
+    """Collect the dense indices of the items that each question excludes from its list."""
     counts = [len(question.hidden) for question in questions]
     values = [np.asarray(question.hidden, np.int64) for question in questions]
     return Jagged(np.concatenate(values), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
@@ -145,18 +149,19 @@ def choose_beam_width(min_width: int, top: int) -> int:
 
 
 def make_empty_events(template: Sequences) -> EventHistory:
-    """Return an empty history with the columns of some sequences."""
-    none = np.empty(0, np.int32)
+    """Return an empty history with the columns of `template`."""
+    empty = np.empty(0, np.int32)
     columns = {name: np.empty(0, values.dtype) for name, values in template.columns.items()}
-    return EventHistory(none, np.empty(0, np.int64), none, columns)
+    return EventHistory(empty, np.empty(0, np.int64), empty, columns)
 
 
 def find_default_values(seq: Sequences) -> dict[str, np.generic]:
-    """Return the default value of an event in each column: the largest number, as for a liked item, or no id."""
+    """Return the default value of an event by column: the largest number, as of a liked item, or NONE for ids."""
     return {name: _find_default(values) for name, values in seq.columns.items()}
 
 
 def _find_default(values: np.ndarray) -> np.generic:
+    """Return the largest number of a column, 0 if it has none, or NONE for a column of ids."""
     if values.dtype.kind != "f":
         return values.dtype.type(NONE)
     largest = np.nanmax(values) if len(values) and not np.isnan(values).all() else 0
@@ -164,10 +169,11 @@ def _find_default(values: np.ndarray) -> np.generic:
 
 
 def _make_filler(values: np.ndarray) -> np.generic:
+    """Return the zero of a column's dtype."""
     return values.dtype.type(0)
 
 
 def _concatenate(parts: Sequence[np.ndarray], filler: np.generic) -> np.ndarray:
     """Concatenate the parts, each followed by `filler`."""
-    behind = np.array([filler])
-    return np.concatenate([x for part in parts for x in (np.asarray(part, behind.dtype), behind)])
+    filler_1 = np.array([filler])
+    return np.concatenate([x for part in parts for x in (np.asarray(part, filler_1.dtype), filler_1)])

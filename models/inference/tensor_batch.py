@@ -1,8 +1,8 @@
 """Dynamic batching: merges the requests ("questions") of all callers into batches, within their deadlines.
 
 One thread computes. When it is free, it takes waiting questions into the next batch, the nearest deadline first, until the cost
-reaches `most_cost` or the batch would take too long for the nearest deadline. The duration of a batch is modelled as
-a + b * cost, fitted to the batches so far. So an idle engine adds no delay, and a busy one forms larger batches. Questions whose
+reaches `most_cost` or the batch would take too long for the nearest deadline. The duration of a batch is estimated as
+a + b * cost, fitted to earlier batches. So an idle engine adds no delay, and a busy one forms larger batches. Questions whose
 deadline has passed get `TooLate` and are not computed.
 """
 
@@ -23,8 +23,10 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
-_WEIGHT_DECAY = 0.95  # by which the weight of earlier batches in the fit is multiplied for each new batch
-_MAX_TIME_SHARE = 0.8  # of the time until the nearest deadline that a batch may be expected to take
+_WEIGHT_DECAY = 0.95  # Factor of the weights of earlier batches in the fit, for each new batch.
+_MAX_TIME_SHARE = (
+    0.8  # Maximum estimated duration of a batch, relative to the time until its nearest deadline.
+)
 
 
 class TooLate(DeadlineExceeded):
@@ -62,9 +64,11 @@ class QueueStats:
 
 @dataclass(slots=True)
 class _PendingQuestion(Generic[Q, A]):
+    """A question in the queue, with its cost, its deadline and the future of its answer."""
+
     question: Q
     cost: float
-    deadline: float  # on the monotonic clock
+    deadline: float  # in seconds of the monotonic clock
     future: Future[A] = field(default_factory=Future)
 
 
@@ -91,12 +95,12 @@ class TensorBatch(Generic[Q, A]):
         self._answer, self._cost, self._most_cost, self._most = answer, cost, most_cost, most
         self._compute_lock = turn or threading.Lock()
         self._duration = _DurationEstimate()
-        self._waiting: list[_PendingQuestion[Q, A]] = []
+        self._pending: list[_PendingQuestion[Q, A]] = []
         self._condition, self._closed = threading.Condition(), False
         self._fatal_error: BaseException | None = None
         self._in_progress: list[_PendingQuestion[Q, A]] = []
         self.measures = QueueStats()
-        self._thread = threading.Thread(target=self._work, name="tensor-batch", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="tensor-batch", daemon=True)
         self._thread.start()
 
     def submit(self, question: Q, within_s: float) -> Future[A]:
@@ -106,19 +110,19 @@ class TensorBatch(Generic[Q, A]):
             Closed: The queue is closed.
             QueueDied: The thread of the queue has ended.
         """
-        waiting = _PendingQuestion[Q, A](question, self._cost(question), time.monotonic() + within_s)
+        pending = _PendingQuestion[Q, A](question, self._cost(question), time.monotonic() + within_s)
         with self._condition:
             if self._fatal_error is not None:
                 raise _make_queue_died(self._fatal_error)
             if self._closed:
                 raise Closed("this queue is closed: its version was replaced")
-            self._waiting.append(waiting)
+            self._pending.append(pending)
             self._condition.notify()
-        return waiting.future
+        return pending.future
 
     def __len__(self) -> int:
         """Return the number of waiting questions."""
-        return len(self._waiting)
+        return len(self._pending)
 
     @property
     def alive(self) -> bool:
@@ -132,67 +136,67 @@ class TensorBatch(Generic[Q, A]):
             self._condition.notify()
         self._thread.join()
 
-    def _work(self) -> None:
-        """Compute until closed. An error outside `answer` ends the queue, and all waiting questions fail with it."""
+    def _run_thread(self) -> None:
+        """Compute batches until the queue is closed; an error outside `answer` ends it, and all waiting questions fail."""
         try:
             self._compute_until_closed()
         except BaseException as error:
             with self._condition:
-                self._fatal_error, left, self._waiting = error, [*self._in_progress, *self._waiting], []
-            for waiting in left:
-                _fail(waiting, _make_queue_died(error))
+                self._fatal_error, unanswered, self._pending = error, [*self._in_progress, *self._pending], []
+            for pending in unanswered:
+                _fail(pending, _make_queue_died(error))
             _log.critical("the queue of a version has died", exc_info=error)
 
     def _compute_until_closed(self) -> None:
         """Compute batches of waiting questions until the queue is closed."""
         while True:
             with self._condition:
-                while not self._waiting and not self._closed:
+                while not self._pending and not self._closed:
                     self._condition.wait()
-                if not self._waiting:
+                if not self._pending:
                     return
             # The batch is chosen with the lock held, since more questions may arrive while another engine computes.
             with self._compute_lock:
                 batch, late = self._take_next()
                 self._in_progress = [*batch, *late]
                 # Callers can cancel their futures until `_start` marks them as running; cancelled ones are left out.
-                self._compute([waiting for waiting in batch if _start(waiting)])
-            for waiting in late:
-                if _start(waiting):
-                    _fail(waiting, TooLate("the deadline passed before this question was computed"))
+                self._compute([pending for pending in batch if _start(pending)])
+            for pending in late:
+                if _start(pending):
+                    _fail(pending, TooLate("the deadline passed before this question was computed"))
             self._in_progress = []
 
     def _take_next(self) -> tuple[list[_PendingQuestion[Q, A]], list[_PendingQuestion[Q, A]]]:
-        """Remove from the queue and return the questions to compute now, the nearest deadline first, and the expired ones."""
+        """Remove questions from the queue: those to compute now, the nearest deadline first, and the expired ones."""
         now = time.monotonic()
         with self._condition:
-            late = [waiting for waiting in self._waiting if waiting.deadline <= now]
+            late = [pending for pending in self._pending if pending.deadline <= now]
             in_time = sorted(
-                (waiting for waiting in self._waiting if waiting.deadline > now),
-                key=lambda waiting: waiting.deadline,
+                (pending for pending in self._pending if pending.deadline > now),
+                key=lambda pending: pending.deadline,
             )
             batch: list[_PendingQuestion[Q, A]] = []
-            total = 0.0
-            for waiting in in_time:
-                nearest_deadline = batch[0].deadline if batch else waiting.deadline
+            batch_cost = 0.0
+            for pending in in_time:
+                nearest_deadline = batch[0].deadline if batch else pending.deadline
                 max_cost = self._duration.compute_max_cost(_MAX_TIME_SHARE * (nearest_deadline - now))
                 if batch and (
-                    len(batch) == self._most or total + waiting.cost > min(self._most_cost, max_cost)
+                    len(batch) == self._most or batch_cost + pending.cost > min(self._most_cost, max_cost)
                 ):
                     break
-                batch.append(waiting)
-                total += waiting.cost
-            self._waiting = in_time[len(batch) :]
+                batch.append(pending)
+                batch_cost += pending.cost
+            self._pending = in_time[len(batch) :]
         self.measures.late += len(late)
         return batch, late
 
     def _compute(self, batch: list[_PendingQuestion[Q, A]]) -> None:
-        """Compute a batch; if it fails, compute each half as a batch."""
+        """Compute a batch and set the answers; if it fails, compute each half as a batch of its own."""
         if not batch:
             return
-        began, cost = time.perf_counter(), sum(waiting.cost for waiting in batch)
+        start, cost = time.perf_counter(), sum(pending.cost for pending in batch)
         try:
-            answers = self._answer([waiting.question for waiting in batch])
+            answers = self._answer([pending.question for pending in batch])
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} questions got {len(answers)} answers")
         except Exception as error:
@@ -203,46 +207,48 @@ class TensorBatch(Generic[Q, A]):
             self._compute(batch[:half])
             self._compute(batch[half:])
             return
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         self._duration.add(cost, seconds)
         stats = self.measures
         stats.batches, stats.questions = stats.batches + 1, stats.questions + len(batch)
         stats.cost, stats.seconds, stats.newest = stats.cost + cost, stats.seconds + seconds, len(batch)
-        for waiting, answer in zip(batch, answers, strict=True):
-            waiting.future.set_result(answer)
+        for pending, answer in zip(batch, answers, strict=True):
+            pending.future.set_result(answer)
 
 
 class _DurationEstimate:
     """Model of a batch's seconds as a + b * cost: least squares over the batches so far, older ones with less weight."""
 
     def __init__(self):
-        self._sums = [0.0] * 5  # of 1, cost, seconds, cost^2, cost * seconds
+        self._sums = [0.0] * 5  # weighted sums of 1, cost, seconds, cost^2, cost * seconds
 
     def add(self, cost: float, seconds: float) -> None:
+        """Add the cost and the duration of a batch, and reduce the weight of earlier ones."""
         terms = (1.0, cost, seconds, cost * cost, cost * seconds)
         self._sums = [_WEIGHT_DECAY * old + new for old, new in zip(self._sums, terms, strict=True)]
 
     def compute_max_cost(self, seconds: float) -> float:
-        """Return the cost that can be computed in `seconds`; infinite while there is too little data."""
-        n, x, y, xx, xy = self._sums
-        spread = n * xx - x * x
-        if n < 3 or spread <= 1e-9 * max(1.0, xx):
+        """Return the cost that can be computed in `seconds`; infinite if there are too few different batches for a fit."""
+        weight, cost, duration, cost_squared, cost_duration = self._sums
+        determinant = weight * cost_squared - cost * cost
+        if weight < 3 or determinant <= 1e-9 * max(1.0, cost_squared):
             return float("inf")
-        b = (n * xy - x * y) / spread
-        a = (y - b * x) / n
-        return float("inf") if b <= 0 else (seconds - a) / b
+        slope = (weight * cost_duration - cost * duration) / determinant
+        intercept = (duration - slope * cost) / weight
+        return float("inf") if slope <= 0 else (seconds - intercept) / slope
 
 
-def _start(waiting: _PendingQuestion[Any, Any]) -> bool:
+def _start(pending: _PendingQuestion[Any, Any]) -> bool:
     """Mark a question as running, and return whether its caller still waits for the answer."""
-    return waiting.future.set_running_or_notify_cancel()
+    return pending.future.set_running_or_notify_cancel()
 
 
-def _fail(waiting: _PendingQuestion[Any, Any], error: Exception) -> None:
+def _fail(pending: _PendingQuestion[Any, Any], error: Exception) -> None:
     """Set an error on a question's future, unless it is done or cancelled."""
     with suppress(InvalidStateError):
-        waiting.future.set_exception(error)
+        pending.future.set_exception(error)
 
 
 def _make_queue_died(error: BaseException) -> QueueDied:
+    """Create the error of questions whose queue ended with `error`."""
     return QueueDied(f"the queue of this version has died: {type(error).__name__}: {error}")

@@ -164,7 +164,7 @@ def test_callers_who_give_up_at_any_moment_never_end_the_queue():
         awkward = TensorBatch(lambda questions: [0] * len(questions), lambda question: 1.0)
         with awkward._condition:  # nothing is taken before the future is in its place
             future = awkward.submit(0, waits)
-            awkward._waiting[-1].future = future = Awkward()
+            awkward._pending[-1].future = future = Awkward()
         with contextlib.suppress(TooLate):
             assert future.result(5) == 0
         assert awkward.submit(1, 5).result(5) == 0
