@@ -56,9 +56,9 @@ from nonet.samples.sequences import (
 )
 from nonet.samples.tables import as_numbers, check_columns, compute_keys, read_items, read_parquet_schema
 
-_PARTITION_ROWS = 1 << 21
-_THREADS = 4
-_DISK_MARGIN = 1.05
+_PARTITION_ROWS = 1 << 21  # number of rows per partition; each thread holds one partition in memory
+_MAX_THREADS = 4
+_DISK_MARGIN = 1.05  # times the bytes of the events, for what is not per event: users, items and file headers
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -96,7 +96,6 @@ def prepare_sequences(
 
     If an earlier call with the same options and files was killed, this call continues its work.
 
-
     Args:
         options: Paths and options of the build.
         root: Parent folder of the artifact and of the working folder.
@@ -111,48 +110,51 @@ def prepare_sequences(
     """
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
     item_files = _list_item_files(options.items)
-    facts = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
-    work = root / f"preparing-{_hash_facts(facts)[:8]}"
-    for other in root.glob("preparing-*"):
-        if other != work:
-            shutil.rmtree(other, ignore_errors=True)
+    inputs = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
+    working_folder = root / f"preparing-{_hash_json(inputs)[:8]}"
+    for other_folder in root.glob("preparing-*"):  # left by killed preparations of other data
+        if other_folder != working_folder:
+            shutil.rmtree(other_folder, ignore_errors=True)
     job = _PreparationJob(
         options,
         log,
-        work,
+        working_folder,
         PreparationProgress(report_progress),
         partition_rows,
-        threads or min(_THREADS, os.cpu_count() or 1),
+        threads or min(_MAX_THREADS, os.cpu_count() or 1),
     )
     try:
         return job.run(root)
     except OSError as error:
         if error.errno not in _DISK_FULL_ERRORS:
             raise
-        free = _get_free_bytes(root)
-        shutil.rmtree(work, ignore_errors=True)
+        free_bytes = _get_free_bytes(root)
+        shutil.rmtree(working_folder, ignore_errors=True)
         raise DataError(
             f"the disk of {root} is full: preparing {log.rows:,} events takes about "
-            f"{_format_gb(job.needed_bytes)}, and {_format_gb(free)} were free when it failed. "
+            f"{_format_gb(job.needed_bytes)}, and {_format_gb(free_bytes)} were free when it failed. "
             "The files of the preparation were removed. Free disk space, or set --run-dir to another disk."
         ) from None
 
 
 @dataclass(slots=True)
 class _PreparationJob:
-    """A preparation: its options, log and working folder, and the steps that it runs."""
+    """A preparation: its options, log and working folder, and the steps that it runs.
+
+    `needed_bytes`, the disk space that the preparation needs, is 0 until `run` computes it.
+    """
 
     options: BuildOptions
     log: EventLog
-    work: Path
+    working_folder: Path
     progress: PreparationProgress
     partition_rows: int
     threads: int
     needed_bytes: int = 0
 
     def run(self, root: Path) -> PreparedSequences:
-        """Run all steps and move the artifact to its final name."""
-        parse_min_events(self.options.keep)
+        """Run all steps and move the artifact to its final name in the folder `root`."""
+        parse_min_events(self.options.keep)  # raises ConfigError before the work begins
         items = (
             None if self.options.items is None else read_items(self.options.items, self.options.table_format)
         )
@@ -161,86 +163,91 @@ class _PreparationJob:
         )
         check_columns(self.options.columns, [*self.log.names, *item_columns])
         self._check_free_space()
-        self.work.mkdir(parents=True, exist_ok=True)
+        self.working_folder.mkdir(parents=True, exist_ok=True)
         catalogue = collect_items(self.log, self.options.where) if items is None else items
         cpu_s: dict[str, float] = {}
-        sorted_note = self.work / "sorted.json"
-        if not sorted_note.exists():
+        sorted_record = self.working_folder / "sorted.json"
+        if not sorted_record.exists():
             self._sort_partitions(catalogue, cpu_s)
-        layout, partitions = self._read_sorted(sorted_note)
+        layout, partitions = self._read_sorted(sorted_record)
         self.progress.start_phase("core", sum(int(part.read_offsets()[-1]) for part in partitions))
         core = compute_k_core(partitions, len(catalogue), self.options.keep, self.progress.add_rows)
-        staging = self.work / "sequences"
-        staging.mkdir(exist_ok=True)
-        sha256 = self._write(
-            staging, PartitionWriter(layout, core, self.options.split, staging), partitions, catalogue
-        )
+        staging_folder = self.working_folder / "sequences"
+        staging_folder.mkdir(exist_ok=True)
+        writer = PartitionWriter(layout, core, self.options.split, staging_folder)
+        sha256 = self._write_artifact(staging_folder, writer, partitions, catalogue)
         self.progress.end_phase()
-        final = root / f"sequences-{sha256[:8]}"
-        if not final.exists():
-            os.replace(staging, final)
-        shutil.rmtree(self.work)
+        artifact_folder = root / f"sequences-{sha256[:8]}"
+        if not artifact_folder.exists():
+            os.replace(staging_folder, artifact_folder)
+        shutil.rmtree(self.working_folder)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
-        return PreparedSequences(final, sha256, self.progress.seconds, cpu_s)
+        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s)
 
     def _sort_partitions(self, catalogue: pa.Table, cpu_s: dict[str, float]) -> None:
-        """Run scatter and gather, and record that all partitions are complete."""
+        """Run scatter and gather, and record in sorted.json that all partitions are complete; sets cpu_s["read"]."""
         columns, dropped = select_carried_columns(self.log.schema, None)
         bounds = compute_user_bounds(self.log, -(-self.log.rows // self.partition_rows))
         ids = catalogue["item_id"].combine_chunks()
-        runs_folder = self.work / "runs"
+        runs_folder = self.working_folder / "runs"
         scatter = RunWriter(
             self.log, ItemIndex(ids), self.options.where, self.options.targets, columns, bounds, runs_folder
         )
         self.progress.start_phase("scatter", self.log.rows)
-        self._run_jobs(enumerate(self.log.slices), lambda job: scatter.write(*job), lambda job: job[1].rows)
+        self._run_jobs(
+            enumerate(self.log.slices),
+            lambda numbered: scatter.write(*numbered),
+            count_rows=lambda numbered: numbered[1].rows,
+        )
         cpu_s["read"] = scatter.cpu_s["read"]
         runs = [ScatteredRun.load(scatter.get_run_folder(number)) for number in range(len(self.log.slices))]
         if not sum(int(run.bounds[-1]) for run in runs):
             raise DataError(f"data.where: {self.options.where!r} matches no interaction.")
-        text = not pa.types.is_integer(self.log.schema.field("user_id").type)
-        kinds = {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns}
-        layout = make_layout(runs, text, kinds, list(self.options.targets))
-        parts = self.work / "parts"
-        parts.mkdir(exist_ok=True)
+        users_are_text = not pa.types.is_integer(self.log.schema.field("user_id").type)
+        dtypes = {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns}
+        layout = make_layout(runs, users_are_text, dtypes, list(self.options.targets))
+        partitions_folder = self.working_folder / "parts"
+        partitions_folder.mkdir(exist_ok=True)
         self.progress.start_phase("gather", sum(int(run.bounds[-1]) for run in runs))
-        sizes = np.sum([np.diff(run.bounds) for run in runs], 0)
+        rows_by_partition = np.sum([np.diff(run.bounds) for run in runs], 0)
         self._run_jobs(
             range(len(bounds) + 1),
-            lambda number: gather_partition(runs, number, layout, parts),
-            lambda number: int(sizes[number]),
+            lambda number: gather_partition(runs, number, layout, partitions_folder),
+            count_rows=lambda number: int(rows_by_partition[number]),
         )
-        note = {"layout": asdict(layout), "partitions": len(bounds) + 1, "dropped": list(dropped)}
-        write_whole(self.work / "sorted.json", json.dumps(note).encode())
+        record = {"layout": asdict(layout), "partitions": len(bounds) + 1, "dropped": list(dropped)}
+        write_whole(self.working_folder / "sorted.json", json.dumps(record).encode())
         shutil.rmtree(runs_folder)
 
-    def _read_sorted(self, note: Path) -> tuple[PartitionLayout, list[SortedPartition]]:
-        """Read the layout and the partitions that `_sort_partitions` recorded."""
-        record = json.loads(note.read_text())
+    def _read_sorted(self, path: Path) -> tuple[PartitionLayout, list[SortedPartition]]:
+        """Read the layout and the partitions that `_sort_partitions` recorded in the file `path`."""
+        record = json.loads(path.read_text())
         layout = PartitionLayout(
             **{**record["layout"], "event_names": tuple(record["layout"]["event_names"])}
         )
-        numbers = range(record["partitions"])
-        return layout, [SortedPartition(self.work / "parts" / f"part-{number:06}") for number in numbers]
+        folder, numbers = self.working_folder / "parts", range(record["partitions"])
+        return layout, [SortedPartition(folder / f"part-{number:06}") for number in numbers]
 
-    def _write(
+    def _write_artifact(
         self,
         folder: Path,
         writer: PartitionWriter,
         partitions: Sequence[SortedPartition],
         catalogue: pa.Table,
     ) -> str:
-        """Write the artifact to a temporary folder and return its hash."""
+        """Write the artifact to `folder`, and return its hash."""
         core, layout = writer.core, writer.layout
-        users, events = (sum(column) for column in zip(*core.sizes, strict=True))
-        self.progress.start_phase("write", events)
+        user_count, event_count = (sum(counts) for counts in zip(*core.sizes, strict=True))
+        self.progress.start_phase("write", event_count)
         files = writer.create_files(partitions)
-        files.write("offsets", 0, np.zeros(1, np.int64))
+        files.write(
+            "offsets", 0, np.zeros(1, np.int64)
+        )  # the start of the first user; partitions write the ends
         self._run_jobs(
             range(len(partitions)),
             lambda number: writer.write(files, partitions, number),
-            lambda number: core.sizes[number][1],
+            count_rows=lambda number: core.sizes[number][1],
         )
         files.close()
         writer.write_texts(partitions)
@@ -250,12 +257,12 @@ class _PreparationJob:
         counts = np.array([np.sum([note.repeats for note in notes], 0), facts.events])
         meta = {
             "format": FLAT_FORMAT,
-            "users": users,
-            "events": events,
+            "users": user_count,
+            "events": event_count,
             "columns": list(layout.columns),
             "targets": list(layout.targets),
             "event_names": list(layout.event_names),
-            "dropped": json.loads((self.work / "sorted.json").read_text())["dropped"],
+            "dropped": json.loads((self.working_folder / "sorted.json").read_text())["dropped"],
             "repeats": choose_policy(counts, self.options.repeats),
             "repeat_shares": compute_repeat_shares(counts),
             "partitions": [
@@ -264,7 +271,7 @@ class _PreparationJob:
             ],
         }
         self._write_items(folder, core, catalogue, meta)
-        return _hash_facts([meta, hashlib.sha256((folder / "items.parquet").read_bytes()).hexdigest()])
+        return _hash_json([meta, hashlib.sha256((folder / "items.parquet").read_bytes()).hexdigest()])
 
     def _write_items(
         self, folder: Path, core: KCoreResult, catalogue: pa.Table, meta: dict[str, Any]
@@ -280,14 +287,19 @@ class _PreparationJob:
         )
         pq.write_table(make_item_table(catalogue, core.items, train_counts), folder / "items.parquet")
 
-    def _run_jobs(self, jobs: Iterable[Any], work: Callable[[Any], Any], rows: Callable[[Any], int]) -> None:
-        """Call `work` on each job in a thread pool, and report `rows(job)` as progress; the first error cancels the others."""
+    def _run_jobs(
+        self, jobs: Iterable[Any], process: Callable[[Any], Any], count_rows: Callable[[Any], int]
+    ) -> None:
+        """Call `process` on each job in a thread pool, and report `count_rows(job)` as progress.
+
+        The first error cancels the jobs that have not started.
+        """
         with ThreadPoolExecutor(self.threads) as pool:
 
             def run_job(job: Any) -> None:
                 began = time.thread_time()
-                work(job)
-                self.progress.add_rows(rows(job), time.thread_time() - began)
+                process(job)
+                self.progress.add_rows(count_rows(job), time.thread_time() - began)
 
             futures = [pool.submit(run_job, job) for job in jobs]
             try:
@@ -300,6 +312,7 @@ class _PreparationJob:
     def _check_free_space(self) -> None:
         """Raise DataError if the disk has less free space than the preparation needs."""
         columns, _ = select_carried_columns(self.log.schema, None)
+        # Counts the bytes of integer user ids. Whether there are kinds of events matters, but not their names.
         layout = PartitionLayout(
             False,
             "<i8",
@@ -307,20 +320,24 @@ class _PreparationJob:
             {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns},
             list(self.options.targets),
         )
+        # Twice the events: two of runs, partitions and the artifact exist at a time.
         self.needed_bytes = int(2 * self.log.rows * layout.compute_row_bytes() * _DISK_MARGIN)
-        existing_bytes = sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())
-        existing_folder = next(path for path in (self.work, *self.work.parents) if path.exists())
+        existing_bytes = sum(path.stat().st_size for path in self.working_folder.rglob("*") if path.is_file())
+        candidates = (self.working_folder, *self.working_folder.parents)
+        existing_folder = next(path for path in candidates if path.exists())
         if (free := _get_free_bytes(existing_folder)) + existing_bytes < self.needed_bytes:
             raise DataError(
-                f"preparing {self.log.rows:,} events takes about {_format_gb(self.needed_bytes)} of disk in {self.work.parent}, "
-                f"and {_format_gb(free)} are free. Free disk space, or set --run-dir to another disk."
+                f"preparing {self.log.rows:,} events takes about {_format_gb(self.needed_bytes)} of disk in "
+                f"{self.working_folder.parent}, and {_format_gb(free)} are free. Free disk space, or set --run-dir to another "
+                "disk."
             )
 
 
-def _get_column_dtype(kind: pa.DataType) -> str:
+def _get_column_dtype(arrow_type: pa.DataType) -> str:
     """Return the dtype that `convert_column` produces for a carried column."""
-    is_integer = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    return "<i8" if is_integer or pa.types.is_string(kind) or pa.types.is_large_string(kind) else "<f4"
+    is_integer = pa.types.is_integer(arrow_type) or pa.types.is_boolean(arrow_type)
+    is_text = pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
+    return "<i8" if is_integer or is_text else "<f4"
 
 
 def _list_item_files(items: str | None) -> Any:
@@ -333,14 +350,14 @@ def _list_item_files(items: str | None) -> Any:
     return [[info.path, info.size, info.mtime_ns] for info in system.get_file_info(files)]
 
 
-def _hash_facts(facts: Any) -> str:
-    """Return the SHA-256 of facts as JSON with sorted keys, in hexadecimal."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+def _hash_json(value: Any) -> str:
+    """Return the SHA-256 of a value's JSON with sorted keys, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _get_free_bytes(place: Path) -> int:
-    return shutil.disk_usage(place).free
+def _get_free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
-def _format_gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
+def _format_gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"

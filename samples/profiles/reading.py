@@ -33,13 +33,15 @@ from nonet.samples.tables import (
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
-_ROLES = ("user_id", "item_id", "timestamp", "event", "rating")
-MOST_EVENTS, SAMPLED_EVENTS = (
-    5_000_000,
-    2_000_000,
-)  # largest log that is read completely; approximate events of a sample
-_MANY = 100  # more distinct ratings than this are counted by quantiles
-_cache: dict[Any, tuple[Any, ...]] = {}  # tables as arrays; only the newest is kept
+_COLUMNS = ("user_id", "item_id", "timestamp", "event", "rating")  # of the interactions that a profile reads
+# The number of events of the largest log that is read completely, and the approximate number of events of a sample.
+MOST_EVENTS, SAMPLED_EVENTS = 5_000_000, 2_000_000
+_MAX_RATINGS = 100  # if there are more distinct ratings, they are rounded down to this many quantiles
+_cache: dict[
+    Any, tuple[Any, ...]
+] = {}  # results of `_read_arrays` by `_get_arrays`'s key; only the newest is kept
+
+# Shapes: N events, I items of the catalogue, n kept events.
 
 
 def read_profile(
@@ -57,55 +59,63 @@ def read_profile(
     Args:
         interactions: Path of the interactions.
         items: Path of the items; None if there are none.
-        columns: Column names, or the whole table format.
-        where: Condition on the interactions.
-        keep: Least `item_events` and `user_events`.
+        columns: Column names by role, or the whole table format.
+        where: Condition on the interactions; None for all.
+        keep: Minimum `item_events` and `user_events`.
 
     Raises:
         DataError: If the data are not valid.
         ConfigError: If an option is not valid.
     """
     arrays = _get_arrays(interactions, items, columns, where)
-    user, item, time, kind, rating, catalogue, item_columns, padded, every, occurs = arrays
-    if occurs is None:
-        events, kept = select_events(user, item, int(user.max()) + 1, catalogue, keep or {})
+    user, item, time, kind, rating, item_count, item_columns, padded, users_per_sampled_user, occurrences = (
+        arrays
+    )
+    is_sample = occurrences is not None
+    if is_sample:
+        events, is_kept_item = _select_sample_events(user, item, occurrences, keep or {})
     else:
-        events, kept = _keep_sample_events(user, item, occurs, keep or {})
+        events, is_kept_item = select_events(user, item, int(user.max()) + 1, item_count, keep or {})
     events = events[np.lexsort((time[events], user[events]))]
     lengths = np.bincount(user[events])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[lengths > 0])])
-    place = np.cumsum(kept) - 1
+    dense_index = np.cumsum(is_kept_item) - 1  # by catalogue row
     profile = measure_profile(
         offsets,
-        place[item[events]],
+        dense_index[item[events]],
         time[events],
-        int(kept.sum()),
+        int(is_kept_item.sum()),
         kinds=_count_values(kind, events),
         ratings=_count_values(rating, events),
         columns=item_columns,
         zero_padded=padded,
     )
-    return profile if occurs is None else scale_profile(profile, every, occurs[kept])
+    return scale_profile(profile, users_per_sampled_user, occurrences[is_kept_item]) if is_sample else profile
 
 
-def _keep_sample_events(
-    user: np.ndarray, item: np.ndarray, occurs: np.ndarray, keep: Mapping[str, int]
+def _select_sample_events(
+    user: np.ndarray, item: np.ndarray, occurrences: np.ndarray, keep: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Filter the events of a sample once, by the items' occurrences in all events, then by users."""
-    item_least, user_least = parse_min_events(keep)
-    kept = occurs >= item_least
-    events = np.flatnonzero(kept[item])
-    events = events[np.bincount(user[events], minlength=int(user.max()) + 1)[user[events]] >= user_least]
+    """Filter the events of a sample once, by the items' occurrences in all events, then by the users' events.
+
+    Returns:
+        The indices of the kept events [n], and which items are kept [I] bool.
+    """
+    min_item_events, min_user_events = parse_min_events(keep)
+    is_kept_item = occurrences >= min_item_events
+    events = np.flatnonzero(is_kept_item[item])
+    events_by_user = np.bincount(user[events], minlength=int(user.max()) + 1)
+    events = events[events_by_user[user[events]] >= min_user_events]
     if not len(events):
         raise DataError(f"keep {dict(keep)} leaves none of the events of a sample. Ask for fewer events.")
-    return events, kept
+    return events, is_kept_item
 
 
 def _get_arrays(interactions: str, items: str | None, columns: Columns, where: str | None) -> tuple[Any, ...]:
     """Return the arrays of the tables from the cache, or read them."""
-    key = (_stamp_files(interactions, "interactions"), items and _stamp_files(items, "items"))
+    files = (_stamp_files(interactions, "interactions"), items and _stamp_files(items, "items"))
     table_format = to_table_format(columns)
-    key = (*key, tuple(sorted(table_format.columns.items())), frozenset(table_format.missing), where)
+    key = (*files, tuple(sorted(table_format.columns.items())), frozenset(table_format.missing), where)
     if key not in _cache:
         arrays = _read_arrays(interactions, items, columns, where)
         _cache.clear()
@@ -113,19 +123,25 @@ def _get_arrays(interactions: str, items: str | None, columns: Columns, where: s
     return _cache[key]
 
 
-def _stamp_files(path: str, what: str) -> tuple[Any, ...]:
-    """Return path, size and modification time of the files behind a path, as a cache key."""
-    system, files = find_parquet(path, what)
+def _stamp_files(path: str, table_name: str) -> tuple[Any, ...]:
+    """Return path, size and modification time of each file of a table, as a cache key; `table_name` is for errors."""
+    system, files = find_parquet(path, table_name)
     return tuple((info.path, info.size, info.mtime_ns) for info in system.get_file_info(files))
 
 
 def _read_arrays(
     interactions: str, items: str | None, columns: Columns, where: str | None
 ) -> tuple[Any, ...]:
-    """Read the tables as arrays."""
+    """Read the tables as arrays.
+
+    Returns:
+        The five values of `_encode_events`, then the number of items, the descriptions of the items' columns, the first
+        zero-padded id of "user" and "item", and for a sample: one user in how many it has, and the occurrences of each item in
+        all events [I]. For a complete log, the last two are 1 and None.
+    """
     if count_rows(interactions, "interactions") > MOST_EVENTS:
         return _read_sample(interactions, items, columns, where)
-    only = None if where else _ROLES
+    only = None if where else _COLUMNS  # the condition may read any column
     table = read_interactions(interactions, columns, only)
     if where:
         table = table.filter(compile_condition(where, table.schema, name="data.where"))
@@ -133,17 +149,20 @@ def _read_arrays(
             raise DataError(f"data.where: {where!r} matches no interaction.")
     if items is None:
         item, ids = _encode_values(table["item_id"])
-        size, item_columns, item_ids = len(ids), (), table["item_id"]
+        item_count, item_columns, item_ids = len(ids), (), table["item_id"]
     else:
         catalogue, item_columns = _read_item_columns(items, columns)
-        item, size = index_items(table["item_id"], catalogue["item_id"]), len(catalogue)
+        item, item_count = index_items(table["item_id"], catalogue["item_id"]), len(catalogue)
         item_ids = catalogue["item_id"]
     padded = _find_zero_padded({"user": table["user_id"], "item": item_ids})
-    return *_encode_events(table, item), size, item_columns, padded, 1, None
+    return *_encode_events(table, item), item_count, item_columns, padded, 1, None
 
 
 def _encode_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
-    """Return user codes, catalogue rows, times, and codes of kinds and ratings with their values."""
+    """Return five values: user codes [N], catalogue rows `item` [N], unix seconds [N], and the encoded kinds and ratings.
+
+    Kinds and ratings are codes [N] with the list of their values; None if there is no such column.
+    """
     user = _encode_values(table["user_id"])[0]
     kind = _encode_values(table["event"].cast(pa.string())) if "event" in table.column_names else None
     rating = _encode_ratings(table["rating"]) if "rating" in table.column_names else None
@@ -153,116 +172,131 @@ def _encode_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
 def _read_sample(
     interactions: str, items: str | None, columns: Columns, where: str | None
 ) -> tuple[Any, ...]:
-    """Read the events of one user in `every` as `_read_arrays`, and count the occurrences of each item over all events."""
+    """Read the events of one user in n, chosen by a hash of the id, and count the occurrences of each item in all events.
+
+    Returns:
+        The same values as `_read_arrays`.
+    """
     log = EventLog(interactions, columns)
     catalogue, item_columns = (
         (collect_items(log, where), ()) if items is None else _read_item_columns(items, columns)
     )
     index = ItemIndex(catalogue["item_id"].combine_chunks())
-    occurs, every = np.zeros(len(catalogue), np.int64), -(-log.rows // SAMPLED_EVENTS)
-    parts: list[Any] = []
-    rows: list[np.ndarray] = []
-    for part in log.slices:
-        table, finer = log.read(part, log.select_columns(where))
-        if finer is not None:
-            table = table.take(pa.array(np.argsort(finer, kind="stable")))
+    occurrences = np.zeros(len(catalogue), np.int64)
+    users_per_sampled_user = -(-log.rows // SAMPLED_EVENTS)
+    sampled_tables: list[Any] = []
+    sampled_items: list[np.ndarray] = []
+    for log_slice in log.slices:
+        table, fine_time = log.read(log_slice, log.select_columns(where))
+        if fine_time is not None:
+            table = table.take(pa.array(np.argsort(fine_time, kind="stable")))
         if where:
             table = table.filter(compile_condition(where, table.schema, name="data.where"))
-        item = index.locate(table["item_id"], f"interactions {part.file}")
-        occurs += np.bincount(item, minlength=len(occurs))
-        mine = compute_keys("user", as_numbers(table["user_id"])).view(np.uint64) % np.uint64(every) == 0
-        parts.append(
-            table.select([name for name in _ROLES if name in table.column_names]).filter(pa.array(mine))
-        )
-        rows.append(item[mine])
-    table = pa.concat_tables(parts)
+        item = index.locate(table["item_id"], f"interactions {log_slice.file}")
+        occurrences += np.bincount(item, minlength=len(occurrences))
+        user_hash = compute_keys("user", as_numbers(table["user_id"])).view(np.uint64)
+        is_sampled = user_hash % np.uint64(users_per_sampled_user) == 0
+        names = [name for name in _COLUMNS if name in table.column_names]
+        sampled_tables.append(table.select(names).filter(pa.array(is_sampled)))
+        sampled_items.append(item[is_sampled])
+    table = pa.concat_tables(sampled_tables)
     if not len(table):
         raise DataError(f"data.where: {where!r} matches no interaction.")
     padded = _find_zero_padded({"user": table["user_id"], "item": catalogue["item_id"]})
-    return *_encode_events(table, np.concatenate(rows)), len(catalogue), item_columns, padded, every, occurs
+    encoded = _encode_events(table, np.concatenate(sampled_items))
+    return *encoded, len(catalogue), item_columns, padded, users_per_sampled_user, occurrences
 
 
 def _find_zero_padded(ids: Mapping[str, pa.ChunkedArray]) -> Mapping[str, str]:
-    """Return by name the first id with a zero in front, of columns of text that hold nothing but digits."""
-    found: dict[str, str] = {}
+    """Return the first id with a leading zero of each column, by name; only of columns of text with nothing but digits."""
+    padded_ids: dict[str, str] = {}
     for name, column in ids.items():
         if not _is_text(column.type):
             continue
         distinct = column.unique()
-        padded = pc.match_substring_regex(distinct, r"^0[0-9]+$")
-        if pc.any(padded).as_py() and pc.all(pc.match_substring_regex(distinct, r"^[0-9]+$")).as_py():
-            found[name] = distinct.filter(padded)[0].as_py()
-    return found
+        is_padded = pc.match_substring_regex(distinct, r"^0[0-9]+$")
+        if pc.any(is_padded).as_py() and pc.all(pc.match_substring_regex(distinct, r"^[0-9]+$")).as_py():
+            padded_ids[name] = distinct.filter(is_padded)[0].as_py()
+    return padded_ids
 
 
 def _encode_values(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """Return a code for each value [N] int64, and the values."""
-    coded = column.combine_chunks().dictionary_encode()
-    return coded.indices.fill_null(-1).to_numpy().astype(np.int64), coded.dictionary.to_pylist()
+    """Return a code for each row [N] int64, -1 for null, and the distinct values, at the positions that the codes name."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def _encode_ratings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """Encode ratings as `_encode_values`; if there are many values, use the nearest quantile below."""
+    """Encode ratings as `_encode_values`; if there are more than `_MAX_RATINGS` values, round down to quantiles first."""
     codes, values = _encode_values(column)
-    if len(values) <= _MANY:
+    if len(values) <= _MAX_RATINGS:
         return codes, values
-    numbers = column.to_numpy()
-    steps = np.unique(np.nanquantile(numbers, np.linspace(0, 1, _MANY), method="lower"))
-    place = np.searchsorted(steps, np.nan_to_num(numbers, nan=steps[0]), "right") - 1
-    return np.where(np.isnan(numbers), -1, place), steps.tolist()
+    ratings = column.to_numpy()
+    quantiles = np.unique(np.nanquantile(ratings, np.linspace(0, 1, _MAX_RATINGS), method="lower"))
+    codes = np.searchsorted(quantiles, np.nan_to_num(ratings, nan=quantiles[0]), "right") - 1
+    return np.where(np.isnan(ratings), -1, codes), quantiles.tolist()
 
 
-def _count_values(coded: tuple[np.ndarray, list[Any]] | None, events: np.ndarray) -> dict[Any, int]:
+def _count_values(encoded: tuple[np.ndarray, list[Any]] | None, events: np.ndarray) -> dict[Any, int]:
     """Count the events of each value, most frequent first; missing values are not counted."""
-    if coded is None:
+    if encoded is None:
         return {}
-    codes, values = coded
+    codes, values = encoded
     counts = np.bincount(codes[events] + 1, minlength=len(values) + 1)[1:]
     order = np.argsort(-counts, kind="stable")
     return {values[i]: int(counts[i]) for i in order if counts[i] and values[i] is not None}
 
 
 def _read_item_columns(path: str, columns: Columns) -> tuple[pa.Table, tuple[ItemColumn, ...]]:
-    """Read the item ids, and describe every column that a tokenizer could read; number columns are described by name only."""
+    """Return a table with the item ids, and a description of every other column of the items.
+
+    Columns that a tokenizer can read, texts and lists of texts, are read and described; other columns only get name and kind.
+    """
     schema = read_parquet_schema(path, "items")
-    read = {field.name for field in schema if _get_kind(field.type) in ("text", "list")}
-    named = to_table_format(columns).columns
-    ids = {"item_id", *(source for role, source in named.items() if role in ("item", "item_id"))}
-    table = read_items(path, columns, {*read, *ids})
+    text_columns = {field.name for field in schema if _get_kind(field.type) in ("text", "list")}
+    source_by_role = to_table_format(columns).columns
+    id_columns = {
+        "item_id",
+        *(source for role, source in source_by_role.items() if role in ("item", "item_id")),
+    }
+    table = read_items(path, columns, {*text_columns, *id_columns})
     described = [_describe_column(name, table[name]) for name in table.column_names if name != "item_id"]
-    rest = [field for field in schema if field.name not in read | ids]
+    others = [field for field in schema if field.name not in text_columns | id_columns]
     return table.select(["item_id"]), (
         *described,
-        *(ItemColumn(field.name, _get_kind(field.type)) for field in rest),
+        *(ItemColumn(field.name, _get_kind(field.type)) for field in others),
     )
 
 
 def _describe_column(name: str, column: pa.ChunkedArray) -> ItemColumn:
-    """Describe one column of the items."""
-    kind, rows = _get_kind(column.type), max(1, len(column))
+    """Describe one column of the items: see `ItemColumn`."""
+    kind, row_count = _get_kind(column.type), max(1, len(column))
     if kind == "list":
-        sizes = pc.list_value_length(column).fill_null(0).to_numpy()
-        words = len(pc.list_flatten(column).unique())
-        single = sizes.max(initial=0) == 1 and pa.types.is_string(column.type.value_type)
-        mark = find_uncut_delimiter(pc.list_flatten(column).to_pylist()) if single else None
-        return ItemColumn(name, kind, float((sizes > 0).mean()) if len(sizes) else 0.0, words / rows, mark)
+        lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+        distinct_count = len(pc.list_flatten(column).unique())
+        # Lists of one text each may be texts that should have been split at a delimiter.
+        are_single_texts = lengths.max(initial=0) == 1 and pa.types.is_string(column.type.value_type)
+        delimiter = find_uncut_delimiter(pc.list_flatten(column).to_pylist()) if are_single_texts else None
+        filled = float((lengths > 0).mean()) if len(lengths) else 0.0
+        return ItemColumn(name, kind, filled, distinct_count / row_count, delimiter)
     if kind == "text":
-        text = column.drop_null()
-        empty = pc.sum(pc.equal(pc.utf8_length(text), 0)).as_py() or 0
-        return ItemColumn(name, kind, (len(text) - empty) / rows, len(text.unique()) / rows)
+        texts = column.drop_null()
+        empty_count = pc.sum(pc.equal(pc.utf8_length(texts), 0)).as_py() or 0
+        filled = (len(texts) - empty_count) / row_count
+        return ItemColumn(name, kind, filled, len(texts.unique()) / row_count)
     return ItemColumn(name, kind)
 
 
-def _get_kind(kind: pa.DataType) -> str:
-    """Return text, list, number or other."""
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if _is_text(value):
+def _get_kind(type_: pa.DataType) -> str:
+    """Return the kind of a column: "text", "list" (of texts), "number" or "other"."""
+    value_type = type_.value_type if pa.types.is_dictionary(type_) else type_
+    if _is_text(value_type):
         return "text"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return "list" if _is_text(kind.value_type) else "other"
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return "number" if number else "other"
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return "list" if _is_text(type_.value_type) else "other"
+    is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+    return "number" if is_number else "other"
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def _is_text(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)

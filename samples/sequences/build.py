@@ -1,9 +1,9 @@
 """Builds per-user sequences from two tables: filter, number, sort, split, mark targets.
 
-All steps are vectorised over events; 90,000 of them take 0.05 s. The `keep` filter is repeated until every kept item has
-`item_events` events and every kept user `user_events` (the k-core), so both hold at once. The dense item index is the row
-in the given items table without the dropped items; users are in the order of their ids. The result does not depend on the
-order of the interaction rows, except that events of one user in the same second keep theirs.
+All steps are vectorised over events; 90,000 events take 0.05 s. The `keep` filter is repeated until every kept item has at
+least `item_events` events and every kept user at least `user_events` (the k-core), so both hold at once. The dense index of an
+item is its row in the given items table after dropped items are removed; users are in the order of their ids. The result does
+not depend on the order of the interaction rows, except that events of one user in the same second keep their order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
-_KEYS = ("user_id", "item_id", "timestamp", "event")
+_OWN_FIELDS = (
+    "user_id",
+    "item_id",
+    "timestamp",
+    "event",
+)  # columns that sequences have as fields of their own
+
+# Shapes: N interactions, I items of the catalogue, n kept events.
 
 
 class Keep(StrictModel):
@@ -46,7 +53,8 @@ class BuiltSequences:
 
     Attributes:
         arrays: The fields of `Sequences`.
-        items: item, item_id, title, categories, events and other columns, in index order.
+        items: The kept items in the order of their dense indices, with the columns item (the index), item_id, title, categories,
+            events (number of TRAIN events), and the other columns of the items table.
     """
 
     arrays: dict[str, Any]
@@ -69,11 +77,11 @@ def build_arrays(
     Args:
         interactions: The interactions.
         items: The items; None to use the items that occur in the interactions.
-        keep: Least `item_events` and `user_events`.
+        keep: Minimum `item_events` and `user_events`.
         split: Options of the split.
-        targets: Condition of each stage's target.
-        where: Condition on the interactions.
-        columns: Columns to carry; None for all that fit.
+        targets: Condition of the target by stage.
+        where: Condition on the interactions; None for all.
+        columns: Names of the interaction columns to carry; None for all columns of numbers or text.
         tie_seed: Seed that shuffles events of one user in the same second; None keeps the order of the file.
     """
     if where:
@@ -82,26 +90,26 @@ def build_arrays(
             raise DataError(f"data.where: {where!r} matches no interaction.")
     catalogue: pa.Table = _collect_items(interactions) if items is None else items
     item = index_items(interactions["item_id"], catalogue["item_id"])
-    user_id, user = _number_values(interactions["user_id"])
+    user_id, user = _encode_sorted(interactions["user_id"])
     events, kept_items = select_events(user, item, len(user_id), len(catalogue), keep or {})
     time = interactions["timestamp"].to_numpy()
     order = _sort_events(events, user, time, tie_seed)
     user_rows, lengths = np.unique(user[order], return_counts=True)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    renumber = np.cumsum(kept_items) - 1
-    event, event_names = _encode_event_types(interactions)
+    dense_index = np.cumsum(kept_items) - 1  # by catalogue row
+    event, event_names = _encode_event_kinds(interactions)
     carried, dropped = select_carried_columns(interactions.schema, columns)
     arrays = {
         "user_id": user_id[user_rows],
         "offsets": offsets,
-        "item": renumber[item[order]].astype(np.int32),
+        "item": dense_index[item[order]].astype(np.int32),
         "time": time[order].astype(np.int64),
         "event": event[order],
         "split": split_events(offsets, time[order], split),
         "columns": {name: convert_column(interactions[name])[order] for name in carried},
         "targets": {
-            stage: match_rows(text, interactions, name=f"stages.{stage}.target")[order]
-            for stage, text in (targets or {}).items()
+            stage: match_rows(condition, interactions, name=f"stages.{stage}.target")[order]
+            for stage, condition in (targets or {}).items()
         },
         "event_names": event_names,
         "user_key": compute_keys("user", as_numbers(user_id[user_rows])),
@@ -111,8 +119,8 @@ def build_arrays(
     folded = FoldedRepeats.from_events(interactions)
     arrays["folded"] = None if folded is None else folded.take(order)
     _apply_label_times(arrays, interactions, order, targets or {}, split)
-    trained = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
-    return BuiltSequences(arrays, make_item_table(catalogue, kept_items, trained))
+    train_counts = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
+    return BuiltSequences(arrays, make_item_table(catalogue, kept_items, train_counts))
 
 
 def _apply_label_times(
@@ -122,43 +130,44 @@ def _apply_label_times(
     targets: Mapping[str, str],
     split: Mapping[str, Any],
 ) -> None:
-    """Add the label times of each stage's target, and hide labels of training events that become known after the cut in time.
+    """Add to `arrays["columns"]` the time at which each event's target becomes known, for each stage's target.
 
-    A target that reads no label column is known at the time of its event and gets no column. The same holds for an event whose
-    target is the same whatever its label is.
+    If the split is by time, targets of TRAIN events that become known after the end of training are set to False, with the time
+    NEVER. A target that reads no label column is known at the time of its event and gets no column. An event whose target is the
+    same whatever its labels are is also known at its own time.
     """
-    end = get_training_end(split)
-    names = [
+    training_end = get_training_end(split)
+    labels = [
         name.removeprefix(LABEL_TIME) for name in interactions.column_names if name.startswith(LABEL_TIME)
     ]
-    for stage, text in targets.items():
-        read = [name for name in names if name in list_names(text)]
-        if not read:
+    for stage, condition in targets.items():
+        target_labels = [name for name in labels if name in list_names(condition)]
+        if not target_labels:
             continue
-        known_from = np.max([interactions[LABEL_TIME + name].to_numpy()[order] for name in read], axis=0)
-        known_from = np.where(
-            _compare_label_values(text, interactions, read)[order], known_from, arrays["time"]
-        )
-        if end is not None:
-            late = (arrays["split"] == TRAIN) & (known_from >= end)
-            known_from = np.where(late & (known_from > arrays["time"]), NEVER, known_from)
+        label_times = [interactions[LABEL_TIME + name].to_numpy()[order] for name in target_labels]
+        depends_on_labels = _depends_on_labels(condition, interactions, target_labels)[order]
+        known_from = np.where(depends_on_labels, np.max(label_times, axis=0), arrays["time"])
+        if training_end is not None:
+            is_late = (arrays["split"] == TRAIN) & (known_from >= training_end)
+            known_from = np.where(is_late & (known_from > arrays["time"]), NEVER, known_from)
         arrays["targets"][stage] = arrays["targets"][stage] & (known_from < NEVER)
         arrays["columns"][LABEL_TIME + stage] = known_from
 
 
-def _compare_label_values(text: str, interactions: pa.Table, labels: Sequence[str]) -> np.ndarray:
-    """Return for which rows [N] bool a condition's value changes with the label columns."""
-    values = []
-    for value in (0.0, 1.0):
+def _depends_on_labels(condition: str, interactions: pa.Table, labels: Sequence[str]) -> np.ndarray:
+    """Return for which rows [N] bool a condition changes if all label columns change from 0 to 1."""
+    matches = []
+    for label_value in (0.0, 1.0):
         table = interactions
         for name in labels:
-            column = pa.array(np.full(len(table), value, np.float32))
+            column = pa.array(np.full(len(table), label_value, np.float32))
             table = table.set_column(table.column_names.index(name), name, column)
-        values.append(match_rows(text, table))
-    return values[0] != values[1]
+        matches.append(match_rows(condition, table))
+    return matches[0] != matches[1]
 
 
 def _collect_items(interactions: pa.Table) -> pa.Table:
+    """Return a table with the distinct item ids of the interactions, sorted."""
     return pa.table({"item_id": interactions["item_id"].combine_chunks().unique().sort()})
 
 
@@ -174,12 +183,12 @@ def index_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndar
     index = pc.index_in(item_id, value_set=catalogue.combine_chunks())
     if index.null_count:
         absent = item_id.filter(pc.is_null(index))
-        first = pc.unique(absent.combine_chunks()).to_pylist()
+        absent_ids = pc.unique(absent.combine_chunks()).to_pylist()
         raise DataError(
             f"{index.null_count} of {len(index)} interactions name an item that is not in the items table; "
-            f"{len(first)} ids, the first: {join_names(first[:5])}. "
+            f"{len(absent_ids)} ids, the first: {join_names(absent_ids[:5])}. "
             + (
-                _describe_other_spelling(first, catalogue)
+                _describe_other_spelling(absent_ids, catalogue)
                 or "Add those items, or drop the interactions with data.where."
             )
         )
@@ -187,22 +196,24 @@ def index_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndar
 
 
 def _describe_other_spelling(absent: Sequence[Any], catalogue: pa.ChunkedArray) -> str:
-    """Return how ids that are not in the catalogue are written there, where that is all that keeps them apart; "" otherwise.
+    """Return a sentence if most absent ids differ from ids of the catalogue only in leading zeros or a fraction of .0; else "".
 
     Args:
-        absent: distinct ids of interactions that the catalogue does not have.
-        catalogue: the ids of the items.
+        absent: Distinct ids of interactions that the catalogue does not have.
+        catalogue: The ids of the items.
     """
-    absent, known = [str(each) for each in absent], [str(each) for each in catalogue.to_pylist()]
-    for bare, difference in ((_strip_zeros, "zeros in front"), (_strip_fraction, "a fraction of .0")):
-        by_bare = {bare(each): each for each in known}
-        found = [(each, by_bare[bare(each)]) for each in absent if bare(each) in by_bare]
-        if 2 * len(found) > len(absent):
-            mine, other = found[0]
+    absent_ids, known_ids = [str(id_) for id_ in absent], [str(id_) for id_ in catalogue.to_pylist()]
+    for normalise, difference in ((_strip_zeros, "zeros in front"), (_strip_fraction, "a fraction of .0")):
+        known_by_form = {normalise(id_): id_ for id_ in known_ids}
+        pairs = [
+            (id_, known_by_form[form]) for id_ in absent_ids if (form := normalise(id_)) in known_by_form
+        ]
+        if 2 * len(pairs) > len(absent_ids):
+            absent_id, known_id = pairs[0]
+            hint = ", as if one table held its ids as floats" if normalise is _strip_fraction else ""
             return (
-                f"{len(found)} of them differ from an id of the items table only in {difference}: {mine!r} here, {other!r} "
-                f"there{', as if one table held its ids as floats' if bare is _strip_fraction else ''}. Write the ids of both "
-                "tables alike, as text."
+                f"{len(pairs)} of them differ from an id of the items table only in {difference}: {absent_id!r} here, "
+                f"{known_id!r} there{hint}. Write the ids of both tables alike, as text."
             )
     return ""
 
@@ -212,82 +223,108 @@ def _strip_zeros(text: str) -> str:
 
 
 def _strip_fraction(text: str) -> str:
+    """Remove a fraction that is zero: "7.0" becomes "7"."""
     whole, point, fraction = text.partition(".")
     return whole if point and not fraction.strip("0") else text
 
 
-def _number_values(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values in sorted order, and each row's index among them [N] int64."""
-    coded = column.combine_chunks().dictionary_encode()
-    values = coded.dictionary
-    order = pc.sort_indices(values).to_numpy()
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    ids = values.take(pa.array(order))
-    text = pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)
-    names = np.array(ids.to_pylist(), dtype=object) if text else ids.to_numpy().astype(np.int64)
-    return names, place[coded.indices.to_numpy()]
+def _encode_sorted(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values in sorted order (object for text, else int64), and each row's index among them [N] int64."""
+    encoded = column.combine_chunks().dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    sorted_values = encoded.dictionary.take(pa.array(order))
+    is_text = pa.types.is_string(sorted_values.type) or pa.types.is_large_string(sorted_values.type)
+    values = (
+        np.array(sorted_values.to_pylist(), dtype=object)
+        if is_text
+        else sorted_values.to_numpy().astype(np.int64)
+    )
+    return values, rank[encoded.indices.to_numpy()]
 
 
 def select_events(
     user: np.ndarray, item: np.ndarray, n_users: int, n_items: int, keep: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the k-core filter. Returns the rows of the kept events [n], and which items are kept [I] bool.
+    """Apply the k-core filter.
 
     Args:
         user: User of each event [N].
         item: Item of each event [N].
         n_users: Number of users.
         n_items: Number of items I.
-        keep: Least `item_events` and `user_events`.
+        keep: Minimum `item_events` and `user_events`.
+
+    Returns:
+        The indices of the kept events [n] in ascending order, and which items are kept [I] bool.
+
+    Raises:
+        DataError: No event is left.
     """
-    item_least, user_least = parse_min_events(keep)
+    min_item_events, min_user_events = parse_min_events(keep)
     events = np.arange(len(user))
     while True:
-        item_ok = np.bincount(item[events], minlength=n_items) >= item_least
-        user_ok = np.bincount(user[events], minlength=n_users) >= user_least
-        still = events[item_ok[item[events]] & user_ok[user[events]]]
-        if len(still) == len(events):
+        item_ok = np.bincount(item[events], minlength=n_items) >= min_item_events
+        user_ok = np.bincount(user[events], minlength=n_users) >= min_user_events
+        remaining = events[item_ok[item[events]] & user_ok[user[events]]]
+        if len(remaining) == len(events):
             break
-        events = still
+        events = remaining
     if not len(events):
         raise DataError(f"keep {dict(keep)} leaves none of {len(user)} interactions. Ask for fewer events.")
     return events, item_ok
 
 
 def parse_min_events(keep: Mapping[str, int]) -> tuple[int, int]:
-    """Return the least events of an item and of a user. Raises ConfigError for an unknown key or an invalid count."""
-    for name, least in keep.items():
+    """Return the minimum number of events of an item and of a user.
+
+    Raises:
+        ConfigError: `keep` has an unknown key or an invalid count.
+    """
+    for name, count in keep.items():
         if name not in ("item_events", "user_events"):
             known = ("item_events", "user_events")
             raise ConfigError(
                 f"keep: unknown key {name!r}; there are {join_names(known)}.{suggest_sentence(name, known)}"
             )
-        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigError(
-                f"keep: {name}: {least!r} is not a count; it must be a whole number, 0 or more."
+                f"keep: {name}: {count!r} is not a count; it must be a whole number, 0 or more."
             )
     return keep.get("item_events", 0), keep.get("user_events", 0)
 
 
 def _sort_events(events: np.ndarray, user: np.ndarray, time: np.ndarray, tie_seed: int | None) -> np.ndarray:
-    """Sort events by user and time; ties keep the file order, or are shuffled with the seed."""
+    """Return the event indices sorted by user and time; ties keep the file order, or are shuffled with the seed."""
     if tie_seed is not None:
         events = rng(tie_seed, "same second").permutation(events)
     return events[np.lexsort((time[events], user[events]))]
 
 
-def _encode_event_types(interactions: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
+def _encode_event_kinds(interactions: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the kind of each interaction as an index [N] int32 into the sorted names of the kinds, and these names."""
     if "event" not in interactions.column_names:
         return np.zeros(len(interactions), np.int32), ()
-    names, code = _number_values(interactions["event"].cast(pa.string()))
-    return code.astype(np.int32), tuple(names)
+    names, index = _encode_sorted(interactions["event"].cast(pa.string()))
+    return index.astype(np.int32), tuple(names)
 
 
 def select_carried_columns(
     schema: pa.Schema, columns: Sequence[str] | None
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the interaction columns that sequences carry, and "name (type)" of those that they cannot hold."""
+    """Select the interaction columns that sequences carry.
+
+    Args:
+        schema: Schema of the interactions.
+        columns: Names of the columns; None for all columns of numbers or text.
+
+    Returns:
+        The names of the carried columns, and "name (type)" of each column that is left out because of its type.
+
+    Raises:
+        ConfigError: A column of `columns` does not exist or holds neither numbers nor text.
+    """
     if columns is not None:
         for name in columns:
             if name not in schema.names:
@@ -295,26 +332,30 @@ def select_carried_columns(
                 raise ConfigError(
                     f"no interaction column {name!r}.{near} There are: {join_names(schema.names)}."
                 )
-            kind = schema.field(name).type
-            if not _can_carry(kind):
-                raise ConfigError(f"interaction column {name!r} is {kind}; it must hold numbers or text.")
+            arrow_type = schema.field(name).type
+            if not _can_carry(arrow_type):
+                raise ConfigError(
+                    f"interaction column {name!r} is {arrow_type}; it must hold numbers or text."
+                )
         return list(columns), ()
+    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS)
     others = {
         field.name: field.type
         for field in schema
-        if field.name not in (*_KEYS, REPEAT_TIMES, REPEAT_KINDS) and not field.name.startswith(LABEL_TIME)
+        if field.name not in special and not field.name.startswith(LABEL_TIME)
     }
-    fits = [name for name, kind in others.items() if _can_carry(kind)]
-    return fits, tuple(f"{name} ({kind})" for name, kind in others.items() if not _can_carry(kind))
+    carried = [name for name, kind in others.items() if _can_carry(kind)]
+    return carried, tuple(f"{name} ({kind})" for name, kind in others.items() if not _can_carry(kind))
 
 
-def _can_carry(kind: pa.DataType) -> bool:
-    return _is_id(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _can_carry(arrow_type: pa.DataType) -> bool:
+    return _is_id(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_decimal(arrow_type)
 
 
-def _is_id(kind: pa.DataType) -> bool:
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+def _is_id(arrow_type: pa.DataType) -> bool:
+    """Return whether a column of this type is carried as ids (integers, booleans, text), and not as float numbers."""
+    is_text = pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
+    return is_text or pa.types.is_integer(arrow_type) or pa.types.is_boolean(arrow_type)
 
 
 def convert_column(column: pa.ChunkedArray) -> np.ndarray:
@@ -325,13 +366,19 @@ def convert_column(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def make_item_table(items: pa.Table, keep_I: np.ndarray, train_counts: np.ndarray) -> pa.Table:
-    """Build the table of kept items with `item` (dense index), `events` (TRAIN events), title and categories."""
+    """Build the table of the kept items: see `BuiltSequences.items`. A missing title is the id, missing categories are empty.
+
+    Args:
+        items: The items table [I], at least with item_id.
+        keep_I: Mask of the kept items.
+        train_counts: Number of TRAIN events of each kept item.
+    """
     table = items.filter(pa.array(keep_I))
-    out = {"item": pa.array(np.arange(len(table))), "item_id": table["item_id"]}
+    columns = {"item": pa.array(np.arange(len(table))), "item_id": table["item_id"]}
     ids = table["item_id"].cast(pa.string())
-    out["title"] = pc.coalesce(table["title"], ids) if "title" in table.column_names else ids
-    none = pa.array([[]] * len(table), pa.list_(pa.string()))
-    out["categories"] = table["categories"] if "categories" in table.column_names else none
-    out["events"] = pa.array(train_counts.astype(np.int64))
-    out |= {name: table[name] for name in table.column_names if name not in out}
-    return pa.table(out).combine_chunks()
+    columns["title"] = pc.coalesce(table["title"], ids) if "title" in table.column_names else ids
+    no_categories = pa.array([[]] * len(table), pa.list_(pa.string()))
+    columns["categories"] = table["categories"] if "categories" in table.column_names else no_categories
+    columns["events"] = pa.array(train_counts.astype(np.int64))
+    columns |= {name: table[name] for name in table.column_names if name not in columns}
+    return pa.table(columns).combine_chunks()

@@ -1,14 +1,14 @@
 """Fixed-period compression: repeated events of a user with one item (or category) within a period become one event.
 
-The first event is kept. It stores the number of rows that it stands for (`count`), the seconds from the first to the last
-of them (`span`) and their kinds (`kinds`). All three depend on the time of reading: a sample counts the repeats that are
-older than itself, including those after other events of the user, and never a later one. `FoldedRepeats` computes them for
-any time. The columns of the compressed log hold the values as of the user's next event, because every target after a window
-of training events reads it. `expand_log` restores the checked log row by row. Periods are those of the clock: with 1d, days
-in UTC. Count and span are int32, eight bytes per event. Samples are strict: they see no event of their own second.
+The first event is kept, the head of a group; the later ones are its repeats. It stores the number of rows that it stands for
+(`count`), the seconds from the first to the last of them (`span`) and their kinds (`kinds`). All three depend on the time of
+reading: a sample counts only the repeats that are older than itself, also if they came after other events of the user.
+`FoldedRepeats` computes the three values for any time. The columns of the compressed log hold the values as of the user's next
+kept event, which is when they are first read. `expand_log` restores the checked log row by row. Periods are those of the clock:
+with 1d, days in UTC. Count and span are int32, eight bytes per event. Samples are strict: they see no event of their own second.
 """
 
-# Shapes: R rows of the log, H events that stay, F rows of the log in the order of their events, U users, n events looked at.
+# Shapes: R rows of the log, H kept events (heads), F rows of the log in the order of their heads, n requested events.
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
-COUNT, SPAN, KINDS = "count", "span", "kinds"
-REPEAT_TIMES, REPEAT_KINDS = "repeat:times", "repeat:kinds"
+COUNT, SPAN, KINDS = "count", "span", "kinds"  # added columns of the kept events
+REPEAT_TIMES, REPEAT_KINDS = "repeat:times", "repeat:kinds"  # added columns: lists with one value per repeat
 ROW = "row:"  # column with the row of a repeat in the log
 _FILES = {name: f"repeats-{name}.npy" for name in ("offsets", "time", "kinds")}
 
@@ -50,9 +50,9 @@ class FoldedRepeats:
     """The rows of the log behind each event of a compressed log.
 
     Attributes:
-        offsets: [H + 1] int64; event h stands for the rows offsets[h]:offsets[h + 1], itself the first.
-        time: [F] int64 unix seconds, ascending within an event.
-        kinds: [F] the kinds of an event's rows up to and including this one; None where the log has no kinds.
+        offsets: Offsets [H + 1] int64; event h stands for the rows offsets[h]:offsets[h + 1], of which it is the first.
+        time: Unix seconds [F] int64, ascending among the rows of an event.
+        kinds: Code [F] int64 of the set of kinds of an event's rows up to and including this row; None if the log has no kinds.
     """
 
     offsets: np.ndarray
@@ -65,22 +65,22 @@ class FoldedRepeats:
         if REPEAT_TIMES not in events.column_names:
             return None
         times = events[REPEAT_TIMES].combine_chunks()
-        folded = np.diff(times.offsets.to_numpy().astype(np.int64))
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(folded + 1)])
-        repeats = np.ones(offsets[-1], bool)
-        repeats[offsets[:-1]] = False
+        repeat_counts = np.diff(times.offsets.to_numpy().astype(np.int64))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(repeat_counts + 1)])
+        is_repeat = np.ones(offsets[-1], bool)
+        is_repeat[offsets[:-1]] = False
         time = np.empty(offsets[-1], np.int64)
-        time[~repeats], time[repeats] = events["timestamp"].to_numpy(), times.flatten().to_numpy()
+        time[~is_repeat], time[is_repeat] = events["timestamp"].to_numpy(), times.flatten().to_numpy()
         if REPEAT_KINDS not in events.column_names:
             return cls(offsets, time, None)
         kinds = np.empty(offsets[-1], np.int64)
-        kinds[~repeats] = as_numbers(events["event"].cast(pa.string()))
-        kinds[repeats] = as_numbers(events[REPEAT_KINDS].combine_chunks().flatten())
+        kinds[~is_repeat] = as_numbers(events["event"].cast(pa.string()))
+        kinds[is_repeat] = as_numbers(events[REPEAT_KINDS].combine_chunks().flatten())
         return cls(offsets, time, kinds)
 
     @classmethod
     def load(cls, folder: Path) -> FoldedRepeats | None:
-        """Map the files that `save` wrote; None where there are none."""
+        """Memory-map the files that `save` wrote; return None if there are none."""
         if not (folder / _FILES["offsets"]).is_file():
             return None
         paths = {name: folder / file for name, file in _FILES.items()}
@@ -96,12 +96,12 @@ class FoldedRepeats:
                 np.save(folder / file, values)
 
     def take(self, index: np.ndarray) -> FoldedRepeats:
-        """Return the repeats of events [n], in their order."""
+        """Return the rows of the events with these indices [n], in this order."""
         rows, offsets = expand_ranges(self.offsets[index], self.offsets[index + 1])
         return FoldedRepeats(offsets, self.time[rows], None if self.kinds is None else self.kinds[rows])
 
     def slice_events(self, start: int, stop: int) -> FoldedRepeats:
-        """Return the repeats of events [start, stop) without copying them."""
+        """Return the rows of events [start, stop) without copying them."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         kinds = None if self.kinds is None else self.kinds[first:last]
         return replace(
@@ -109,26 +109,32 @@ class FoldedRepeats:
         )
 
     def compute_columns(self, index: np.ndarray, as_of: np.ndarray) -> dict[str, np.ndarray]:
-        """Return count, span and kinds [n] of events by index [n] from their rows that are older than `as_of` [n].
+        """Return count, span and kinds [n] of events, computed from those of their rows that are older than a time.
 
-        An event counts itself, also where it is not older.
+        The first row of an event, the event itself, always counts.
+
+        Args:
+            index: Indices of the events [n].
+            as_of: Unix seconds [n].
         """
-        some = self.take(index)
-        older = some.time < np.repeat(as_of, np.diff(some.offsets))
-        older[some.offsets[:-1]] = True
-        count = np.add.reduceat(older, some.offsets[:-1], dtype=np.int64) if len(index) else older.astype(int)
-        last = some.offsets[:-1] + count - 1
-        columns = {COUNT: count, SPAN: some.time[last] - some.time[some.offsets[:-1]]}
-        return columns if some.kinds is None else columns | {KINDS: some.kinds[last]}
+        taken = self.take(index)
+        first = taken.offsets[:-1]
+        older = taken.time < np.repeat(as_of, np.diff(taken.offsets))
+        older[first] = True
+        count = np.add.reduceat(older, first, dtype=np.int64) if len(index) else older.astype(int)
+        last = first + count - 1
+        columns = {COUNT: count, SPAN: taken.time[last] - taken.time[first]}
+        return columns if taken.kinds is None else columns | {KINDS: taken.kinds[last]}
 
 
 @dataclass(frozen=True)
 class CompressedLog:
-    """A compressed log.
+    """A compressed log, and the rows that the compression removed.
 
     Attributes:
-        events: [H] the log's columns, count, span and kinds, and lists of the times (and kinds so far) of the repeats.
-        repeats: [R - H] the log's columns and each repeat's row in the log.
+        events: The kept rows [H] with the log's columns, count, span and kinds, and lists with the time of each repeat and the
+            kinds up to it.
+        repeats: The other rows [R - H] with the log's columns and their row in the log.
     """
 
     events: pa.Table
@@ -136,21 +142,19 @@ class CompressedLog:
 
     def measure_savings(self) -> dict[str, float]:
         """Return the rows, events and repeats of the log, and its Arrow bytes before and after compression."""
-        log, added = (
-            self.events.drop_columns(list_added_columns(self.events)),
-            list_added_columns(self.events),
-        )
+        added = list_added_columns(self.events)
+        kept = self.events.drop_columns(added)
         return {
             "rows": len(self.events) + len(self.repeats),
             "events": len(self.events),
             "repeats": len(self.repeats),
-            "bytes_before": log.nbytes + self.repeats.drop_columns([ROW]).nbytes,
-            "bytes_after": log.nbytes + self.events.select(added).nbytes,
+            "bytes_before": kept.nbytes + self.repeats.drop_columns([ROW]).nbytes,
+            "bytes_after": kept.nbytes + self.events.select(added).nbytes,
         }
 
 
 def list_added_columns(events: pa.Table) -> list[str]:
-    """Return the columns that a compressed log has beside those of the log."""
+    """Return the names of the columns that compression added to a log."""
     names = (COUNT, SPAN, KINDS, REPEAT_TIMES, REPEAT_KINDS)
     return [name for name in names if name in events.column_names]
 
@@ -161,8 +165,8 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
     Args:
         log: The interactions.
         period_s: Length of a period in seconds.
-        by: "item", or "category" for the categories of the items.
-        items: The items; needed for categories.
+        by: What repeats have in common: "item" for their item, or "category" for the categories of their items.
+        items: The items; needed for "category".
 
     Raises:
         DataError: If the log already has one of the added columns, or there are no categories.
@@ -176,43 +180,43 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
     if period < 1:
         raise DataError(f"data.events.compress: {period_s:g} s; a period is at least a second")
     time = log["timestamp"].to_numpy()
-    user, what = (
-        _encode_values(log["user_id"]),
-        _encode_values(log["item_id"]) if by == "item" else _encode_categories(log, items),
-    )
+    user = _encode_values(log["user_id"])
+    group = _encode_values(log["item_id"]) if by == "item" else _encode_categories(log, items)
+    # A rank is the position of a row by user and time; `order` maps ranks to rows of the log.
     order = np.lexsort((time, user))
-    head = _find_heads(user[order], np.floor_divide(time[order], period), what[order])
-    heads = head == np.arange(len(head))
-    repeat = ~heads
-    until = _find_next_times(user[order], time[order], heads)
-    stays = np.sort(order[heads])
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    at = place[stays]  # rank by user and time of each kept event, in the order of the log
-    folded = np.flatnonzero(repeat)
-    folded = folded[np.lexsort((time[order][folded], _invert_index(at, len(order))[head[folded]]))]
-    lengths = np.bincount(head[folded], minlength=len(order))[at]
-    cuts = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32))
-    times = pa.array(time[order][folded])
-    events = log.take(pa.array(stays))
-    events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(cuts, times))
+    head_of_rank = _find_heads(user[order], np.floor_divide(time[order], period), group[order])
+    is_head = head_of_rank == np.arange(len(head_of_rank))
+    next_times = _find_next_times(user[order], time[order], is_head)
+    kept_rows = np.sort(order[is_head])
+    rank = _invert_index(order, len(order))
+    kept_ranks = rank[kept_rows]  # in the order of the log
+    repeats = np.flatnonzero(
+        ~is_head
+    )  # as ranks, next by the position of their head in the log, then by time
+    head_position = _invert_index(kept_ranks, len(order))[head_of_rank[repeats]]
+    repeats = repeats[np.lexsort((time[order][repeats], head_position))]
+    repeat_counts = np.bincount(head_of_rank[repeats], minlength=len(order))[kept_ranks]
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(repeat_counts)]).astype(np.int32))
+    repeat_times = pa.array(time[order][repeats])
+    events = log.take(pa.array(kept_rows))
+    events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(offsets, repeat_times))
     if "event" in log.column_names:
-        kinds = _collect_kinds(log["event"], order, head, folded)
-        events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(cuts, kinds))
-    events = _add_columns(events, until[at])
-    rows = np.sort(order[repeat])
-    return CompressedLog(events, log.take(pa.array(rows)).append_column(ROW, pa.array(rows)))
+        kinds = _collect_kinds(log["event"], order, head_of_rank, repeats)
+        events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(offsets, kinds))
+    events = _add_columns(events, next_times[kept_ranks])
+    repeat_rows = np.sort(order[~is_head])
+    return CompressedLog(events, log.take(pa.array(repeat_rows)).append_column(ROW, pa.array(repeat_rows)))
 
 
 def expand_log(compressed: CompressedLog) -> pa.Table:
     """Restore the original log row by row."""
     events = compressed.events.drop_columns(list_added_columns(compressed.events))
-    rows = compressed.repeats[ROW].to_numpy()
-    place = np.ones(len(events) + len(rows), bool)
-    place[rows] = False
-    order = np.empty(len(place), np.int64)
-    order[place] = np.arange(len(events))
-    order[rows] = len(events) + np.arange(len(rows))
+    repeat_rows = compressed.repeats[ROW].to_numpy()
+    is_kept = np.ones(len(events) + len(repeat_rows), bool)
+    is_kept[repeat_rows] = False
+    order = np.empty(len(is_kept), np.int64)  # the row of each log row in `events` followed by the repeats
+    order[is_kept] = np.arange(len(events))
+    order[repeat_rows] = len(events) + np.arange(len(repeat_rows))
     return (
         pa.concat_tables([events, compressed.repeats.drop_columns([ROW])])
         .take(pa.array(order))
@@ -221,12 +225,16 @@ def expand_log(compressed: CompressedLog) -> pa.Table:
 
 
 def _encode_values(column: pa.ChunkedArray) -> np.ndarray:
-    """Return an integer code for each value [R]."""
+    """Return an integer code for each value [R] int64, in the order of first occurrence."""
     return column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _encode_categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
-    """Return a code for the categories of each row's item [R]; an item without categories has a code of its own."""
+    """Return a code for the categories of each row's item [R] int64; an item without categories has a code of its own.
+
+    Codes below I, the number of items, are items without categories; those from I on are sets of categories; those from 2 I on
+    are items that are not in the items table.
+    """
     if items is None or "categories" not in items.column_names:
         raise DataError("data.events: by: category wants data.items with a column categories; say by: item")
     text = pa.array(["|".join(row or ()) for row in items["categories"].to_pylist()])
@@ -239,63 +247,77 @@ def _encode_categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
     return np.where(row >= 0, code[np.maximum(row, 0)], 2 * len(items) + _encode_values(log["item_id"]))
 
 
-def _find_heads(user: np.ndarray, period: np.ndarray, what: np.ndarray) -> np.ndarray:
-    """Return the first row of each row's user, period and item [R]; rows are sorted by user and time."""
-    order = np.lexsort((np.arange(len(user)), what, period, user))
-    same = np.ones(len(user), bool)
-    for column in (user, period, what):
-        part = column[order]
-        same[1:] &= part[1:] == part[:-1]
-    same[:1] = False
-    first = np.maximum.accumulate(np.where(same, 0, np.arange(len(user))))
+def _find_heads(user: np.ndarray, period: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return for each row the first row with the same user, period and group, [R] int64; rows are sorted by user and time."""
+    order = np.lexsort((np.arange(len(user)), group, period, user))
+    continues = np.ones(
+        len(user), bool
+    )  # whether a row, in this order, has the same three values as the one before
+    for column in (user, period, group):
+        ordered = column[order]
+        continues[1:] &= ordered[1:] == ordered[:-1]
+    continues[:1] = False
+    first = np.maximum.accumulate(np.where(continues, 0, np.arange(len(user))))
     head = np.empty(len(user), np.int64)
     head[order] = order[first]
     return head
 
 
-def _find_next_times(user: np.ndarray, time: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """Return for each kept event the time of its user's next kept event [R]; the int64 maximum for the last one."""
-    until = np.full(len(user), np.iinfo(np.int64).max)
-    at = np.flatnonzero(heads)
-    same = user[at[1:]] == user[at[:-1]]
-    until[at[:-1][same]] = time[at[1:][same]]
-    return until
+def _find_next_times(user: np.ndarray, time: np.ndarray, is_head: np.ndarray) -> np.ndarray:
+    """Return for each kept event the time of its user's next kept event, [R] int64; the int64 maximum if there is none.
+
+    Rows are sorted by user and time; rows that are no heads also have the maximum.
+    """
+    next_times = np.full(len(user), np.iinfo(np.int64).max)
+    heads = np.flatnonzero(is_head)
+    same_user = user[heads[1:]] == user[heads[:-1]]
+    next_times[heads[:-1][same_user]] = time[heads[1:][same_user]]
+    return next_times
 
 
-def _invert_index(at: np.ndarray, size: int) -> np.ndarray:
-    """Return where each number below `size` is among `at`; -1 for those that are not."""
-    places = np.full(size, -1, np.int64)
-    places[at] = np.arange(len(at))
-    return places
+def _invert_index(index: np.ndarray, size: int) -> np.ndarray:
+    """Return the position in `index` of each number below `size`, [size] int64; -1 for numbers that are not in it."""
+    positions = np.full(size, -1, np.int64)
+    positions[index] = np.arange(len(index))
+    return positions
 
 
 def _collect_kinds(
-    event: pa.ChunkedArray, order: np.ndarray, head: np.ndarray, folded: np.ndarray
+    event: pa.ChunkedArray, order: np.ndarray, head_of_rank: np.ndarray, repeats: np.ndarray
 ) -> pa.Array:
-    """Return per repeat the kinds of its event's rows up to and including it, "buy|click", in alphabetical order."""
-    texts_in_order = event.cast(pa.string()).take(pa.array(order))
-    kind: list[str] = texts_in_order.to_pylist()
-    texts, before, known = [], -1, set[str]()
-    for row in folded.tolist():
-        if head[row] != before:
-            before = int(head[row])
-            known = {kind[before]}
-        known = known | {kind[row]}
-        texts.append("|".join(sorted(known)))
+    """Return for each repeat the kinds of its event's rows up to and including it, such as "buy|click", sorted alphabetically.
+
+    Args:
+        event: Kind of each row of the log [R].
+        order: Row of the log at each rank [R].
+        head_of_rank: Rank of the head of each rank [R].
+        repeats: Ranks of the repeats, those of one head next to each other and in order of time.
+    """
+    kinds_in_order = event.cast(pa.string()).take(pa.array(order))
+    kind_by_rank: list[str] = kinds_in_order.to_pylist()
+    texts, current_head, kinds_so_far = [], -1, set[str]()
+    for rank in repeats.tolist():
+        if head_of_rank[rank] != current_head:
+            current_head = int(head_of_rank[rank])
+            kinds_so_far = {kind_by_rank[current_head]}
+        kinds_so_far = kinds_so_far | {kind_by_rank[rank]}
+        texts.append("|".join(sorted(kinds_so_far)))
     return pa.array(texts, pa.string())
 
 
-def _add_columns(events: pa.Table, until: np.ndarray) -> pa.Table:
-    """Add count, span and kinds [H] as of the times `until` [H]."""
+def _add_columns(events: pa.Table, as_of: np.ndarray) -> pa.Table:
+    """Return the events with the columns count, span and kinds, computed as of the unix seconds `as_of` [H]."""
     folded = FoldedRepeats.from_events(events)
     assert folded is not None
-    columns = folded.compute_columns(np.arange(len(events)), until)
+    columns = folded.compute_columns(np.arange(len(events)), as_of)
     for name in (COUNT, SPAN):
         events = events.append_column(name, pa.array(columns[name].astype(np.int32)))
     if REPEAT_KINDS not in events.column_names:
         return events
-    so_far, first = events[REPEAT_KINDS].combine_chunks(), events["event"].cast(pa.string()).combine_chunks()
-    last = so_far.offsets.to_numpy()[:-1] + columns[COUNT] - 2
-    seen = columns[COUNT] > 1
-    repeats = so_far.values.take(pa.array(np.where(seen, last, 0), mask=~seen))
-    return events.append_column(KINDS, pc.if_else(pa.array(seen), repeats, first))
+    repeat_kinds = events[REPEAT_KINDS].combine_chunks()
+    own_kind = events["event"].cast(pa.string()).combine_chunks()
+    # A count of c includes the event itself, so the last counted repeat is at position c - 2 of the event's list.
+    last = repeat_kinds.offsets.to_numpy()[:-1] + columns[COUNT] - 2
+    has_repeats = columns[COUNT] > 1
+    last_kinds = repeat_kinds.values.take(pa.array(np.where(has_repeats, last, 0), mask=~has_repeats))
+    return events.append_column(KINDS, pc.if_else(pa.array(has_repeats), last_kinds, own_kind))

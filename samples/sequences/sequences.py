@@ -1,9 +1,9 @@
-"""The events of all users in time order, as flat arrays; all stages read their data from them.
+"""Sequences: the events of all users in time order, as flat arrays, from which all stages read their data.
 
-A training row is a user, which is one row of `part-0.parquet`; users are in the order of their ids. The events of a user are
-sorted by time, with ties in file order, so the TRAIN events are a prefix of each user's events. Equal sequences are written as
-equal bytes (`user_file.py`), so the artifact is named after a hash of the file. Sequences that were prepared on disk have one
-memory-mapped .npy file per field (`flat.py`), so a process that reads few users has few resident pages.
+A row of training data is one user, stored as one row of `part-0.parquet`; users are in the order of their ids. The events of a
+user are sorted by time, with ties in file order, so the TRAIN events are a prefix of each user's events. Equal sequences are
+written as equal bytes (`user_file.py`), so the artifact can be named after a hash of the file. Sequences that were prepared on
+disk have one memory-mapped .npy file per field (`flat.py`), so a process that reads few users has few resident pages.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ from nonet.samples.sequences.user_file import USER_FILE, UserFile, write_user_fi
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FORMAT = 2
-_ROW_NUMBERS = 1  # The format of earlier versions: sparse keys are the indices of users and items, and all columns are float32.
-_PART_EVENTS = 1 << 22
+_FORMAT_WITHOUT_KEYS = (
+    1  # of earlier versions: sparse keys are the indices of users and items, and all columns are float32
+)
+_PART_EVENTS = 1 << 22  # number of events that are processed at once, so that memory is bounded
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
 
@@ -54,12 +56,12 @@ class Sequences:
     """The events of U users, N in total; user u owns events offsets[u]:offsets[u + 1], sorted by time.
 
     Attributes:
-        user_id: Original ids [U], int64, or object for text.
+        user_id: Original user ids [U], int64, or object for text.
         offsets: First event of each user [U + 1] int64.
         item: Row of items.parquet of each event [N] int32.
         time: Unix seconds [N] int64.
-        event: Index into event_names [N] int32; 0 if the log has no kinds of events.
-        split: Split code [N] int8.
+        event: Kind of each event as an index into event_names [N] int32; 0 if the log has no kinds of events.
+        split: Split of each event [N] int8: TRAIN, VALID, TEST or RL.
         columns: Columns of the log by name [N]: ids are int64 (text is hashed; NONE if missing), other numbers float32 (NaN
             if missing).
         targets: Where each stage's `target:` condition holds [N] bool, by stage.
@@ -68,9 +70,10 @@ class Sequences:
         item_key: Sparse keys of the items [I] int64; None in files of an earlier version, whose keys are the item indices.
         dropped: Columns of the log that are left out because of their type, as "name (type)".
         repeats: "allow" or "mask": whether items that a user has seen can be recommended (`repeats.py`).
-        joined: A function from dense items [n], user ids [n] and times [n] to columns from stores by name [n]; not saved.
+        joined: A function that maps dense items [n], user ids [n] and times [n] to columns [n] from stores by name, or None
+            without such columns; not saved.
         strict: Whether a sample must not see other events of its own second, whatever their order (for compressed logs).
-        folded: The rows of the original log that each event of a compressed log stands for.
+        folded: The rows of the original log that each event of a compressed log stands for; None for other logs.
     """
 
     user_id: np.ndarray
@@ -204,7 +207,7 @@ class Sequences:
             return self
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         time: Any = self.time
-        some = replace(
+        part = replace(
             self,
             user_id=self.user_id[start:stop],
             offsets=self.offsets[start : stop + 1] - first,
@@ -218,33 +221,35 @@ class Sequences:
             folded=None if self.folded is None else self.folded.slice_events(first, last),
         )
         if "train_lengths" in self.__dict__:
-            some.__dict__["train_lengths"] = self.train_lengths[start:stop]
-        return some
+            part.__dict__["train_lengths"] = self.train_lengths[start:stop]  # keeps the cached property
+        return part
 
     def find_split_events(self, split: int) -> np.ndarray:
-        """Return the ascending indices of the events of a split; memory for a mask of all events is not needed."""
-        blocks = range(0, len(self.split), _PART_EVENTS)
-        chosen = [np.flatnonzero(self.split[at : at + _PART_EVENTS] == split) + at for at in blocks]
-        return np.concatenate([np.empty(0, np.int64), *chosen])
+        """Return the ascending indices of the events of a split, without allocating a mask of all events."""
+        starts = range(0, len(self.split), _PART_EVENTS)
+        parts = [
+            np.flatnonzero(self.split[start : start + _PART_EVENTS] == split) + start for start in starts
+        ]
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     def find_users(self, events: np.ndarray) -> np.ndarray:
-        """Return the user rows [n] of events [n] given by index; `user` is not computed."""
+        """Return the user rows [n] of events [n] given by index, without computing the array `user` of all events."""
         return np.searchsorted(self.offsets, events, "right") - 1
 
     def count_events(self) -> dict[str, int]:
         """Return the number of users, events, events of each split, train-only users, and TEST events without history."""
-        by_split = np.bincount(self.split, minlength=len(NAMES))
-        starts = self.offsets[:-1][self.lengths > 0]
+        counts_by_split = np.bincount(self.split, minlength=len(NAMES))
+        first_events = self.offsets[:-1][self.lengths > 0]
         return {
             "users": len(self),
             "events": len(self.item),
-            **{name: int(n) for name, n in zip(NAMES, by_split, strict=True)},
+            **{name: int(count) for name, count in zip(NAMES, counts_by_split, strict=True)},
             "train_only_users": int((self.train_lengths == self.lengths).sum()),
-            "test_without_history": int((self.split[starts] == TEST).sum()),
+            "test_without_history": int((self.split[first_events] == TEST).sum()),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write folder/part-0.parquet atomically, with item_keys.npy beside it, and return the path of part-0.parquet."""
+        """Write folder/part-0.parquet atomically, then item_keys.npy and the files of `folded`; return the path of the first."""
         path = Path(folder) / USER_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         users = {"user_id": self.user_id}
@@ -269,16 +274,16 @@ class Sequences:
         path = Path(folder) / USER_FILE
         file = UserFile.read(path)
         meta = file.metadata
-        if meta.get("format") not in (_ROW_NUMBERS, _FORMAT):
+        if meta.get("format") not in (_FORMAT_WITHOUT_KEYS, _FORMAT):
             raise DataError(
-                f"{path}: format {meta.get('format')}; this version reads {_ROW_NUMBERS} and {_FORMAT}. Run the tokenise stage "
-                "again."
+                f"{path}: format {meta.get('format')}; this version reads {_FORMAT_WITHOUT_KEYS} and {_FORMAT}. Run the "
+                "tokenise stage again."
             )
-        has_keys = meta["format"] != _ROW_NUMBERS
+        has_keys = meta["format"] != _FORMAT_WITHOUT_KEYS
         dtypes = meta["columns"] if has_keys else dict.fromkeys(meta["columns"], "<f4")
         return cls(
             user_id=file.get_users("user_id"),
-            offsets=file.compute_offsets("item", 4),
+            offsets=file.compute_offsets("item", 4),  # 4 bytes per item, see _DTYPES
             **{name: file.get_events(name, dtype) for name, dtype in _DTYPES.items()},
             columns={name: file.get_events(f"column:{name}", dtype) for name, dtype in dtypes.items()},
             targets={name: file.get_events(f"target:{name}", "|b1") for name in meta["targets"]},
@@ -293,6 +298,7 @@ class Sequences:
 
     @classmethod
     def _load_mapped(cls, folder: Path) -> Sequences:
+        """Load memory-mapped sequences, with two cached properties that their preparation computed."""
         mapped = MappedSequences(folder)
         seq = cls(**mapped.map_fields(), item_key=load_item_keys(folder))
         seq.__dict__["train_lengths"] = mapped.map_array("train_lengths")
@@ -300,6 +306,7 @@ class Sequences:
         return seq
 
     def _count_per_user(self, mask_N: np.ndarray) -> np.ndarray:
+        """Count the events of each user where the mask is True, [U] int64."""
         cumulative = np.concatenate([[0], np.cumsum(mask_N)])
         return cumulative[self.offsets[1:]] - cumulative[self.offsets[:-1]]
 
@@ -319,7 +326,7 @@ class Sequences:
         has_keys = self.user_key is not None
         dtypes = {name: _get_dtype(values) for name, values in self.columns.items()}
         meta = {
-            "format": _FORMAT if has_keys else _ROW_NUMBERS,
+            "format": _FORMAT if has_keys else _FORMAT_WITHOUT_KEYS,
             "columns": dtypes if has_keys else list(dtypes),
         }
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
@@ -350,7 +357,7 @@ def build_sequences(
         interactions: The checked interactions.
         items: The checked items; None to use the items that occur.
         keep: Minimum numbers of events of an item and of a user, as `item_events` and `user_events`.
-        split: Options `use`, `test`, `valid` and `rl`.
+        split: Options `use`, `test`, `valid` and `rl` of the split, see `split_events`.
         targets: Condition of the target by stage.
         where: Condition on the interactions; None for all.
         columns: Columns to keep; None for all columns of numbers or text.
@@ -376,13 +383,16 @@ def build_sequences(
 
 
 def count_repeats(seq: Sequences) -> np.ndarray:
-    """Count by split the events that repeat an item of their user (row 0, without duplicates) and all events (row 1), [2, 4]."""
+    """Count the events of each split, [2, 4] int64: in row 0 those that repeat an item of their user, in row 1 all.
+
+    Duplicates (the same user, item and second) are not repeats.
+    """
     counts = np.zeros((2, len(NAMES)), np.int64)
-    for some in seq.iterate_parts():
-        back = some.repeated if some is seq else find_repeats(some.user, some.item)
-        back = back & ~find_duplicates(some.user, some.item, np.asarray(some.time))
-        counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
-        counts[1] += np.bincount(some.split, minlength=len(NAMES))
+    for part in seq.iterate_parts():
+        repeated = part.repeated if part is seq else find_repeats(part.user, part.item)
+        repeated = repeated & ~find_duplicates(part.user, part.item, np.asarray(part.time))
+        counts[0] += np.bincount(part.split[repeated], minlength=len(NAMES))
+        counts[1] += np.bincount(part.split, minlength=len(NAMES))
     return counts
 
 

@@ -4,7 +4,7 @@ The tokenise stage writes them once, to a separate address for each data set and
 Training reads the events that existed when the run began; serving reads all events, including appended ones.
 """
 
-# Shapes: U users, N events, I items, L levels of a semantic id.
+# Shapes: U users, N events, n events of one user, I items, L levels of a semantic id.
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from nonet.samples.stores import (
     open_store,
 )
 
-_EVENTS = {"item": pa.int32(), "time": pa.int64(), "event": pa.int32(), "split": pa.int8()}
-_PART = 1 << 22  # events per read or write
-_COLUMN, _TARGET = "column:", "target:"
+_EVENT_FIELDS = {"item": pa.int32(), "time": pa.int64(), "event": pa.int32(), "split": pa.int8()}
+_PART_EVENTS = 1 << 22  # number of events per read or write, so that memory is bounded
+_COLUMN, _TARGET = "column:", "target:"  # prefixes of the store's column names
 
 
 class StoredSequences(StrictModel):
@@ -77,19 +77,18 @@ class StoredSequences(StrictModel):
 
         Semantic ids are not written; a reader of events looks them up by item.
         """
-        use = self.make_address(folders)
+        address = self.make_address(folders)
         try:
-            store = open_store(use, **self.options)
+            store = open_store(address, **self.options)
         except StoreNotFoundError:
-            key = pa.string() if seq.user_id.dtype == object else pa.int64()
-            store = create_store(use, _make_schema(seq), key=key, **self.options)
-        if store.collect_stats()["keys"] < len(
-            seq
-        ):  # Nothing was written, or a process was killed while it was writing.
+            key_type = pa.string() if seq.user_id.dtype == object else pa.int64()
+            store = create_store(address, _make_schema(seq), key=key_type, **self.options)
+        # There are fewer users if nothing was written, or if a process was killed while it was writing.
+        if store.collect_stats()["keys"] < len(seq):
             for start, stop in _iterate_parts(seq):
                 store.put(_get_ids(seq, start, stop), _make_rows(seq, start, stop))
         store.close()
-        return use
+        return address
 
     def open_events(self, folders: Mapping[str, str], seq: Sequences) -> UserEvents:
         """Open the stored events of the users of `seq`. Raises ConfigError if the tokenise stage has not written them."""
@@ -106,12 +105,12 @@ class UserEvents:
 
     def __init__(self, store: Store, seq: Sequences):
         self.store, self._seq = store, seq
-        wanted = _make_schema(seq)
-        if missing := [name for name in wanted.names if name not in store.schema.names]:
+        schema = _make_schema(seq)
+        if missing := [name for name in schema.names if name not in store.schema.names]:
             raise DataError(
                 f"{store.name}: it has no columns {', '.join(missing)}; it was written for another scenario"
             )
-        self._columns = wanted.names
+        self._columns = schema.names
 
     def load_sequences(self, folder: Path | None = None) -> Sequences:
         """Return the run's sequences with memory-mapped events that are read from the store.
@@ -130,23 +129,23 @@ class UserEvents:
                 self._copy_events(Path(name))
                 return self._map_sequences(Path(name))  # Deleted files stay readable while they are mapped.
         if not folder.is_dir():
-            draft = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
-            draft.mkdir(parents=True)
+            staging_folder = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
+            staging_folder.mkdir(parents=True)
             try:
-                self._copy_events(draft)
-                with contextlib.suppress(OSError):  # Another process has created the folder.
-                    os.replace(draft, folder)
+                self._copy_events(staging_folder)
+                with contextlib.suppress(OSError):  # fails if another process has created the folder
+                    os.replace(staging_folder, folder)
             finally:
-                shutil.rmtree(draft, ignore_errors=True)
+                shutil.rmtree(staging_folder, ignore_errors=True)
         return self._map_sequences(folder)
 
     def _copy_events(self, folder: Path) -> None:
-        """Copy every user's events to one .npy file per field."""
+        """Copy every user's events to one .npy file per column, named by its number in `_columns`."""
         seq = self._seq
-        kinds = {name: self._get_value_type(name).to_pandas_dtype() for name in self._columns}
-        kinds |= {name: np.bool_ for name in self._columns if name.startswith(_TARGET)}
+        dtypes = {name: self._get_value_type(name).to_pandas_dtype() for name in self._columns}
+        dtypes |= {name: np.bool_ for name in self._columns if name.startswith(_TARGET)}
         files = {name: str(number) for number, name in enumerate(self._columns)}
-        flat = FlatFiles(folder, {files[name]: (kinds[name], len(seq.item)) for name in self._columns})
+        flat = FlatFiles(folder, {files[name]: (dtypes[name], len(seq.item)) for name in self._columns})
         try:
             for start, stop in _iterate_parts(seq):
                 for name, values in self._read_users(start, stop).items():
@@ -160,8 +159,8 @@ class UserEvents:
             name: np.load(folder / f"{number}.npy", mmap_mode="r")
             for number, name in enumerate(self._columns)
         }
-        seq = copy.copy(self._seq)
-        seq.__dict__.update({name: arrays[name] for name in _EVENTS})
+        seq = copy.copy(self._seq)  # __dict__ is set since the class is frozen
+        seq.__dict__.update({name: arrays[name] for name in _EVENT_FIELDS})
         seq.__dict__["columns"] = {name: arrays[_COLUMN + name] for name in self._seq.columns}
         seq.__dict__["targets"] = {name: arrays[_TARGET + name] for name in self._seq.targets}
         return seq
@@ -196,26 +195,29 @@ class UserEvents:
             StoreError: If the store cannot be reached.
         """
         order = np.argsort(np.array([str(user) for user in users], object), kind="stable")
-        names = [str(users[at]) for at in order]
-        cuts = [0, *(at for at in range(1, len(names)) if names[at] != names[at - 1]), len(names)]
-        rows: dict[str, list[Any]] = {name: [] for name in self.store.schema.names}
-        keys = [self._convert_user(users[order[cut]]) for cut in cuts[:-1]]
-        values, offsets = self.store.multi_get(keys)
-        for at, (start, stop) in enumerate(pairwise(cuts)):
+        sorted_users = [str(users[event]) for event in order]
+        changes = (i for i in range(1, len(sorted_users)) if sorted_users[i] != sorted_users[i - 1])
+        starts = [0, *changes, len(sorted_users)]  # where each distinct user begins in `order`, and the end
+        columns: dict[str, list[Any]] = {name: [] for name in self.store.schema.names}
+        keys = [self._convert_user(users[order[start]]) for start in starts[:-1]]
+        stored, offsets = self.store.multi_get(keys)
+        for row, (start, stop) in enumerate(pairwise(starts)):
             user_events = order[start:stop]
-            new = {name: np.zeros(len(user_events), np.int64) for name in rows} | {
+            new = {name: np.zeros(len(user_events), np.int64) for name in columns} | {
                 name: values_N[user_events] for name, values_N in events.items()
             }
-            if "sid" in rows:  # Stores of earlier versions have semantic ids, which nothing reads.
+            if "sid" in columns:  # Stores of earlier versions have semantic ids, which nothing reads.
                 new["sid"] = sids[new["item"]].reshape(-1)
-            for name in rows:
-                old = values.column(name)[int(offsets[at])].as_py() if offsets[at + 1] > offsets[at] else []
-                rows[name].append([*old, *new[name].tolist()])
-        schema = pa.schema([pa.field(name, pa.list_(self._get_value_type(name))) for name in rows])
-        self.store.put(keys, pa.Table.from_pydict(rows, schema))
+            is_stored = offsets[row + 1] > offsets[row]
+            for name, lists in columns.items():
+                old = stored.column(name)[int(offsets[row])].as_py() if is_stored else []
+                lists.append([*old, *new[name].tolist()])
+        schema = pa.schema([pa.field(name, pa.list_(self._get_value_type(name))) for name in columns])
+        self.store.put(keys, pa.Table.from_pydict(columns, schema))
         return len(keys)
 
     def _get_value_type(self, name: str) -> pa.DataType:
+        """Return the type of the values in the lists of a column of the store."""
         return self.store.schema.field(name).type.value_type
 
     def _convert_user(self, user: Any) -> Any:
@@ -231,7 +233,11 @@ class UserEvents:
         return number
 
     def _read_users(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Read the concatenated events of users [start, stop) by field, without later appended ones."""
+        """Read the concatenated events of users [start, stop) by column, without those that were appended after the run began.
+
+        Raises:
+            DataError: A user is missing or has fewer events than the run's sequences.
+        """
         ids = _get_ids(self._seq, start, stop)
         values, offsets = self.store.multi_get(ids, self._columns)
         lengths = np.diff(self._seq.offsets[start : stop + 1])
@@ -240,49 +246,49 @@ class UserEvents:
             raise DataError(
                 f"{self.store.name}: user {ids[int(np.argmin(has_row))]} is missing; run the tokenise stage again"
             )
-        first = values.column("item")
-        bounds = first.offsets.to_numpy().astype(np.int64)
-        sizes = np.diff(bounds)
-        if (sizes < lengths).any():
-            at = int(np.argmax(sizes < lengths))
+        stored_offsets = values.column("item").offsets.to_numpy().astype(np.int64)
+        stored_lengths = np.diff(stored_offsets)
+        if (stored_lengths < lengths).any():
+            user = int(np.argmax(stored_lengths < lengths))
             raise DataError(
-                f"{self.store.name}: user {ids[at]} has {sizes[at]} events, but the run's data has {lengths[at]}; run the "
-                "tokenise stage again"
+                f"{self.store.name}: user {ids[user]} has {stored_lengths[user]} events, but the run's data has "
+                f"{lengths[user]}; run the tokenise stage again"
             )
-        keep = None
-        if (sizes > lengths).any():  # Events were appended after the run began.
-            starts = bounds[:-1] - bounds[0]
-            keep, _ = expand_ranges(starts, starts + lengths)
+        kept_index = None
+        if (stored_lengths > lengths).any():  # Events were appended after the run began.
+            starts = stored_offsets[:-1] - stored_offsets[0]
+            kept_index, _ = expand_ranges(starts, starts + lengths)
         events = {}
         for name in self._columns:
             flat = values.column(name).flatten().to_numpy(zero_copy_only=False)
-            events[name] = flat if keep is None else flat[keep]
+            events[name] = flat if kept_index is None else flat[kept_index]
         return events
 
 
 def _make_schema(seq: Sequences) -> pa.Schema:
-    """Return the schema of the store for these sequences."""
+    """Return the schema of the store for these sequences: one row per user, whose columns are lists over its events."""
     columns = {
         _COLUMN + name: pa.int64() if values.dtype.kind == "i" else pa.float32()
         for name, values in seq.columns.items()
     }
-    kinds = {**_EVENTS, **columns, **{_TARGET + name: pa.int8() for name in seq.targets}}
-    return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
+    value_types = {**_EVENT_FIELDS, **columns, **{_TARGET + name: pa.int8() for name in seq.targets}}
+    return pa.schema([pa.field(name, pa.list_(value_type)) for name, value_type in value_types.items()])
 
 
 def _make_rows(seq: Sequences, start: int, stop: int) -> pa.Table:
     """Return a table with one row per user of [start, stop), whose columns are lists over the user's events."""
-    first, last = int(seq.offsets[start]), int(seq.offsets[stop])
-    cut = slice(first, last)
-    bounds = (np.asarray(seq.offsets[start : stop + 1]) - first).astype(np.int32)
-    flat: dict[str, np.ndarray] = {name: np.asarray(getattr(seq, name)[cut]) for name in _EVENTS}
-    flat |= {_COLUMN + name: np.asarray(values[cut]) for name, values in seq.columns.items()}
-    flat |= {_TARGET + name: np.asarray(values[cut]).astype(np.int8) for name, values in seq.targets.items()}
+    events = slice(int(seq.offsets[start]), int(seq.offsets[stop]))
+    offsets = (np.asarray(seq.offsets[start : stop + 1]) - events.start).astype(np.int32)
+    flat: dict[str, np.ndarray] = {name: np.asarray(getattr(seq, name)[events]) for name in _EVENT_FIELDS}
+    flat |= {_COLUMN + name: np.asarray(values[events]) for name, values in seq.columns.items()}
+    flat |= {
+        _TARGET + name: np.asarray(values[events]).astype(np.int8) for name, values in seq.targets.items()
+    }
     arrays = {
-        field_.name: pa.ListArray.from_arrays(
-            pa.array(bounds), pa.array(flat[field_.name], field_.type.value_type)
+        column.name: pa.ListArray.from_arrays(
+            pa.array(offsets), pa.array(flat[column.name], column.type.value_type)
         )
-        for field_ in _make_schema(seq)
+        for column in _make_schema(seq)
     }
     return pa.table(arrays)
 
@@ -299,9 +305,9 @@ def _get_ids(seq: Sequences, start: int, stop: int) -> Any:
 
 def _iterate_parts(seq: Sequences) -> Iterator[tuple[int, int]]:
     """Yield ranges [start, stop) of users with about four million events each."""
-    start, users = 0, len(seq)
-    while start < users:
-        stop = int(np.searchsorted(seq.offsets, seq.offsets[start] + _PART, "right")) - 1
-        stop = min(users, max(start + 1, stop))
+    start, user_count = 0, len(seq)
+    while start < user_count:
+        stop = int(np.searchsorted(seq.offsets, seq.offsets[start] + _PART_EVENTS, "right")) - 1
+        stop = min(user_count, max(start + 1, stop))
         yield start, stop
         start = stop

@@ -57,7 +57,7 @@ def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_
 
 
 def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("nonet.samples.tokenised.stored._PART", 50)
+    monkeypatch.setattr("nonet.samples.tokenised.stored._PART_EVENTS", 50)
     seq, _ = sequences()
     stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
