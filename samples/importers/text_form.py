@@ -1,7 +1,7 @@
-"""What a text file is, by its content: JSON lines or a table with a delimiter, with or without a line of names; its encoding.
+"""TextForm: the format of a text file, detected from its content: JSON lines or delimited, with or without a header; encoding.
 
-Files are called .txt, .dat or .csv whatever is in them, so the first 64 KiB decide. A first line that is data is never taken for
-names: its fields would be printed and its event lost.
+The endings .txt, .dat and .csv say little about the format, so the first 64 KiB of a file decide. A first line of data must not
+be taken for a header: error messages would print its fields, and its event would be lost.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from typing import Any
 from nonet.errors import DataError
 from nonet.samples.tables import MISSING, NAMES, normalise_name
 
-_HEAD = 1 << 16
-_DELIMITERS = (",", "\t", ";", "|", " ")
+_HEAD_BYTES = 1 << 16  # the length of the beginning of a file from which its format is detected
+_DELIMITERS = (",", "\t", ";", "|", " ")  # an earlier one wins a tie
+_MIN_ALIKE_SHARE = (
+    0.9  # share of lines with as many fields as the first one, above which a delimiter is plausible
+)
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|\.\d+)([eE][+-]?\d+)?$")
 _DATE = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}.*)?$|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?$|\d{1,2}:\d{2}(:\d{2})?$"
 )
-_TYPED = re.compile(r":(token|token_seq|float|float_seq)$")
-_KNOWN = {name for names in NAMES.values() for name in names.split()} | {"useridx", "itemidx", "index"}
-_BINARY = {
+_RECBOLE_TYPE = re.compile(r":(token|token_seq|float|float_seq)$")  # type suffix of a column name
+_KNOWN_NAMES = {name for names in NAMES.values() for name in names.split()} | {"useridx", "itemidx", "index"}
+# What a file that is not supported is, by its first bytes.
+_BINARY_FORMATS = {
     b"PK\x03\x04": "a zip archive or an Excel file",
     b"%PDF": "a PDF",
     b"ARROW1": "an Arrow file",
@@ -44,17 +48,17 @@ _BINARY = {
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """What was found out about a text file.
+    """The detected format of a text file.
 
     Attributes:
-        kind: "json" for an object a line, "delimited" for a table.
-        delimiter: what fields are cut at.
-        has_header: whether the first line holds names.
-        sure: whether that is certain; where it is not, nothing of the first line may be printed.
-        encoding: as Python names it.
-        gzipped: whether the content is compressed by gzip, whatever the file is called.
-        names: of the columns; "column_1", "column_2", ... where there is no header.
-        missing: texts that stand for a missing value in columns of numbers, beside the empty one.
+        kind: "json" for one JSON object per line, "delimited" for a table.
+        delimiter: The character that separates fields; "" for JSON.
+        has_header: Whether the first line holds the names of the columns.
+        sure: Whether `has_header` is certain. If it is not, no error message may print fields of the first line.
+        encoding: Python's name of the encoding.
+        gzipped: Whether the content is compressed by gzip, whatever the file is called.
+        names: Names of the columns; "column_1", "column_2", ... if there is no header; empty for JSON.
+        missing: Texts that stand for a missing value in columns of numbers, in addition to the empty text.
     """
 
     kind: str
@@ -68,7 +72,11 @@ class TextForm:
 
 
 def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
-    """Look at the beginning of a file. Raises DataError for a file that is empty, missing or no text."""
+    """Detect the format of a text file from its beginning; `label` opens every error message.
+
+    Raises:
+        DataError: The file does not exist, is empty, or is neither delimited text nor JSON lines.
+    """
     head, gzipped = _read_head(Path(path), label)
     if not head.strip():
         raise DataError(f"{label} {path}: the file is empty.")
@@ -76,15 +84,17 @@ def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
         raise DataError(f"{label} {path}: the file is UTF-16, not UTF-8; save the file as UTF-8 text.")
     encoding = _detect_encoding(head)
     text = head.decode(encoding, errors="replace").lstrip("\ufeff")
-    if len(head) >= _HEAD and "\n" in text:
-        text = text[: text.rindex("\n") + 1]  # the last line may be cut
+    if len(head) >= _HEAD_BYTES and "\n" in text:
+        text = text[: text.rindex("\n") + 1]  # the last line may be incomplete
     if "\0" in text:
         raise DataError(f"{label} {path}: the file holds binary data; give CSV, JSON lines or Parquet.")
-    first = text.lstrip()[:1]
-    if first in ("{", "["):
+    first_character = text.lstrip()[:1]
+    if first_character in ("{", "["):
         _check_json(text.lstrip(), path, label)
-        return TextForm("json", "", True, True, encoding, gzipped, ())
-    if first == "<":
+        return TextForm(
+            "json", delimiter="", has_header=True, sure=True, encoding=encoding, gzipped=gzipped, names=()
+        )
+    if first_character == "<":
         raise DataError(f"{label} {path}: the file is HTML or XML; give CSV, JSON lines or Parquet.")
     delimiter, records = _detect_delimiter(text)
     if delimiter == "::":
@@ -98,42 +108,48 @@ def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
 
 
 def is_parquet_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file's content begins as Parquet does."""
+    """Return whether a file begins with the magic number of Parquet."""
     with open(path, "rb") as source:
         return source.read(4) == b"PAR1"
 
 
 def read_bytes(path: str | os.PathLike[str], form: TextForm) -> io.BufferedIOBase | Any:
-    """Open the content of a file, decompressed."""
+    """Open a file for reading its decompressed bytes."""
     return gzip.open(path, "rb") if form.gzipped else open(path, "rb")
 
 
 def split_lines(text: str) -> list[str]:
-    """Cut text at line feeds alone. `str.splitlines` also cuts at characters that titles hold, such as U+2028 and U+0085."""
+    """Split text at line feeds only, unlike `str.splitlines`, which also splits at U+2028 or U+0085, which occur in titles."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
-def _read_head(path: Path, what: str) -> tuple[bytes, bool]:
-    """Read the first bytes of a file, decompressed. Returns them, and whether the file is gzipped. Raises DataError."""
+def _read_head(path: Path, label: str) -> tuple[bytes, bool]:
+    """Return the first decompressed bytes of a file, and whether the file is gzipped.
+
+    Raises:
+        DataError: The file cannot be read, or has a known binary format.
+    """
     if not path.is_file():
-        raise DataError(f"{what} {path}: no such file.")
+        raise DataError(f"{label} {path}: no such file.")
     try:
         with open(path, "rb") as source:
-            head = source.read(_HEAD)
-        for magic, said in _BINARY.items():
+            head = source.read(_HEAD_BYTES)
+        for magic, description in _BINARY_FORMATS.items():
             if head.startswith(magic):
-                raise DataError(f"{what} {path}: the file is {said}; give CSV, JSON lines or Parquet.")
-        if head[:2] == b"\x1f\x8b":
+                raise DataError(
+                    f"{label} {path}: the file is {description}; give CSV, JSON lines or Parquet."
+                )
+        if head[:2] == b"\x1f\x8b":  # gzip
             with gzip.open(path, "rb") as source:
-                return source.read(_HEAD), True
+                return source.read(_HEAD_BYTES), True
         return head, False
     except (OSError, EOFError) as error:
-        raise DataError(f"{what} {path}: cannot be read: {error}") from None
+        raise DataError(f"{label} {path}: cannot be read: {error}") from None
 
 
 def _detect_encoding(head: bytes) -> str:
     """Return utf-8 if the bytes are valid, else cp1252."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8")()  # accepts a character that is cut off at the end
     try:
         decoder.decode(head, final=False)
     except UnicodeDecodeError:
@@ -141,7 +157,7 @@ def _detect_encoding(head: bytes) -> str:
     return "utf-8"
 
 
-def _check_json(text: str, path: str | os.PathLike[str], what: str) -> None:
+def _check_json(text: str, path: str | os.PathLike[str], label: str) -> None:
     """Raise DataError if the first line is not a JSON object."""
     line = split_lines(text)[0]
     try:
@@ -150,27 +166,34 @@ def _check_json(text: str, path: str | os.PathLike[str], what: str) -> None:
         row = None
     if not isinstance(row, dict):
         raise DataError(
-            f"{what} {path}: the file is JSON, but not JSON lines, which hold an object a line; write it so, or as CSV or Parquet"
+            f"{label} {path}: the file is JSON, but not JSON lines, which hold an object a line; write it so, or as CSV or "
+            "Parquet"
         )
 
 
 def _detect_delimiter(text: str) -> tuple[str, list[list[str]]]:
     """Return the delimiter that splits most lines into the same number of fields, and the first lines split by it."""
-    best: tuple[Any, str, list[list[str]]] | None = None
-    doubled = [line for line in split_lines(text)[:50] if line]
-    if doubled and all("::" in line for line in doubled):
-        return "::", [doubled[0].split("::")]
-    for place, delimiter in enumerate(_DELIMITERS):
+    best: tuple[Any, str, list[list[str]]] | None = None  # score, delimiter and lines
+    first_lines = [line for line in split_lines(text)[:50] if line]
+    if first_lines and all("::" in line for line in first_lines):
+        return "::", [first_lines[0].split("::")]
+    for index, delimiter in enumerate(_DELIMITERS):
         try:
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
             records = [row for row, _ in zip(rows, range(400), strict=False) if row]
         except csv.Error:
             continue
-        if not records or (delimiter == " " and len(records[0]) < 3):
+        if not records or (delimiter == " " and len(records[0]) < 3):  # a space may also be part of a title
             continue
         width = len(records[0])
-        alike = sum(len(row) == width for row in records) / len(records)
-        score = (width > 1 and alike > 0.9, width > 1, alike > 0.9, width if delimiter != " " else 0, -place)
+        is_regular = sum(len(row) == width for row in records) / len(records) > _MIN_ALIKE_SHARE
+        score = (
+            width > 1 and is_regular,
+            width > 1,
+            is_regular,
+            width if delimiter != " " else 0,
+            -index,
+        )
         if best is None or score > best[0]:
             best = score, delimiter, records
     return (best[1], best[2]) if best else (",", [[split_lines(text)[0]]])
@@ -179,22 +202,23 @@ def _detect_delimiter(text: str) -> tuple[str, list[list[str]]]:
 def _detect_header(records: list[list[str]]) -> tuple[bool, bool]:
     """Return whether the first line holds names, and whether that is certain."""
     first, rest = [field.strip() for field in records[0]], records[1:]
-    if any(_TYPED.search(field) for field in first):
+    if any(_RECBOLE_TYPE.search(field) for field in first):
         return True, True
-    known = sum(normalise_name(field) in _KNOWN for field in first)
+    known_count = sum(normalise_name(field) in _KNOWN_NAMES for field in first)
     if any(_is_value(field) for field in first):
-        return known >= 2, True
-    if known:
+        return known_count >= 2, True
+    if known_count:
         return True, True
-    for place, field in enumerate(first):
-        column = [row[place].strip() for row in rest if place < len(row)]
-        if field and field in column:
+    for index, field in enumerate(first):
+        column = [row[index].strip() for row in rest if index < len(row)]
+        if field and field in column:  # a value that occurs again is no name
             return False, True
-        filled = [value for value in column if value]
-        if filled and all(map(_is_value, filled)):
+        values = [value for value in column if value]
+        if values and all(map(_is_value, values)):  # a text above numbers or dates is a name
             return True, True
     return True, False
 
 
 def _is_value(field: str) -> bool:
+    """Return whether a field is a number, a date or a time, which is never a name."""
     return bool(_NUMBER.match(field) or _DATE.match(field))

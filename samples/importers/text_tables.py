@@ -1,4 +1,7 @@
-"""Reads tables from delimited text or JSON lines, one file or the parts of a folder, as `text_form` detects them."""
+"""Reads tables from delimited text or JSON lines, from one file or from the parts in a folder; `text_form` detects the format.
+
+In the functions below, `label` opens every error message, and `types` are the Arrow types of columns whose type is given.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,17 @@ ENDINGS = (
     ".txt",
     ".dat",
 )
-"""The endings of text files in a folder. What a file is is said by its content."""
-_FALLBACKS = ("cp1252", "latin-1")
-_BLOCK = 1 << 24
+"""The endings of text files in a folder. The format is detected from the content and not from the ending."""
+_FALLBACK_ENCODINGS = (
+    "cp1252",
+    "latin-1",
+)  # tried in this order if a file is not valid UTF-8; latin-1 reads any bytes
+_JSON_BLOCK_BYTES = 1 << 24  # Arrow infers the types of JSON columns from the first block
+_SAMPLE_LINES = 2000  # number of lines of JSON from which a schema or the first rows are read
 
 
 def find_text_files(path: str | os.PathLike[str], label: str) -> list[str]:
-    """Return the files behind a file or a folder of parts, sorted, without what begins with `_` or `.`."""
+    """Return the path itself if it is a file, else the sorted text files of the folder, except _* and .* files."""
     if Path(path).is_dir():
         return find_files(path, label, ENDINGS).files
     return [os.fspath(path)]
@@ -54,11 +61,21 @@ def read_text_schema(
     texts: Collection[str] = (),
     missing: tuple[str, ...] = MISSING,
 ) -> tuple[pa.Schema, TextForm]:
-    """Return names and types of a text table's columns from the first block of its first file, and what that file is."""
+    """Read the schema of a text table from the first block of its first file.
+
+    Args:
+        path: A file, or a folder whose files are the parts of one table.
+        label: Opens every error message.
+        texts: Columns that are read as text.
+        missing: Texts that stand for a missing value.
+
+    Returns:
+        The schema, and the format of the first file.
+    """
     files = find_text_files(path, label)
     form = replace(detect_text_form(files[0], label), missing=missing)
     if form.kind == "json":
-        schema = _read_json(files[0], form, label, most_lines=2000).schema
+        schema = _read_json(files[0], form, label, max_lines=_SAMPLE_LINES).schema
     else:
         schema = _read_delimited(
             files[0], form, label, {name: pa.string() for name in texts}, first_block=True
@@ -69,11 +86,11 @@ def read_text_schema(
 def read_first_text_rows(
     path: str | os.PathLike[str], label: str, missing: tuple[str, ...] = MISSING
 ) -> pa.Table:
-    """Read the first rows of a text table from its first file."""
+    """Read the first block, or the first `_SAMPLE_LINES` lines of JSON, of a text table's first file."""
     file = find_text_files(path, label)[0]
     form = replace(detect_text_form(file, label), missing=missing)
     if form.kind == "json":
-        return _read_json(file, form, label, most_lines=2000)
+        return _read_json(file, form, label, max_lines=_SAMPLE_LINES)
     return _read_delimited(file, form, label, {}, first_block=True)
 
 
@@ -84,53 +101,59 @@ def read_text(
     notes: list[str] | None = None,
     missing: tuple[str, ...] = MISSING,
 ) -> pa.Table:
-    """Read a text table whole.
+    """Read a complete text table.
 
     Args:
-        path: a file, or a folder whose files are the parts of one table.
-        label: opens every error.
-        texts: columns that are read as text, such as ids, which may have zeros in front.
-        notes: gets a sentence about each thing that was decided, such as another encoding.
-        missing: texts that stand for a missing value in columns of numbers.
+        path: A file, or a folder whose files are the parts of one table.
+        label: Opens every error message.
+        texts: Columns that are read as text, such as ids, which may have zeros in front.
+        notes: Receives a sentence about each decision, such as another encoding.
+        missing: Texts that stand for a missing value in columns of numbers.
 
     Raises:
-        DataError: a file cannot be read, or the files of a folder are no parts of one table.
+        DataError: A file cannot be read, or the files of a folder are not parts of one table.
     """
     notes = [] if notes is None else notes
     files = find_text_files(path, label)
     forms = [replace(detect_text_form(file, label), missing=missing) for file in files]
     types = {name: pa.string() for name in texts}
-    tables = [_read(file, form, label, types, notes) for file, form in zip(files, forms, strict=True)]
+    tables = [_read_file(file, form, label, types, notes) for file, form in zip(files, forms, strict=True)]
     if len(tables) > 1:
-        tables = _unify_tables(files, forms, tables, label, types, notes)
+        tables = _unify_tables(files, forms, tables, label, types)
     parts = FolderColumns.from_files(files)
     return pa.concat_tables(
         [parts.add_to_table(table, file) for file, table in zip(files, tables, strict=True)]
     )
 
 
-def _read(file: str, form: TextForm, what: str, types: Mapping[str, Any], notes: list[str]) -> pa.Table:
+def _read_file(file: str, form: TextForm, label: str, types: Mapping[str, Any], notes: list[str]) -> pa.Table:
+    """Read one file of either format; `notes` receives the decisions."""
     if form.kind == "json":
-        return _cast_to_text(_read_json(file, form, what), types)
+        return _cast_to_text(_read_json(file, form, label), types)
     if not form.has_header:
         notes.append(f"{file} has no line of names; its columns are {form.names[0]} to {form.names[-1]}")
-    return _read_delimited(file, form, what, types, notes)
+    return _read_delimited(file, form, label, types, notes)
 
 
 def _unify_tables(
     files: Sequence[str],
     forms: Sequence[TextForm],
     tables: list[pa.Table],
-    what: str,
+    label: str,
     types: Mapping[str, Any],
-    notes: list[str],
 ) -> list[pa.Table]:
-    """Give the parts the same columns and types; a column that is a number in one part and text in another becomes text."""
+    """Return the parts with the same columns and types.
+
+    A column that is a number in one part and text in another is read again as text.
+
+    Raises:
+        DataError: The parts have different columns.
+    """
     names = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
         if set(table.column_names) != set(names):
             raise DataError(
-                f"{what}: {file} has other columns than {files[0]}, so they are no parts of one table; put the "
+                f"{label}: {file} has other columns than {files[0]}, so they are no parts of one table; put the "
                 f"parts of a table in a "
                 "folder of their own"
             )
@@ -141,24 +164,31 @@ def _unify_tables(
         and not all(pa.types.is_string(table.schema.field(name).type) for table in tables)
     }
     if mixed:
-        more = {**types, **dict.fromkeys(mixed, pa.string())}
-        tables = [_read(file, form, what, more, []) for file, form in zip(files, forms, strict=True)]
-    facts = [(file, table.schema, len(table)) for file, table in zip(files, tables, strict=True)]
-    schema = unify_schemas(facts, what)
+        types = {**types, **dict.fromkeys(mixed, pa.string())}
+        # The notes of a second reading would repeat those of the first.
+        tables = [
+            _read_file(file, form, label, types, notes=[]) for file, form in zip(files, forms, strict=True)
+        ]
+    parts = [(file, table.schema, len(table)) for file, table in zip(files, tables, strict=True)]
+    schema = unify_schemas(parts, label)
     return [conform(table, schema, file) for file, table in zip(files, tables, strict=True)]
 
 
 def _read_delimited(
     file: str,
     form: TextForm,
-    what: str,
+    label: str,
     types: Mapping[str, Any],
     notes: list[str] | None = None,
     first_block: bool = False,
 ) -> pa.Table:
-    """Read one file; if it is not valid UTF-8, use another encoding and add a note."""
-    encodings = [form.encoding, *_FALLBACKS]
-    error: BaseException | None = None
+    """Read one delimited file, or only its first block; if it is not valid UTF-8, use another encoding and add a note.
+
+    Raises:
+        DataError: The file cannot be read or parsed.
+    """
+    encodings = [form.encoding, *_FALLBACK_ENCODINGS]
+    last_error: BaseException | None = None
     for encoding in dict.fromkeys(encodings):
         options = {
             "read_options": pacsv.ReadOptions(
@@ -175,44 +205,48 @@ def _read_delimited(
             with read_bytes(file, form) as source:
                 if first_block:
                     with pacsv.open_csv(source, **options) as reader:
-                        return pa.Table.from_batches(
-                            [batch for batch, _ in zip(reader, range(1), strict=False)], reader.schema
-                        )
+                        first_batches = [batch for batch, _ in zip(reader, range(1), strict=False)]
+                        return pa.Table.from_batches(first_batches, reader.schema)
                 table = pacsv.read_csv(source, **options)
-        except (UnicodeDecodeError, pa.ArrowInvalid) as raised:
-            if isinstance(raised, pa.ArrowInvalid) and "UTF8" not in str(raised):
-                raise DataError(f"{what} {file}: not a readable CSV: {_get_first_line(raised)}") from None
-            error = raised
+        except (UnicodeDecodeError, pa.ArrowInvalid) as error:
+            if isinstance(error, pa.ArrowInvalid) and "UTF8" not in str(error):
+                raise DataError(f"{label} {file}: not a readable CSV: {_get_first_line(error)}") from None
+            last_error = error
             continue
-        except (pa.ArrowException, OSError, EOFError) as raised:
-            raise DataError(f"{what} {file}: not a readable CSV: {_get_first_line(raised)}") from None
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise DataError(f"{label} {file}: not a readable CSV: {_get_first_line(error)}") from None
         if encoding != "utf-8" and notes is not None:
             notes.append(f"{file} is not UTF-8; it is read as {encoding}")
         return table
-    raise DataError(f"{what} {file}: not UTF-8 text: {_get_first_line(error)}; save the file as UTF-8")
+    raise DataError(f"{label} {file}: not UTF-8 text: {_get_first_line(last_error)}; save the file as UTF-8")
 
 
-def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = None) -> pa.Table:
-    """Read one JSON object per line; a column that is a number in one line and text in another becomes text."""
+def _read_json(file: str, form: TextForm, label: str, max_lines: int | None = None) -> pa.Table:
+    """Read one JSON object per line; a column that is a number in one line and text in another becomes text.
+
+    Arrow reads the file if it can. Otherwise, for example for mixed types, the lines are parsed one by one.
+
+    Raises:
+        DataError: The file cannot be read, or a line is no JSON object.
+    """
     try:
         with read_bytes(file, form) as source:
-            if most_lines is not None:
-                content = io.BytesIO(
-                    b"".join(line for line, _ in zip(source, range(most_lines), strict=False))
-                )
+            if max_lines is not None:
+                first_lines = (line for line, _ in zip(source, range(max_lines), strict=False))
+                content = io.BytesIO(b"".join(first_lines))
             elif form.encoding == "utf-8":
                 content = source
             else:
                 content = io.BytesIO(source.read().decode(form.encoding, errors="strict").encode())
-            return pajson.read_json(content, read_options=pajson.ReadOptions(block_size=_BLOCK))
+            return pajson.read_json(content, read_options=pajson.ReadOptions(block_size=_JSON_BLOCK_BYTES))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         pass
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{what} {file}: not readable JSON lines: {_get_first_line(error)}") from None
+        raise DataError(f"{label} {file}: not readable JSON lines: {_get_first_line(error)}") from None
     rows = []
     with read_bytes(file, form) as source:
         for number, line in enumerate(split_lines(source.read().decode(form.encoding, errors="replace")), 1):
-            if most_lines is not None and number > most_lines:
+            if max_lines is not None and number > max_lines:
                 break
             if not line.strip():
                 continue
@@ -220,10 +254,10 @@ def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = No
                 row = json.loads(line)
             except ValueError as error:
                 raise DataError(
-                    f"{what} {file}: line {number} is no JSON object: {_get_first_line(error)}"
+                    f"{label} {file}: line {number} is no JSON object: {_get_first_line(error)}"
                 ) from None
             if not isinstance(row, dict):
-                raise DataError(f"{what} {file}: line {number} is no JSON object, which each line must be")
+                raise DataError(f"{label} {file}: line {number} is no JSON object, which each line must be")
             rows.append(row)
     return _make_table(rows)
 
@@ -244,11 +278,11 @@ def _make_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _cast_to_text(table: pa.Table, types: Mapping[str, Any]) -> pa.Table:
-    """Convert integer id columns to text, as in delimited files; float ids are rejected later."""
+    """Convert those columns of `types` that are integers to text, as in delimited files; float ids are rejected later."""
     for name in types:
         if name in table.column_names and pa.types.is_integer(table.schema.field(name).type):
-            at = table.column_names.index(name)
-            table = table.set_column(at, name, table[name].cast(pa.string()))
+            column_index = table.column_names.index(name)
+            table = table.set_column(column_index, name, table[name].cast(pa.string()))
     return table
 
 

@@ -30,9 +30,10 @@ from nonet.samples.sequences import (
 )
 from nonet.samples.tables import as_numbers, compute_keys
 
-# Shapes: N events of a partition that remain, U users.
-_NOTE = "done.json"
-SPLITS = 4
+# Shapes: N events, I items.
+_NOTE_FILE = "done.json"
+SPLITS = 4  # number of splits: train, rl, valid, test
+_BLOCK_EVENTS = 1 << 22  # number of events that are counted at once, which bounds memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class PartitionNote:
     @classmethod
     def load(cls, part: SortedPartition) -> PartitionNote | None:
         """Read the note of a partition; None if the partition was not written completely."""
-        path = part.folder / _NOTE
+        path = part.folder / _NOTE_FILE
         if not path.exists():
             return None
         note = json.loads(path.read_text())
@@ -63,7 +64,7 @@ class PartitionNote:
         """Write the note beside its partition."""
         facts = {name: getattr(self.facts, name) for name in SplitFacts.__dataclass_fields__}
         text = json.dumps({"facts": facts, "repeats": self.repeats, "sha256": self.sha256})
-        write_whole(part.folder / _NOTE, text.encode())
+        write_whole(part.folder / _NOTE_FILE, text.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +89,23 @@ class PartitionWriter:
         Raises:
             OSError: If the disk is full.
         """
-        users, events = (sum(column) for column in zip(*self.core.sizes, strict=True))
-        fields = {name: (kind, events) for name, kind in self.layout.get_fields().items()}
-        if all(_can_fit_int32(part.read_column("time", "<i8")) for part in partitions):
-            fields["time"] = ("<i4", events)
-        fields |= {"split": ("|i1", events), "offsets": ("<i8", users + 1)}
-        fields |= {"train_lengths": ("<i8", users), "user_key": ("<i8", users)}
+        user_count, event_count = (sum(counts) for counts in zip(*self.core.sizes, strict=True))
+        fields = {name: (dtype, event_count) for name, dtype in self.layout.get_fields().items()}
+        if all(_fits_int32(part.read_column("time", "<i8")) for part in partitions):
+            fields["time"] = ("<i4", event_count)
+        fields |= {"split": ("|i1", event_count), "offsets": ("<i8", user_count + 1)}
+        fields |= {"train_lengths": ("<i8", user_count), "user_key": ("<i8", user_count)}
         if not self.layout.text:
-            fields["user_id"] = ("<i8", users)
+            fields["user_id"] = ("<i8", user_count)
         return FlatFiles(self.folder, fields)
 
     def write(self, files: FlatFiles, partitions: Sequence[SortedPartition], number: int) -> None:
-        """Write one partition to its range and save its note; skip it if it has one."""
+        """Write one partition to its range in the files and save its note; do nothing if it already has a note."""
         part = partitions[number]
         if PartitionNote.load(part) is not None:
             return
         users_before, events_before = [
-            sum(column) for column in zip(*self.core.sizes[:number], strict=True)
+            sum(counts) for counts in zip(*self.core.sizes[:number], strict=True)
         ] or [0, 0]
         offsets = part.read_offsets()
         kept = read_kept_mask(part, int(offsets[-1]))
@@ -113,37 +114,38 @@ class PartitionWriter:
         )
         has_events = kept_per_user > 0
         lengths = kept_per_user[has_events]
-        own_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        own_offsets = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(lengths)]
+        )  # from 0 within the partition
         digest = hashlib.sha256()
 
-        def put(name: str, start: int, values: np.ndarray) -> None:
+        def write_field(name: str, start: int, values: np.ndarray) -> None:
             digest.update(files.write(name, start, values))
 
         time = part.read_column("time", "<i8")[kept]
         codes = compute_split_codes(own_offsets, time, self.split)
         item = self._renumber_items(part.read_column("item", "<i4")[kept])
-        put("item", events_before, item)
-        put("time", events_before, time)
-        put("split", events_before, codes)
-        for name, kind in self.layout.get_fields().items():
+        write_field("item", events_before, item)
+        write_field("time", events_before, time)
+        write_field("split", events_before, codes)
+        for name, dtype in self.layout.get_fields().items():
             if name not in ("item", "time"):
-                put(name, events_before, part.read_column(name, kind)[kept])
-        put("offsets", users_before + 1, own_offsets[1:] + events_before)
+                write_field(name, events_before, part.read_column(name, dtype)[kept])
+        write_field("offsets", users_before + 1, own_offsets[1:] + events_before)
         train_lengths = (
             np.add.reduceat(codes == TRAIN, own_offsets[:-1], dtype=np.int64) if len(item) else lengths
         )
-        put("train_lengths", users_before, train_lengths)
+        write_field("train_lengths", users_before, train_lengths)
         users = part.read_users(self.layout.text)
         users = users.filter(pa.array(has_events)) if self.layout.text else users[has_events]
-        put("user_key", users_before, compute_keys("user", as_numbers(users)))
+        write_field("user_key", users_before, compute_keys("user", as_numbers(users)))
         if not self.layout.text:
-            put("user_id", users_before, users)
+            write_field("user_id", users_before, users)
         user = np.repeat(np.arange(len(lengths)), lengths)
         is_repeat = find_repeats(user, item) & ~find_duplicates(user, item, time)
         repeats = tuple(np.bincount(codes[is_repeat], minlength=SPLITS).tolist())
-        PartitionNote(SplitFacts.from_events(own_offsets, time, codes), repeats, digest.hexdigest()).save(
-            part
-        )
+        facts = SplitFacts.from_events(own_offsets, time, codes)
+        PartitionNote(facts, repeats, digest.hexdigest()).save(part)
 
     def write_texts(self, partitions: Sequence[SortedPartition]) -> None:
         """Write the text ids of the users in order; do nothing if ids are integers."""
@@ -155,15 +157,15 @@ class PartitionWriter:
                 offsets = part.read_offsets()
                 kept = read_kept_mask(part, int(offsets[-1]))
                 has_events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
-                ids = part.read_users(True).filter(pa.array(has_events)).cast(pa.large_string())
+                ids = part.read_users(text=True).filter(pa.array(has_events)).cast(pa.large_string())
                 out.write_batch(pa.record_batch([ids], schema=schema))
 
     def _renumber_items(self, item: np.ndarray) -> np.ndarray:
-        """Convert indices of all items to indices of the items that the k-core filter kept."""
+        """Convert catalogue rows to dense indices among the items that the k-core filter kept."""
         return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
 
 
-def _can_fit_int32(times: np.ndarray) -> bool:
+def _fits_int32(times: np.ndarray) -> bool:
     """Return whether times fit into 32 bits (1901 to 2038)."""
     bounds = np.iinfo(np.int32)
     return bool(len(times) == 0 or (times.min() >= bounds.min and times.max() <= bounds.max))
@@ -172,7 +174,7 @@ def _can_fit_int32(times: np.ndarray) -> bool:
 def count_train_events(
     item: np.ndarray, split: np.ndarray, n_items: int, report_rows: Callable[[int], None]
 ) -> np.ndarray:
-    """Count the TRAIN events of each item [I] from memory-mapped columns, one block at a time.
+    """Count the TRAIN events of each item, [I] int64, from memory-mapped columns, one block at a time.
 
     Args:
         item: Item index of each event [N].
@@ -180,9 +182,9 @@ def count_train_events(
         n_items: Number of items I.
         report_rows: A function that is called with the number of events of each block.
     """
-    counts, block = np.zeros(n_items, np.int64), 1 << 22
-    for start in range(0, len(item), block):
-        rows = slice(start, start + block)
-        counts += np.bincount(item[rows][split[rows] == TRAIN], minlength=n_items)
-        report_rows(len(item[rows]))
+    counts = np.zeros(n_items, np.int64)
+    for start in range(0, len(item), _BLOCK_EVENTS):
+        block = slice(start, start + _BLOCK_EVENTS)
+        counts += np.bincount(item[block][split[block] == TRAIN], minlength=n_items)
+        report_rows(len(item[block]))
     return counts

@@ -1,4 +1,4 @@
-"""Provides the interactions behind a path as slices of row groups that are checked when they are read.
+"""EventLog: the interactions behind a path as slices of row groups that are checked when they are read.
 
 Opening a log reads only file footers: the schema of all files, the rows of each row group, and, from statistics, the unit
 of numeric times. A slice consists of whole row groups of one file and has about two million rows.
@@ -33,8 +33,8 @@ from nonet.samples.tables import (
 
 # Shapes: N rows of a slice.
 
-_WHAT = "interactions"
-_SLICE_ROWS = 1 << 21
+_TABLE = "interactions"  # how error messages name the table
+_SLICE_ROWS = 1 << 21  # default maximum number of rows of a slice; each thread holds one slice in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,123 +68,132 @@ class EventLog:
 
     def __init__(self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS):
         self.path, self._format = path, to_table_format(columns)
-        found = find_files(path, _WHAT)
-        self._system, self.files, self._partitions = found.system, found.files, found.partitions
-        self._given: pa.Schema = read_unified_schema(
-            self._system, self.files, self._partitions, f"{_WHAT} {path}", _WHAT
+        table_files = find_files(path, _TABLE)
+        self._system, self.files = table_files.system, table_files.files
+        self._partitions = table_files.partitions  # columns whose values are in the names of folders
+        self._file_schema: pa.Schema = read_unified_schema(
+            self._system, self.files, self._partitions, f"{_TABLE} {path}", _TABLE
         )
-        self._footers = {file: read_parquet_footer(self._system, file, _WHAT) for file in self.files}
-        empty, _ = check_events(self._given.empty_table(), self._format, f"{_WHAT} {path}")
-        self.schema: pa.Schema = empty.schema
+        self._footers = {file: read_parquet_footer(self._system, file, _TABLE) for file in self.files}
+        empty_table, _ = check_events(self._file_schema.empty_table(), self._format, f"{_TABLE} {path}")
+        self.schema: pa.Schema = empty_table.schema
         self.slices = list(self._cut_slices(slice_rows))
         self.rows = sum(part.rows for part in self.slices)
         if not self.rows:
             raise DataError(
-                f"{_WHAT} {path}: the table is empty (columns {', '.join(self._given.names)}, no rows)."
+                f"{_TABLE} {path}: the table is empty (columns {', '.join(self._file_schema.names)}, no rows)."
             )
         self._unit = self._detect_time_unit()
 
     @property
     def names(self) -> list[str]:
         """The column names in the files."""
-        return list(self._given.names)
+        return list(self._file_schema.names)
 
     def compute_hash(self) -> str:
         """Return a hash of the files' names, sizes, modification times and row counts."""
         infos = self._system.get_file_info(self.files)
-        facts = [
+        files = [
             [info.path, info.size, info.mtime_ns, self._footers[file].num_rows]
             for info, file in zip(infos, self.files, strict=True)
         ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def select_columns(self, *conditions: str | None) -> list[str]:
-        """Return the columns, by their names in the files, that sequences carry or that a condition may name."""
+        """Return the columns, by their names in the files, that sequences carry or that one of the conditions may name."""
         _, dropped = select_carried_columns(self.schema, None)
-        unfit = {text.rpartition(" (")[0] for text in dropped}
-        text = " ".join(condition for condition in conditions if condition)
-        return [name for name in self._given.names if name not in unfit or name in text]
+        dropped_names = {description.rpartition(" (")[0] for description in dropped}
+        all_conditions = " ".join(condition for condition in conditions if condition)
+        # A name that is only a part of a longer word of a condition is also kept, which does no harm.
+        return [
+            name for name in self._file_schema.names if name not in dropped_names or name in all_conditions
+        ]
 
-    def read(self, part: LogSlice, only: Collection[str]) -> tuple[pa.Table, np.ndarray | None]:
+    def read(self, log_slice: LogSlice, names: Collection[str]) -> tuple[pa.Table, np.ndarray | None]:
         """Read a slice: its rows in order, with columns renamed, checked and normalised.
 
         Args:
-            part: The slice.
-            only: The columns to read, by their names in the files.
+            log_slice: The slice.
+            names: The columns to read, by their names in the files.
 
         Returns:
-            The table, and times [N] that order its rows where they are finer than seconds (None otherwise).
+            The table, and the times [N] of its rows if they are finer than seconds, else None.
 
         Raises:
-            DataError: Names the file, the row and the column.
+            DataError: The rows are not valid events; the message names the file, the row and the column.
         """
-        table = read_groups(self._system, part.file, part.groups, _WHAT, only)
-        table = self._partitions.add_to_table(table, part.file, list(only))
-        where = f"{_WHAT} {part.file}, row groups {part.groups[0]} to {part.groups[-1]} (their first row is {part.first_row:,})"
-        return check_events(self._conform(table, only, where), self._format, where, self._unit)
+        file, groups = log_slice.file, log_slice.groups
+        table = read_groups(self._system, file, groups, _TABLE, names)
+        table = self._partitions.add_to_table(table, file, list(names))
+        label = (
+            f"{_TABLE} {file}, row groups {groups[0]} to {groups[-1]} (their first row is "
+            f"{log_slice.first_row:,})"
+        )
+        return check_events(self._conform(table, names, label), self._format, label, self._unit)
 
-    def read_column(self, part: LogSlice, role: str, groups: int | None = None) -> Any:
+    def read_column(self, log_slice: LogSlice, role: str, groups: int | None = None) -> Any:
         """Read one column of a slice, or of its first row groups, without conversion.
 
         Args:
-            part: The slice.
+            log_slice: The slice.
             role: `user_id`, `item_id` or `timestamp`.
-            groups: Number of row groups to read; None for all.
+            groups: Number of row groups to read, from the first one on; None for all.
         """
-        source = self._get_source_column(role)
-        table = read_groups(self._system, part.file, part.groups[:groups], _WHAT, [source])
-        table = self._partitions.add_to_table(table, part.file, [source])
-        return self._conform(table, [source], f"{_WHAT} {part.file}")[source]
+        name = self._get_file_column(role)
+        table = read_groups(self._system, log_slice.file, log_slice.groups[:groups], _TABLE, [name])
+        table = self._partitions.add_to_table(table, log_slice.file, [name])
+        return self._conform(table, [name], f"{_TABLE} {log_slice.file}")[name]
 
-    def _conform(self, table: pa.Table, only: Collection[str], where: str) -> pa.Table:
-        """Cast a file's columns to the types that all files have together; a missing column becomes nulls."""
-        return conform(table, pa.schema([field for field in self._given if field.name in only]), where)
+    def _conform(self, table: pa.Table, names: Collection[str], label: str) -> pa.Table:
+        """Cast the named columns of a file to the types of the schema of all files; a missing column becomes nulls."""
+        return conform(table, pa.schema([field for field in self._file_schema if field.name in names]), label)
 
-    def _cut_slices(self, most: int) -> Iterator[LogSlice]:
-        """Yield slices of at most `most` rows, each at least one row group."""
+    def _cut_slices(self, max_rows: int) -> Iterator[LogSlice]:
+        """Yield slices of at most `max_rows` rows, but of at least one row group each."""
         for file, footer in self._footers.items():
             groups: list[int] = []
-            first = rows = 0
+            first_row = rows = 0
             for group in range(footer.num_row_groups):
-                there = footer.row_group(group).num_rows
-                if groups and rows + there > most:
-                    yield LogSlice(file, tuple(groups), first, rows)
-                    groups, first, rows = [], first + rows, 0
+                group_rows = footer.row_group(group).num_rows
+                if groups and rows + group_rows > max_rows:
+                    yield LogSlice(file, tuple(groups), first_row, rows)
+                    groups, first_row, rows = [], first_row + rows, 0
                 groups.append(group)
-                rows += there
+                rows += group_rows
             if rows:
-                yield LogSlice(file, tuple(groups), first, rows)
+                yield LogSlice(file, tuple(groups), first_row, rows)
 
-    def _get_source_column(self, role: str) -> str:
-        short = {"user_id": "user", "item_id": "item", "timestamp": "time"}[role]
-        return self._format.columns.get(role, self._format.columns.get(short, role))
+    def _get_file_column(self, role: str) -> str:
+        """Return the name in the files of the column `user_id`, `item_id` or `timestamp`."""
+        short_role = {"user_id": "user", "item_id": "item", "timestamp": "time"}[role]
+        return self._format.columns.get(role, self._format.columns.get(short_role, role))
 
     def _detect_time_unit(self) -> str | None:
-        """Determine the unit of numeric times from their largest value; None if the type or the column name tells it."""
-        source = self._get_source_column("timestamp")
-        if not is_plain(self._given.field(source).type) or get_unit_by_name(source):
+        """Determine the unit of numeric times from their largest value; None if the type or the name of the column defines it."""
+        name = self._get_file_column("timestamp")
+        if not is_plain(self._file_schema.field(name).type) or get_unit_by_name(name):
             return None
-        return get_unit_by_size(max(self._find_largest(part, source) for part in self.slices))
+        return get_unit_by_size(max(self._find_largest(log_slice, name) for log_slice in self.slices))
 
-    def _find_largest(self, part: LogSlice, source: str) -> float:
-        """Return the largest absolute value of a column of a slice, from statistics where they exist."""
-        footer, largest = self._footers[part.file], 0.0
-        for group in part.groups:
+    def _find_largest(self, log_slice: LogSlice, name: str) -> float:
+        """Return the largest absolute value of a column of a slice, from the statistics in the footer if there are any."""
+        footer, largest = self._footers[log_slice.file], 0.0
+        for group in log_slice.groups:
             columns = footer.row_group(group)
-            place = next(
-                (i for i in range(columns.num_columns) if columns.column(i).path_in_schema == source), None
+            index = next(
+                (i for i in range(columns.num_columns) if columns.column(i).path_in_schema == name), None
             )
-            facts = None if place is None else columns.column(place).statistics
-            if facts is None or not facts.has_min_max:
-                return self._read_largest(part, source)
-            largest = max(largest, abs(float(facts.min)), abs(float(facts.max)))
+            statistics = None if index is None else columns.column(index).statistics
+            if statistics is None or not statistics.has_min_max:
+                return self._read_largest(log_slice, name)
+            largest = max(largest, abs(float(statistics.min)), abs(float(statistics.max)))
         return largest
 
-    def _read_largest(self, part: LogSlice, source: str) -> float:
-        """Return the largest absolute value of a column of a slice by reading it."""
-        table = read_groups(self._system, part.file, part.groups, _WHAT, [source])
-        table = self._partitions.add_to_table(table, part.file, [source])
-        if source not in table.column_names:
+    def _read_largest(self, log_slice: LogSlice, name: str) -> float:
+        """Return the largest absolute value of a column of a slice by reading it; 0 if the file has no such column."""
+        table = read_groups(self._system, log_slice.file, log_slice.groups, _TABLE, [name])
+        table = self._partitions.add_to_table(table, log_slice.file, [name])
+        if name not in table.column_names:
             return 0.0
-        times = table[source].drop_null().cast(pa.float64()).to_numpy()
+        times = table[name].drop_null().cast(pa.float64()).to_numpy()
         return float(np.abs(times[np.isfinite(times)]).max(initial=0))

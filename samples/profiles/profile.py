@@ -15,11 +15,10 @@ from nonet.samples.sequences import count_duplicates, find_repeats
 from nonet.samples.tables import find_implausible
 
 # Shapes: U users, I items of the catalogue, N events.
-ENDS, LONGEST = (
-    10,
-    32,
-)  # Maximum numbers of test events and of held-out events per user for which ties are counted.
-_DRIFT = 0.1  # Share of the events, the newest ones, in which new items are counted.
+
+# The largest numbers of test events and of held-out events per user for which ties are counted.
+MAX_TEST_EVENTS, MAX_HELD_OUT = 10, 32
+_NEWEST_SHARE = 0.1  # share of the events, the newest ones, in which new items are counted for `drift`
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +49,15 @@ class DataProfile:
         users: Number of users with at least one event.
         items: Number of items in the catalogue, including those without events.
         events: Number of events.
-        users_of: users_of[n] is the number of users that have n events.
-        items_of: items_of[n] is the number of items that have n events.
+        users_of: Histogram: users_of[n] is the number of users that have n events.
+        items_of: Histogram: items_of[n] is the number of items that have n events.
         first: Unix seconds of the oldest event.
         last: Unix seconds of the newest event.
         resolution_s: Greatest common divisor of the differences of times; 0 if all times are equal.
-        counted: Whether each event's time is only its position in its user's history.
+        counted: Whether each event's time is only its position in its user's history: 0, 1, 2, ...
         ties: Share of pairs of consecutive events of a user that have the same time.
-        tied_ends: tied_ends[k - 1, n] is the number of users with more than n events whose k-th last event has the same
-            time as the event before it.
+        tied_ends: Counts [MAX_TEST_EVENTS, MAX_HELD_OUT + 1]: tied_ends[k - 1, n] is the number of users with more than n events
+            whose k-th last event has the same time as the event before it.
         duplicates: Number of events with the same user, item and second as an earlier one.
         repeats: Share of events whose item the user has interacted with before.
         drift: Share of the newest tenth of events whose item does not occur in the older events; None if times are not
@@ -91,7 +90,7 @@ class DataProfile:
     zero_padded: Mapping[str, str] = field(default_factory=dict)
 
     def get_length_quantile(self, share: float) -> int:
-        """Return a quantile of the number of events per user; a `share` of 0.5 gives the median."""
+        """Return the number of events per user that a `share` of the users does not exceed; 0.5 gives the median."""
         return _find_quantile(self.users_of, share)
 
     def count_users_above(self, events: int) -> int:
@@ -116,16 +115,15 @@ class DataProfile:
 
         Args:
             test: Number of test events per user.
-            held_out: Number of held-out events per user.
+            held_out: Number of held-out events per user, including the test events.
         """
-        return int(self.tied_ends[min(test, ENDS) - 1, min(held_out, LONGEST)]), self.count_users_above(
-            held_out
-        )
+        tied = self.tied_ends[min(test, MAX_TEST_EVENTS) - 1, min(held_out, MAX_HELD_OUT)]
+        return int(tied), self.count_users_above(held_out)
 
     def compute_kept_share(self, item_events: int) -> float:
         """Return the share of events whose item has at least `item_events` events."""
-        counts = np.arange(len(self.items_of)) * self.items_of
-        return float(counts[item_events:].sum() / max(1, self.events))
+        events_by_length = np.arange(len(self.items_of)) * self.items_of
+        return float(events_by_length[item_events:].sum() / max(1, self.events))
 
 
 def measure_profile(
@@ -143,7 +141,7 @@ def measure_profile(
 
     Args:
         offsets: Index of each user's first event [U + 1]; the last value is N.
-        item: Item of each event [N], in [0, items).
+        item: Dense index of each event's item [N], in [0, items).
         time: Unix seconds of each event [N].
         items: Number of items in the catalogue.
         kinds: Number of events by event kind.
@@ -155,9 +153,9 @@ def measure_profile(
     user = np.repeat(np.arange(len(lengths)), lengths)
     same_user = user[1:] == user[:-1]
     tied = same_user & (time[1:] == time[:-1])
-    places = np.arange(len(time)) - np.repeat(offsets[:-1], lengths)
-    counted = bool(len(time) and lengths.max() > 1 and (time == places).all())
-    steps = np.diff(np.unique(time))
+    positions = np.arange(len(time)) - np.repeat(offsets[:-1], lengths)
+    counted = bool(len(time) and lengths.max() > 1 and (time == positions).all())
+    time_steps = np.diff(np.unique(time))
     return DataProfile(
         users=int((lengths > 0).sum()),
         items=items,
@@ -166,14 +164,14 @@ def measure_profile(
         items_of=np.bincount(np.bincount(item, minlength=items)),
         first=int(time.min(initial=np.iinfo(np.int64).max)),
         last=int(time.max(initial=np.iinfo(np.int64).min)),
-        resolution_s=int(np.gcd.reduce(steps)) if len(steps) else 0,
+        resolution_s=int(np.gcd.reduce(time_steps)) if len(time_steps) else 0,
         counted=counted,
         ties=float(tied.sum() / max(1, same_user.sum())),
         tied_ends=_count_tied_ends(offsets, time),
         duplicates=count_duplicates(user, item, time),
         repeats=float(find_repeats(user, item).mean()) if len(item) else 0.0,
         implausible=0 if counted else int(find_implausible(time).sum()),
-        drift=None if counted or not len(steps) else _compute_drift(item, time),
+        drift=None if counted or not len(time_steps) else _compute_drift(item, time),
         kinds=dict(kinds or {}),
         ratings=dict(ratings or {}),
         columns=columns,
@@ -181,50 +179,52 @@ def measure_profile(
     )
 
 
-def scale_profile(profile: DataProfile, every: int, occurs: np.ndarray) -> DataProfile:
+def scale_profile(profile: DataProfile, factor: int, occurrences: np.ndarray) -> DataProfile:
     """Scale the profile of a sample of the users to all users.
 
     Args:
-        profile: Profile of one out of `every` users.
-        every: Number of users for each sampled user.
-        occurs: Number of events of each item over all users [I].
+        profile: Profile of one out of `factor` users.
+        factor: Number of users for each sampled user.
+        occurrences: Number of events of each item over all users [I].
     """
     return replace(
         profile,
-        users=profile.users * every,
-        events=profile.events * every,
-        users_of=profile.users_of * every,
-        items_of=np.bincount(occurs),
-        tied_ends=profile.tied_ends * every,
-        duplicates=profile.duplicates * every,
-        implausible=profile.implausible * every,
-        kinds={name: n * every for name, n in profile.kinds.items()},
-        ratings={value: n * every for value, n in profile.ratings.items()},
+        users=profile.users * factor,
+        events=profile.events * factor,
+        users_of=profile.users_of * factor,
+        items_of=np.bincount(occurrences),
+        tied_ends=profile.tied_ends * factor,
+        duplicates=profile.duplicates * factor,
+        implausible=profile.implausible * factor,
+        kinds={name: count * factor for name, count in profile.kinds.items()},
+        ratings={value: count * factor for value, count in profile.ratings.items()},
     )
 
 
 def _count_tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
     """Compute `tied_ends` of `DataProfile`."""
-    counts = np.zeros((ENDS, LONGEST + 1), np.int64)
-    for k in range(1, ENDS + 1):
+    counts = np.zeros((MAX_TEST_EVENTS, MAX_HELD_OUT + 1), np.int64)
+    for k in range(1, MAX_TEST_EVENTS + 1):
         lengths = np.diff(offsets)
         ends, lengths = offsets[1:][lengths > k], lengths[lengths > k]
-        tied = lengths[time[ends - k] == time[ends - k - 1]]
-        of_length = np.bincount(np.minimum(tied, LONGEST + 1), minlength=LONGEST + 2)
-        counts[k - 1] = of_length[::-1].cumsum()[::-1][1:]
+        tied_lengths = lengths[time[ends - k] == time[ends - k - 1]]
+        users_by_length = np.bincount(np.minimum(tied_lengths, MAX_HELD_OUT + 1), minlength=MAX_HELD_OUT + 2)
+        counts[k - 1] = users_by_length[::-1].cumsum()[::-1][
+            1:
+        ]  # users with more than n events, for n from 0
     return counts
 
 
 def _compute_drift(item: np.ndarray, time: np.ndarray) -> float:
     """Return the share of the newest tenth of events whose item does not occur in the older events."""
     ordered = item[np.argsort(time, kind="stable")]
-    cut = len(ordered) - max(1, int(_DRIFT * len(ordered)))
-    is_old = np.zeros(int(item.max(initial=0)) + 1, bool)
-    is_old[ordered[:cut]] = True
-    return float((~is_old[ordered[cut:]]).mean())
+    old_count = len(ordered) - max(1, int(_NEWEST_SHARE * len(ordered)))
+    is_old_item = np.zeros(int(item.max(initial=0)) + 1, bool)
+    is_old_item[ordered[:old_count]] = True
+    return float((~is_old_item[ordered[old_count:]]).mean())
 
 
-def _find_quantile(counts: np.ndarray, share: float) -> int:
-    """Return the quantile of a histogram; 0 for an empty one."""
-    total = counts.sum()
-    return int(np.searchsorted(np.cumsum(counts), share * total)) if total else 0
+def _find_quantile(histogram: np.ndarray, share: float) -> int:
+    """Return the quantile of a histogram over the numbers 0, 1, 2, ...; 0 if the histogram is empty."""
+    total = histogram.sum()
+    return int(np.searchsorted(np.cumsum(histogram), share * total)) if total else 0

@@ -1,9 +1,8 @@
 """Flat files: the fields of sequences as one memory-mapped .npy file each (format 4).
 
-Ranges of users are written in any order to files whose space is reserved first, so a full disk is an error before the first
-byte and not a signal in a mapping. meta.json is written last; a folder without it holds no sequences. Text ids of users are
-a mapped Arrow file. An artifact of 100 M events takes 1.4 to 1.8 GB on disk; a process holds only the pages that it has
-read.
+Ranges of users are written in any order to files whose disk space is reserved first, so a full disk raises an error before the
+first write. meta.json is written last; a folder without it holds no sequences. Text ids of users are a memory-mapped Arrow file.
+An artifact of 100 M events takes 1.4 to 1.8 GB on disk; in a process, only the pages that it has read are resident.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import pyarrow as pa
 from nonet.errors import DataError
 
 FLAT_META, FLAT_FORMAT = "meta.json", 4
+_FORMAT_WITH_WIDE_TIMES = 3  # the earlier format, whose times always take 64 bits
 ITEM_KEYS = "item_keys.npy"
-_WIDE_TIMES = 3  # the format whose times always take 64 bits
 USER_IDS = "user_id.arrow"
 
 
@@ -32,7 +31,10 @@ def is_flat(folder: Path) -> bool:
 
 
 class MappedTextIds:
-    """Text ids [U] that stay in their file; indexing returns an object array or one text."""
+    """Text ids [U] that are read from their file on access.
+
+    Indexing with a slice returns another MappedTextIds, with one number a text, and with an array an object array.
+    """
 
     dtype = np.dtype(object)
 
@@ -48,8 +50,8 @@ class MappedTextIds:
         if np.ndim(rows) == 0:
             return self._column[int(rows)].as_py()
         rows = np.asarray(rows)
-        places = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return np.array(self._column.take(pa.array(places)).to_pylist(), dtype=object)
+        index = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return np.array(self._column.take(pa.array(index)).to_pylist(), dtype=object)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._column.to_pylist(), dtype=object).astype(dtype or object)
@@ -77,12 +79,19 @@ class WideView:
         return self.values.astype(dtype or np.int64)
 
     def slice_values(self, first: int, last: int) -> WideView:
-        """Return the numbers [first, last) without reading them."""
+        """Return a view of the values [first, last) without reading them."""
         return WideView(self.values[first:last])
 
 
 class MappedSequences:
-    """The files of a folder, mapped on access. Raises DataError if they cannot be read."""
+    """The files of a sequences folder, each of which is memory-mapped when it is requested.
+
+    Attributes:
+        meta: Content of meta.json.
+
+    Raises:
+        DataError: A file cannot be read, or has an unknown format.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -92,14 +101,14 @@ class MappedSequences:
             raise DataError(
                 f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
             ) from None
-        if self.meta.get("format") not in (_WIDE_TIMES, FLAT_FORMAT):
+        if self.meta.get("format") not in (_FORMAT_WITH_WIDE_TIMES, FLAT_FORMAT):
             raise DataError(
-                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_WIDE_TIMES} and {FLAT_FORMAT}. "
-                "Run the tokenise stage again."
+                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_FORMAT_WITH_WIDE_TIMES} and "
+                f"{FLAT_FORMAT}. Run the tokenise stage again."
             )
 
     def map_array(self, name: str) -> np.ndarray:
-        """Map one field."""
+        """Memory-map the file of one field."""
         try:
             return np.load(self._folder / f"{name}.npy", mmap_mode="r")
         except (OSError, ValueError) as error:
@@ -110,6 +119,7 @@ class MappedSequences:
     def map_fields(self) -> dict[str, Any]:
         """Return the arguments of `Sequences` that are stored in this folder."""
         meta = self.meta
+        # Without kinds of events there is no file: a broadcast zero takes no memory.
         event = (
             self.map_array("event") if meta["event_names"] else np.broadcast_to(np.int32(0), meta["events"])
         )
@@ -134,50 +144,51 @@ class MappedSequences:
 
 
 class FlatFiles:
-    """Arrays of a known length, each a .npy file that is written in ranges.
+    """Arrays of a known length, each a .npy file that is written in ranges; the content of existing files is kept.
 
     Args:
         folder: Folder of the files.
         fields: Dtype and length of each field by name.
 
     Raises:
-        OSError: If the disk has no room.
+        OSError: The disk is full.
     """
 
     def __init__(self, folder: Path, fields: Mapping[str, tuple[Any, int]]):
-        self._place: dict[str, tuple[int, int, np.dtype[Any]]] = {}
-        for name, (kind, length) in fields.items():
-            dtype = np.dtype(kind)
+        # File descriptor, position of the first value in bytes, and dtype of each field.
+        self._files: dict[str, tuple[int, int, np.dtype[Any]]] = {}
+        for name, (dtype_like, length) in fields.items():
+            dtype = np.dtype(dtype_like)
             path = folder / f"{name}.npy"
-            whole = path.exists()
-            with path.open("r+b" if whole else "wb") as out:
+            existed = path.exists()
+            with path.open("r+b" if existed else "wb") as out:
                 header = {
                     "descr": np.lib.format.dtype_to_descr(dtype),
                     "fortran_order": False,
                     "shape": (length,),
                 }
                 np.lib.format.write_array_header_1_0(out, header)
-                start = out.tell()
+                data_start = out.tell()
                 out.flush()
-                if length and not whole:
-                    os.posix_fallocate(out.fileno(), start, length * dtype.itemsize)
-            self._place[name] = (os.open(path, os.O_WRONLY), start, dtype)
+                if length and not existed:
+                    os.posix_fallocate(out.fileno(), data_start, length * dtype.itemsize)
+            self._files[name] = (os.open(path, os.O_WRONLY), data_start, dtype)
 
-    def write(self, name: str, at: int, values: np.ndarray) -> bytes | memoryview:
-        """Write values at [at, at + n) of a field and return the bytes that were written."""
-        handle, start, dtype = self._place[name]
+    def write(self, name: str, start: int, values: np.ndarray) -> bytes | memoryview:
+        """Write n values to the indices [start, start + n) of a field, and return the bytes that were written."""
+        descriptor, data_start, dtype = self._files[name]
         content = np.ascontiguousarray(values, dtype).data.cast("B")
-        done = 0
-        while done < len(content):
-            done += os.pwrite(handle, content[done:], start + at * dtype.itemsize + done)
+        written = 0
+        while written < len(content):  # a call may write less than all bytes
+            written += os.pwrite(descriptor, content[written:], data_start + start * dtype.itemsize + written)
         return content
 
     def close(self) -> None:
         """Flush all files to disk and close them."""
-        for handle, *_ in self._place.values():
-            os.fsync(handle)
-            os.close(handle)
-        self._place = {}
+        for descriptor, *_ in self._files.values():
+            os.fsync(descriptor)
+            os.close(descriptor)
+        self._files = {}
 
 
 class GrowingFile:
@@ -204,12 +215,12 @@ class GrowingFile:
         self._length += len(values)
 
     def _write_header(self) -> None:
-        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
-        np.lib.format.write_array_header_1_0(self._out, facts)
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._out, header)
 
 
 def load_item_keys(folder: Path) -> np.ndarray | None:
-    """Map the sparse keys [I] of a sequences folder's items; None if keys are indices."""
+    """Memory-map the sparse keys [I] int64 of a sequences folder's items; return None if keys are indices."""
     path = folder / ITEM_KEYS
     return np.load(path, mmap_mode="r") if path.is_file() else None
 

@@ -1,8 +1,9 @@
 """Counts co-occurrences of items, one range of source items at a time, so that memory does not grow with the events.
 
-For each part of the users, every pair is packed into one int64 (source, other, distance) and assigned to a range of its
-source: in memory if there are few, in files otherwise. A range is then sorted and equal codes are counted. Terms are summed
-by distance, then in the order of events, so the result is bit-identical for any number of ranges.
+For each part of the users, every pair is packed into one int64 code (source, other, distance) and assigned to the range that
+contains its source. Codes stay in memory if there is only one range, otherwise they are written to one file per range. A range is
+then sorted and the weights of equal pairs are summed, by distance, then in the order of events, so the result is bit-identical
+for any number of ranges.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy as np
 if TYPE_CHECKING:
     from nonet.samples.sequences.sequences import Sequences
 
-# Shapes: N events of a part, F of them counted, E pairs, I items.
+# Shapes: N events of a part, E pairs, I items.
 RANGE_PAIRS = 1 << 24  # approximate number of pairs in a range
-Chosen = Callable[["Sequences"], np.ndarray]
-"""Which events of a part are counted [N] bool."""
+_SPILLED_EVENTS = 1 << 21  # number of events whose pairs are in memory at once if they are written to files
+EventSelector = Callable[["Sequences"], np.ndarray]
+"""Returns which events of a part are counted, [N] bool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +32,23 @@ class PairCounter:
     """Counts pairs of a user's selected events that are at most `reach` apart in the selected subsequence.
 
     Attributes:
-        n_items: Number of items.
+        n_items: Number of items I.
         reach: Largest distance of a pair.
-        worth: Weight of a pair by its distance [reach].
-        both: Whether (later, earlier) counts as well.
-        fade: Maps the later event's unix seconds [E] to a decay factor; None for 1.
+        weight_by_distance: Weight of a pair at the distances 1, 2, ... [reach].
+        both: Whether each pair is also counted with the later event as the source.
+        compute_decay: Maps the later event's unix seconds [E] to a factor of the weight; None for 1.
     """
 
     n_items: int
     reach: int
-    worth: np.ndarray
+    weight_by_distance: np.ndarray
     both: bool = False
-    fade: Callable[[np.ndarray], np.ndarray] | None = None
+    compute_decay: Callable[[np.ndarray], np.ndarray] | None = None
 
     def count_ranges(
         self,
         seq: Sequences,
-        select_events: Chosen,
+        select_events: EventSelector,
         *,
         range_pairs: int = RANGE_PAIRS,
         folder: Path | None = None,
@@ -65,100 +67,108 @@ class PairCounter:
         bounds = self._compute_bounds(seq, select_events, range_pairs)
         if len(bounds) == 2:
             parts = [self._encode_pairs(part, select_events) for part in seq.iterate_parts()]
-            codes, fade = (np.concatenate(each) for each in zip(*parts, strict=True))
-            yield range(self.n_items), *self._sum_weights(codes, fade)
+            codes, decay = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            yield range(self.n_items), *self._sum_weights(codes, decay)
             return
-        aside = Path(tempfile.mkdtemp(prefix="pairs-", dir=folder))
+        spill_folder = Path(tempfile.mkdtemp(prefix="pairs-", dir=folder))
         try:
-            for part in seq.iterate_parts(1 << 21):
-                self._spill_codes(aside, bounds, *self._encode_pairs(part, select_events))
+            for part in seq.iterate_parts(_SPILLED_EVENTS):
+                self._spill_codes(spill_folder, bounds, *self._encode_pairs(part, select_events))
             for number in range(len(bounds) - 1):
-                codes, fade = (_read_and_delete(aside / f"{number}.{kind}") for kind in ("codes", "faded"))
+                codes = _read_and_delete(spill_folder / f"{number}.codes").view(np.int64)
+                decay = _read_and_delete(spill_folder / f"{number}.decay")
                 items = range(int(bounds[number]), int(bounds[number + 1]))
-                yield items, *self._sum_weights(codes.view(np.int64), fade)
+                yield items, *self._sum_weights(codes, decay)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(spill_folder, ignore_errors=True)
 
     @property
-    def _bits(self) -> int:
+    def _distance_bits(self) -> int:
+        """The number of low bits of a code that hold the distance."""
         return self.reach.bit_length()
 
-    def _compute_bounds(self, seq: Sequences, chosen: Chosen, range_pairs: int) -> np.ndarray:
+    def _compute_bounds(self, seq: Sequences, select_events: EventSelector, range_pairs: int) -> np.ndarray:
         """Return the items at which ranges begin, and the end, so that ranges have about equally many pairs."""
-        occurs = np.zeros(self.n_items, np.int64)
+        occurrences = np.zeros(self.n_items, np.int64)
         for part in seq.iterate_parts():
-            occurs += np.bincount(part.item[chosen(part)], minlength=self.n_items)
-        pairs = np.cumsum(occurs) * self.reach * (2 if self.both else 1)
-        total = int(pairs[-1]) if len(pairs) else 0
-        cuts = np.arange(1, -(-total // range_pairs)) * range_pairs
-        inner = np.unique(np.searchsorted(pairs, cuts) + 1)
+            occurrences += np.bincount(part.item[select_events(part)], minlength=self.n_items)
+        cumulative_pairs = np.cumsum(occurrences) * self.reach * (2 if self.both else 1)
+        total = int(cumulative_pairs[-1]) if len(cumulative_pairs) else 0
+        thresholds = np.arange(1, -(-total // range_pairs)) * range_pairs
+        inner = np.unique(np.searchsorted(cumulative_pairs, thresholds) + 1)
         return np.array([0, *inner[(inner > 0) & (inner < self.n_items)].tolist(), self.n_items])
 
-    def _encode_pairs(self, part: Sequences, chosen: Chosen) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_pairs(self, part: Sequences, select_events: EventSelector) -> tuple[np.ndarray, np.ndarray]:
         """Return the packed code of each pair [E], and its decay factor [E] (empty without decay)."""
-        mask = chosen(part)
+        mask = select_events(part)
         item, user = part.item[mask].astype(np.int64), part.user[mask]
-        time = part.time[mask] if self.fade is not None else None
-        codes, faded = [np.empty(0, np.int64)], [np.empty(0)]
-        for step in range(1, self.reach + 1):
-            same = user[step:] == user[:-step]
-            one, other = item[:-step][same], item[step:][same]
-            codes.append((one * self.n_items + other) << self._bits | step)
+        time = part.time[mask] if self.compute_decay is not None else None
+        codes, decay = [np.empty(0, np.int64)], [np.empty(0)]
+        for distance in range(1, self.reach + 1):
+            same_user = user[distance:] == user[:-distance]
+            earlier, later = item[:-distance][same_user], item[distance:][same_user]
+            codes.append((earlier * self.n_items + later) << self._distance_bits | distance)
             if self.both:
-                codes.append((other * self.n_items + one) << self._bits | step)
-            if self.fade is not None and time is not None:
-                faded += [self.fade(time[step:][same])] * (2 if self.both else 1)
-        return np.concatenate(codes), np.concatenate(faded)
+                codes.append((later * self.n_items + earlier) << self._distance_bits | distance)
+            if self.compute_decay is not None and time is not None:
+                decay += [self.compute_decay(time[distance:][same_user])] * (2 if self.both else 1)
+        return np.concatenate(codes), np.concatenate(decay)
 
-    def _spill_codes(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, faded: np.ndarray) -> None:
+    def _spill_codes(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, decay: np.ndarray) -> None:
         """Append codes and decay factors to the files of their ranges."""
-        source = (codes >> self._bits) // self.n_items
-        number = (np.searchsorted(bounds, source, "right") - 1).astype(np.uint16)
-        order = np.argsort(number, kind="stable")
-        cuts = np.concatenate([[0], np.cumsum(np.bincount(number, minlength=len(bounds) - 1))])
-        for kind, values in (("codes", codes), ("faded", faded)):
+        source = (codes >> self._distance_bits) // self.n_items
+        range_number = (np.searchsorted(bounds, source, "right") - 1).astype(np.uint16)
+        order = np.argsort(range_number, kind="stable")
+        counts = np.bincount(range_number, minlength=len(bounds) - 1)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        for kind, values in (("codes", codes), ("decay", decay)):
             if not len(values):
                 continue
             values = values[order]
-            for place in np.flatnonzero(np.diff(cuts)).tolist():
-                with (folder / f"{place}.{kind}").open("ab") as out:
-                    values[cuts[place] : cuts[place + 1]].tofile(out)
+            for number in np.flatnonzero(counts).tolist():
+                with (folder / f"{number}.{kind}").open("ab") as out:
+                    values[starts[number] : starts[number + 1]].tofile(out)
 
-    def _sum_weights(self, codes: np.ndarray, faded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum the weights of equal pairs. Returns the pairs, ascending, and the sums."""
-        if len(faded):
+    def _sum_weights(self, codes: np.ndarray, decay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distinct pairs, as source * I + other in ascending order, and the sum of each pair's weights."""
+        if len(decay):
             order = np.argsort(codes, kind="stable")
-            codes, faded = codes[order], faded[order]
+            codes, decay = codes[order], decay[order]
         else:
             codes = np.sort(codes)
-        key = codes >> self._bits
-        worth = np.asarray(self.worth, np.float64)[(codes & (1 << self._bits) - 1) - 1]
-        if len(faded):
-            worth = faded * worth
-        first = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.empty(0, bool)
-        count = np.bincount(np.cumsum(first) - 1, weights=worth, minlength=0)
-        return key[first], count
+        key = codes >> self._distance_bits
+        distance = codes & (1 << self._distance_bits) - 1
+        weight = np.asarray(self.weight_by_distance, np.float64)[distance - 1]
+        if len(decay):
+            weight = decay * weight
+        is_first = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.empty(0, bool)
+        sums = np.bincount(np.cumsum(is_first) - 1, weights=weight, minlength=0)
+        return key[is_first], sums
 
 
 def select_top_neighbours(
     key: np.ndarray, count: np.ndarray, n_items: int, max_neighbours: int, n_sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Select the largest counts of each source, ordered by source, then item; ties prefer the lower item.
+    """Select the pairs with the largest counts of each source; ties prefer the lower item.
 
     Args:
         key: source * n_items + other [E], ascending.
         count: Count of each pair [E].
         n_items: Number of items.
-        max_neighbours: Neighbours to keep per source.
+        max_neighbours: Maximum number of pairs that are kept per source.
         n_sources: Number of sources.
+
+    Returns:
+        The kept keys in ascending order, and their counts.
     """
     source = key // n_items
     first = np.searchsorted(source, np.arange(n_sources + 1))
     if np.diff(first).max(initial=0) <= max_neighbours:
         return key, count
     order = np.lexsort((key, -count, source))
-    chosen = np.sort(order[np.arange(len(key)) - first[source] < max_neighbours])
-    return key[chosen], count[chosen]
+    rank_in_source = np.arange(len(key)) - first[source]  # sorting keeps the sources' ranges in place
+    kept = np.sort(order[rank_in_source < max_neighbours])
+    return key[kept], count[kept]
 
 
 def _read_and_delete(file: Path) -> np.ndarray:

@@ -1,12 +1,12 @@
 """Assigns events of a user to training, RL, validation and test.
 
-Invariant: within a user, in time order, the codes never decrease: TRAIN, then RL, then VALID, then TEST. So the history of
-a held-out event never contains an event that is held out after it, and TRAIN is a prefix of every user.
+Invariant: the codes of a user's events, in time order, never decrease: TRAIN, then RL, then VALID, then TEST. So the history of
+a held-out event never contains an event of a later split, and the TRAIN events are a prefix of each user's events.
 
-`leave_last_out` takes a user's newest `test` events, the `valid` events before them and the `rl` events before those; a
-user with no event left for training is used for training only. `time` cuts all users at the same times: test from `test:`
-on, validation during `valid` before it, RL during `rl` before that. The first gives every long user a test; the second
-matches production.
+`leave_last_out` takes a user's newest `test` events, the `valid` events before them and the `rl` events before those; all events
+of a user with too few of them are TRAIN. `time` cuts all users at the same times: test from the timestamp `test` on, validation
+during the time span `valid` before it, RL during the time span `rl` before that. `leave_last_out` gives every user with enough
+events a test; `time` matches production.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nonet.units import Seconds
 TRAIN, RL, VALID, TEST = 0, 1, 2, 3
 NAMES = ("train", "rl", "valid", "test")
 
-_UNIT_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_SECONDS_BY_UNIT = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
@@ -48,7 +48,13 @@ def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]
 
 
 def compute_split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
-    """Assign split codes to events of some of the users, as `split_events`; `check_split` checks all of them together."""
+    """Assign split codes to events of a part of the users, as `split_events` does, without its checks.
+
+    `check_split` does these checks for all users together.
+
+    Raises:
+        ConfigError: An option of the split is unknown or invalid.
+    """
     use = split.get("use", "leave_last_out")
     if use not in _SPLITS:
         raise ConfigError(
@@ -88,14 +94,14 @@ class Split(Replaceable):
 
 @dataclass(frozen=True, slots=True)
 class SplitFacts:
-    """Facts of a split that can be added over parts of the users.
+    """Counts and times of a split's events; those of parts of the users can be added with `+`.
 
     Attributes:
         users: Number of users.
-        longest: Events of the longest user.
+        longest: Number of events of the user with the most events.
         first: Unix seconds of the oldest event.
         last: Unix seconds of the newest event.
-        events: Events by split.
+        events: Number of events of each split, in the order of `NAMES`.
     """
 
     users: int = 0
@@ -106,24 +112,24 @@ class SplitFacts:
 
     @classmethod
     def from_events(cls, offsets: np.ndarray, time: np.ndarray, codes: np.ndarray) -> SplitFacts:
-        """Compute the facts of events; arguments as in `split_events`."""
+        """Compute the facts of events; `offsets` and `time` as in `split_events`, `codes` as it returns them."""
         limits = np.iinfo(np.int64)
         return cls(
-            len(offsets) - 1,
-            int(np.diff(offsets).max(initial=0)),
-            int(time.min(initial=limits.max)),
-            int(time.max(initial=limits.min)),
-            tuple(np.bincount(codes, minlength=len(NAMES)).tolist()),
+            users=len(offsets) - 1,
+            longest=int(np.diff(offsets).max(initial=0)),
+            first=int(time.min(initial=limits.max)),
+            last=int(time.max(initial=limits.min)),
+            events=tuple(np.bincount(codes, minlength=len(NAMES)).tolist()),
         )
 
     def __add__(self, other: SplitFacts) -> SplitFacts:
         events = tuple(a + b for a, b in zip(self.events, other.events, strict=True))
         return SplitFacts(
-            self.users + other.users,
-            max(self.longest, other.longest),
-            min(self.first, other.first),
-            max(self.last, other.last),
-            events,
+            users=self.users + other.users,
+            longest=max(self.longest, other.longest),
+            first=min(self.first, other.first),
+            last=max(self.last, other.last),
+            events=events,
         )
 
 
@@ -149,49 +155,50 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
 
 
 def parse_duration(duration: str | int | float, name: str = "duration") -> int:
-    """Convert `1d`, `12h`, `30min`, `90s`, `2w` or a number of seconds to whole seconds."""
+    """Convert `1d`, `12h`, `30min`, `90s`, `2w` or a number of seconds to whole seconds; `name` is that of the option."""
     if isinstance(duration, int | float) and not isinstance(duration, bool) and duration >= 0:
         return int(duration)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
-    if not match or match[2] not in _UNIT_S:
+    if not match or match[2] not in _SECONDS_BY_UNIT:
         raise ConfigError(
-            f"split: {name}: {duration!r} is not a duration. Write a number and a unit of {join_names(_UNIT_S)}, "
+            f"split: {name}: {duration!r} is not a duration. Write a number and a unit of {join_names(_SECONDS_BY_UNIT)}, "
             "such as 1d."
         )
-    return int(float(match[1]) * _UNIT_S[match[2]])
+    return int(float(match[1]) * _SECONDS_BY_UNIT[match[2]])
 
 
 def parse_timestamp(value: object, name: str = "test") -> int:
     """Convert an ISO 8601 timestamp, or the value that YAML made of it, to unix seconds; without a zone it is UTC."""
-    when: datetime
+    moment: datetime
     if isinstance(value, datetime):
-        when = value
+        moment = value
     elif isinstance(value, date):
-        when = datetime(value.year, value.month, value.day)
+        moment = datetime(value.year, value.month, value.day)
     else:
         try:
-            when = datetime.fromisoformat(str(value))
+            moment = datetime.fromisoformat(str(value))
         except ValueError:
             raise ConfigError(
                 f"split: {name}: {value!r} is not an ISO timestamp, such as 2026-11-19T00:00:00Z, which `use: "
                 "time` wants."
             ) from None
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
 def get_training_end(split: Mapping[str, Any]) -> int | None:
-    """Return the unix time from which on no event trains; None where the split is not by time."""
+    """Return the unix time from which on no event is a TRAIN event; None if the split is not by time."""
     if split.get("use", "leave_last_out") != "time":
         return None
-    return _compute_starts(split)[0]
+    rl_from, _, _ = _compute_starts(split)
+    return rl_from
 
 
 def _split_leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
-    """Hold out the newest events of each user that has enough of them."""
+    """Hold out the newest events of each user that has more events than are held out."""
     test, valid, rl = (_parse_count(split, name) for name in ("test", "valid", "rl"))
     lengths = np.diff(offsets)
     held_out = test + valid + rl
-    from_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(time))
+    from_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(time))  # 0 for a user's newest event
     codes = np.full(len(time), TRAIN, np.int8)
     codes[from_end < held_out] = RL
     codes[from_end < test + valid] = VALID
@@ -201,6 +208,7 @@ def _split_leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[
 
 
 def _split_by_time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    """Hold out the events of all users from the same times on; `offsets` is not used."""
     codes = np.full(len(time), TRAIN, np.int8)
     for start, code in zip(_compute_starts(split), (RL, VALID, TEST), strict=True):
         codes[time >= start] = code
@@ -227,6 +235,7 @@ def _parse_count(split: Mapping[str, Any], name: str) -> int:
 
 
 def _format_iso(unix_s: int) -> str:
+    """Return an ISO 8601 timestamp, or the number itself if it is outside the range of datetime."""
     try:
         return datetime.fromtimestamp(int(unix_s), UTC).isoformat()
     except (OverflowError, ValueError, OSError):

@@ -1,8 +1,9 @@
-"""Counts how often one item follows another, and keeps the best neighbours of each item, memory-mapped.
+"""Counts how often one item follows another, and keeps the most frequent successors of each item, memory-mapped.
 
-c(x, y) is the sum of 1 / distance over the pairs of a user's fitted events at most `reach` apart; n(x) is the number of
-occurrences of x. One artifact serves the transition counter and the memory of models. Keeping 100 neighbours per item loses
-nothing measurable (quickstart: recall@10 0.1362 against 0.1368). Counts are float32 and rows int64: 8 bytes per neighbour.
+The count c(x, y) is the sum of 1 / distance over the pairs of a user's counted events (x, then y) that are at most `reach` events
+apart; n(x) is the number of occurrences of x. One artifact serves the transition counter and the memory of models. Keeping only
+100 neighbours per item loses nothing measurable (quickstart: recall@10 0.1362 against 0.1368). A neighbour takes 8 bytes, an
+int32 item and a float32 count.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
 from nonet.suggest import join_names, suggest_sentence
 
-# Shapes: I items, E neighbours kept, N events, F of them fitted.
+# Shapes: I items, E kept neighbours of all items, N events, F counted events.
 
 _ARRAYS = ("row", "item", "count", "occurs")
 
@@ -33,9 +34,9 @@ class CountOptions:
     """Options of transition counts.
 
     Attributes:
-        reach: Largest distance of a pair in events.
-        neighbours: Neighbours to keep per item.
-        events: Kinds of events that count; empty for all.
+        reach: Largest distance of a pair in counted events of the user.
+        neighbours: Number of neighbours that are kept per item.
+        events: Names of the kinds of events that are counted; empty for all.
         half_life_s: Age in seconds at which a pair counts half; None for no decay.
     """
 
@@ -47,15 +48,17 @@ class CountOptions:
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """Neighbours of item x are item[row[x]:row[x + 1]], ascending, with their counts.
+    """The neighbours of each item, those that follow it, with their counts.
+
+    The neighbours of item x are item[row[x]:row[x + 1]], ascending, and their counts are at the same indices.
 
     Attributes:
-        row: First neighbour of each item [I + 1] int64.
+        row: Index of the first neighbour of each item [I + 1] int64.
         item: Neighbours [E] int32.
         count: Weighted count of each neighbour [E] float32.
-        occurs: Weighted occurrences n of each item [I] float32.
+        occurs: Weighted number of occurrences n of each item [I] float32.
         options: Options of the counts.
-        until: Unix seconds of the newest event.
+        until: Unix seconds of the newest counted event, relative to which events decay.
     """
 
     row: np.ndarray
@@ -77,7 +80,17 @@ class Transitions:
         options: CountOptions | None = None,
         splits: Sequence[int] = (TRAIN,),
     ) -> Transitions:
-        """Count the events of the given splits. Raises ConfigError for a kind of event that is not there."""
+        """Count the events of the given splits.
+
+        Args:
+            seq: The sequences.
+            n_items: Number of items I.
+            options: Options of the counts; None for the defaults.
+            splits: Codes of the splits whose events are counted.
+
+        Raises:
+            ConfigError: The data have no kind of event that `options` names.
+        """
         options = options or CountOptions()
         rows, items, counts = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         until, occurs = _count_occurrences(seq, n_items, options, splits)
@@ -85,7 +98,7 @@ class Transitions:
             rows.append(row + rows[-1][-1])
             items.append(item)
             counts.append(count)
-        arrays = (np.concatenate(each) for each in (rows, items, counts))
+        arrays = (np.concatenate(parts) for parts in (rows, items, counts))
         return cls(*arrays, occurs=occurs.astype(np.float32), options=options, until=until)
 
     @classmethod
@@ -97,11 +110,14 @@ class Transitions:
         options: CountOptions | None = None,
         splits: Sequence[int] = (TRAIN,),
     ) -> Transitions:
-        """Count as `fit`, directly into the files of a folder; memory holds one count per item and one range of pairs."""
+        """Count as `fit` does, and write the result directly to the files of a folder, which are then memory-mapped.
+
+        Only one count per item and the pairs of one range of items are in memory at a time.
+        """
         folder, options = Path(folder), options or CountOptions()
         folder.mkdir(parents=True, exist_ok=True)
         until, occurs = _count_occurrences(seq, n_items, options, splits)
-        last = 0
+        neighbour_count = 0
         with (
             GrowingFile(folder / "row.npy", np.int64) as rows,
             GrowingFile(folder / "item.npy", np.int32) as items,
@@ -109,8 +125,8 @@ class Transitions:
         ):
             rows.append_values(np.zeros(1, np.int64))
             for row, item, count in _count_by_range(seq, n_items, options, splits, until, folder):
-                rows.append_values(row + last)
-                last += len(item)
+                rows.append_values(row + neighbour_count)
+                neighbour_count += len(item)
                 items.append_values(item)
                 counts.append_values(count)
         np.save(folder / "occurs.npy", occurs.astype(np.float32))
@@ -131,13 +147,20 @@ class Transitions:
 
     @classmethod
     def load(cls, folder: str | Path) -> Transitions:
-        """Map the arrays of a folder. Raises DataError where it holds none."""
+        """Memory-map the arrays of a folder. Raises DataError if a file is missing or not readable."""
         folder = Path(folder)
         return cls.map({name: folder / f"{name}.npy" for name in _ARRAYS} | {"meta": folder / "meta.json"})
 
     @classmethod
     def map(cls, files: Mapping[str, Path]) -> Transitions:
-        """Map the arrays that lie in these files, by name, with `meta`. Raises DataError where one cannot be read."""
+        """Memory-map the arrays in these files.
+
+        Args:
+            files: Path of each array's file by name, and of meta.json as "meta".
+
+        Raises:
+            DataError: A file cannot be read.
+        """
         try:
             meta = json.loads(files["meta"].read_text())
             arrays = {name: np.load(files[name], mmap_mode="r") for name in _ARRAYS}
@@ -150,6 +173,7 @@ class Transitions:
 
 
 def _write_meta(folder: Path, until: int, options: CountOptions) -> None:
+    """Write meta.json, which completes a folder of transitions."""
     meta = {"until": until, **asdict(options)}
     write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
 
@@ -162,15 +186,22 @@ def _count_by_range(
     until: int,
     folder: Path | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield for each range of items the end of each item's neighbours, the neighbours (int32) and their counts (float32)."""
+    """Yield the neighbours of consecutive ranges of items.
+
+    Yields:
+        The end of each item's neighbours within the range's, the neighbours (int32), and their counts (float32).
+    """
     pairs = PairCounter(
         n_items,
         options.reach,
         1 / np.arange(1, options.reach + 1),
-        fade=None if options.half_life_s is None else lambda time: compute_decay(time, until, options),
+        compute_decay=None
+        if options.half_life_s is None
+        else lambda time: compute_decay(time, until, options),
     )
-    chosen = partial(_select_events, options=options, splits=splits)
-    for items, key, count in pairs.count_ranges(seq, chosen, folder=folder):
+    select_events = partial(_select_events, options=options, splits=splits)
+    # A key is x * n_items + y for the pair of items (x, y).
+    for items, key, count in pairs.count_ranges(seq, select_events, folder=folder):
         key, count = select_top_neighbours(
             key - items.start * n_items, count, n_items, options.neighbours, len(items)
         )
@@ -192,9 +223,9 @@ def _count_occurrences(
     )
     occurs = np.zeros(n_items)
     for part in seq.iterate_parts():
-        chosen = _select_events(part, options, splits)
-        weight = compute_decay(part.time[chosen], until, options)
-        occurs += np.bincount(part.item[chosen], weights=weight, minlength=n_items)
+        is_counted = _select_events(part, options, splits)
+        weight = compute_decay(part.time[is_counted], until, options)
+        occurs += np.bincount(part.item[is_counted], weights=weight, minlength=n_items)
     return until, occurs
 
 
