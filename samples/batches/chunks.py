@@ -1,4 +1,4 @@
-"""Splits a step into consecutive parts of bounded size, so that a bot's 300,000 events become many small parts."""
+"""Splits a step into consecutive parts of bounded size, so that a user with 300,000 events does not exhaust memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def split_by_size(sizes_B: np.ndarray, max_size: int) -> list[slice]:
-    """Return slices of [B] in order whose sizes sum to at most `max_size`; a single larger element is a slice of its own.
+    """Split [B] into consecutive slices, as long as possible, whose sizes sum to at most `max_size`.
 
-    Slices are as long as possible. An empty input gives one empty slice.
+    An element that is larger than `max_size` is a slice of its own. An empty input gives one empty slice.
     """
     ends = np.cumsum(sizes_B)
     parts, start = [], 0

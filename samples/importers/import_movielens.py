@@ -1,6 +1,7 @@
-"""Import MovieLens folders as GroupLens publishes them: the CSV sets (latest, 20M and larger), 1M (.dat files) and 100K (u.data).
+"""Imports MovieLens folders as GroupLens publishes them: CSV (latest, 20M and larger), 1M (.dat files) and 100K (u.data).
 
-Movies without ratings stay in the items table. The README of the folder, which has the licence, is copied beside the tables.
+Movies without ratings stay in the items table. The README of the folder, which has the licence, is copied beside the tables. The
+readers return a table of ratings with the columns of `write_tables`, and a table of movies.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def import_movielens(src: PathLike, dst: PathLike) -> Counts:
         )
     ratings, movies = readers[ratings_file](folder)
     counts = write_tables(ratings, movies, dst, f"movielens {src}")
-    for licence in ("README.txt", "README.html", "README"):
-        if (folder / licence).is_file() and folder.resolve() != Path(dst).resolve():
-            shutil.copyfile(folder / licence, Path(dst) / licence)
+    for readme in ("README.txt", "README.html", "README"):
+        if (folder / readme).is_file() and folder.resolve() != Path(dst).resolve():
+            shutil.copyfile(folder / readme, Path(dst) / readme)
     return counts
 
 
@@ -94,13 +95,17 @@ def _read_dat_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
 def _read_100k_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
     """Read the 100K set."""
     user, item, rating, time = _split_lines(folder / "u.data", "\t", 4)
-    lines = _split_lines(folder / "u.item", "|", 5 + len(_GENRES_100K))
-    flags = zip(*lines[5:], strict=True)
-    genres = [[name for name, flag in zip(_GENRES_100K, row, strict=True) if flag == "1"] for row in flags]
-    genres = [[name for name in row if name != "unknown"] for row in genres]
+    # Columns of u.item: id, title, two dates and a URL, then one flag per genre.
+    columns = _split_lines(folder / "u.item", "|", 5 + len(_GENRES_100K))
+    flags_by_movie = zip(*columns[5:], strict=True)
+    genres = [
+        [name for name, flag in zip(_GENRES_100K, flags, strict=True) if flag == "1"]
+        for flags in flags_by_movie
+    ]
+    genres = [[name for name in names if name != "unknown"] for names in genres]
     ratings = _make_ratings([user, item, rating, time], folder / "u.data")
     return _select_ratings(ratings), _make_movies(
-        _parse_ids(lines[0], folder), lines[1], pa.array(genres, pa.list_(pa.string()))
+        _parse_ids(columns[0], folder), columns[1], pa.array(genres, pa.list_(pa.string()))
     )
 
 
@@ -109,6 +114,7 @@ def _select_ratings(table: pa.Table) -> pa.Table:
 
 
 def _make_movies(item_id, title, categories: pa.Array) -> pa.Table:
+    """Build the table of movies, with the year from the title."""
     table = pa.table({"item_id": item_id, "title": title, "categories": categories})
     return table.append_column("year", parse_years(table["title"]))
 
@@ -133,20 +139,21 @@ def _parse_ids(tokens: list[str], folder: Path) -> pa.Array:
 
 
 def _select_columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
+    """Select columns of a table; raise DataError that names the file if one is missing."""
     for name in names:
         if name not in table.column_names:
             raise DataError(f"movielens {path}: no column {name!r}; it has {', '.join(table.column_names)}.")
     return table.select(names)
 
 
-def _split_lines(path: Path, separator: str, fields: int) -> list[list[str]]:
-    """Read a Latin-1 file of the older sets and return its columns as text."""
+def _split_lines(path: Path, separator: str, field_count: int) -> list[list[str]]:
+    """Read a Latin-1 file of the older sets, whose lines have `field_count` fields, and return its columns as text."""
     if not path.is_file():
         raise DataError(f"movielens {path}: no such file.")
     rows = [line.split(separator) for line in split_lines(path.read_bytes().decode("latin-1")) if line]
-    bad_line = next((number for number, row in enumerate(rows, 1) if len(row) != fields), None)
+    bad_line = next((number for number, row in enumerate(rows, 1) if len(row) != field_count), None)
     if bad_line:
         raise DataError(
-            f"movielens {path}: line {bad_line} has {len(rows[bad_line - 1])} fields; it must have {fields}."
+            f"movielens {path}: line {bad_line} has {len(rows[bad_line - 1])} fields; it must have {field_count}."
         )
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(fields)]
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(field_count)]

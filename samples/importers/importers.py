@@ -43,8 +43,8 @@ def write_tables(
         items: The items.
         dst: Target folder.
         label: Prefix of error messages.
-        columns: Column names of the interactions.
-        item_columns: Column names of the items.
+        columns: Column name in the interactions by role; None if the columns already have the names of the roles.
+        item_columns: The same for the items.
         missing: Texts that stand for a missing value.
 
     Returns:
@@ -54,16 +54,18 @@ def write_tables(
         interactions, TableFormat(columns or {}, missing), f"{label} interactions"
     )
     items = check_items(items, TableFormat(item_columns or {}, missing), f"{label} items")
-    index_items(interactions["item_id"], items["item_id"])
+    index_items(
+        interactions["item_id"], items["item_id"]
+    )  # raises DataError if an item is not in the items table
     tables = {"interactions.parquet": interactions, "items.parquet": items}
     folder = Path(dst)
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as drafts:  # both are written before either takes its name
+    with ExitStack() as replaced_files:  # both tables are written before either file is renamed
         for name, table in tables.items():
-            draft = drafts.enter_context(replace_file(folder / name))
-            pq.write_table(table, draft, compression="zstd", compression_level=9)
-    users = len(interactions["user_id"].unique())
-    return {"users": users, "items": len(items), "events": len(interactions)}
+            temporary_path = replaced_files.enter_context(replace_file(folder / name))
+            pq.write_table(table, temporary_path, compression="zstd", compression_level=9)
+    user_count = len(interactions["user_id"].unique())
+    return {"users": user_count, "items": len(items), "events": len(interactions)}
 
 
 def read_csv(path: PathLike, label: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:
@@ -78,16 +80,16 @@ def read_csv(path: PathLike, label: str, *, types: dict[str, pa.DataType] | None
         check_names(table.column_names, f"{label} {path}")
         return table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = str(error).strip().splitlines()[0]
-        said = f"{said} (not UTF-8)" if "UTF8" in said else said
-        raise DataError(f"{label} {path}: not a readable CSV: {said}") from None
+        reason = str(error).strip().splitlines()[0]
+        reason = f"{reason} (not UTF-8)" if "UTF8" in reason else reason
+        raise DataError(f"{label} {path}: not a readable CSV: {reason}") from None
 
 
 def check_names(names: list[str], label: str) -> None:
-    """Raise DataError where a name occurs more than once."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"{label}: columns {join_names(twice)} occur more than once; rename or drop them.")
+    """Raise DataError if a name occurs more than once."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{label}: columns {join_names(repeated)} occur more than once; rename or drop them.")
 
 
 def parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -108,15 +110,15 @@ def parse_years(titles: pa.ChunkedArray) -> pa.Array:
 
 
 def split_genres(column: pa.ChunkedArray) -> pa.Array:
-    """Split `Comedy|Drama` to a list; `(no genres listed)` becomes an empty one."""
-    cut = [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
+    """Split texts such as `Comedy|Drama` to lists; `(no genres listed)` becomes an empty list."""
+    genres = [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
     return pa.array(
-        [[] if parts == ["(no genres listed)"] else parts for parts in cut], pa.list_(pa.string())
+        [[] if names == ["(no genres listed)"] else names for names in genres], pa.list_(pa.string())
     )
 
 
 def read_jagged_lines(path: Path, label: str) -> tuple[list[str], list[list[str]]]:
-    """Read lines of `user token token ...`. Returns the users and their tokens; empty lines are skipped."""
+    """Read lines of `user token token ...`, and return the users and the tokens of each; empty lines are skipped."""
     try:
         lines = [line.split() for line in split_lines(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
@@ -132,5 +134,5 @@ def parse_integers(tokens: list[str], label: str) -> np.ndarray:
     try:
         return np.array(tokens, dtype=np.int64) if tokens else np.empty(0, np.int64)
     except (ValueError, OverflowError):
-        bad = next(token for token in tokens if not re.fullmatch(r"[+-]?\d{1,18}", token))
-        raise DataError(f"{label}: {bad!r} is not a whole number.") from None
+        invalid = next(token for token in tokens if not re.fullmatch(r"[+-]?\d{1,18}", token))
+        raise DataError(f"{label}: {invalid!r} is not a whole number.") from None

@@ -1,4 +1,4 @@
-"""The manifest of the data files: their sizes, row groups and fingerprints at the time when they were listed.
+"""DataManifest: the sizes, row groups and fingerprints of the data files at the time when they were listed.
 
 The id of a row has 64 bits, `file << 40 | row`: the index of the file in the manifest, and the index of the row in the file
 before any filter. Paths are not part of the manifest's digest, so data can be moved. A file that is listed twice counts as two
@@ -30,7 +30,7 @@ class DataFile:
     Attributes:
         path: Path of the file.
         bytes: Size of the file in bytes.
-        groups: Number of rows of each row group.
+        groups: Number of rows of each row group of the file.
         fingerprint: Hash that identifies the content.
         marks: For text, the byte offset of each group and the end of the last one; empty for other formats.
     """
@@ -74,8 +74,8 @@ class DataManifest:
     @cached_property
     def digest(self) -> str:
         """A hash of the size, row groups and fingerprint of each file, in order."""
-        facts = [[file.bytes, list(file.groups), file.fingerprint] for file in self.files]
-        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        content = [[file.bytes, list(file.groups), file.fingerprint] for file in self.files]
+        return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     @cached_property
     def rows(self) -> int:
@@ -122,26 +122,29 @@ class DataManifest:
         if current.digest == self.digest:
             return ""
         if len(current.files) != len(self.files):
-            return f"{len(self.files)} files then, {len(current.files)} now{_describe_lost_and_new(self.files, current.files)}"
-        for number, (then, file) in enumerate(zip(self.files, current.files, strict=True)):
+            examples = _describe_missing_and_new(self.files, current.files)
+            return f"{len(self.files)} files then, {len(current.files)} now{examples}"
+        for number, (old_file, new_file) in enumerate(zip(self.files, current.files, strict=True)):
             for field in ("bytes", "rows", "groups", "fingerprint"):
-                old, new = getattr(then, field), getattr(file, field)
+                old, new = getattr(old_file, field), getattr(new_file, field)
                 if old != new:
-                    return f"file {number}, {file.path}: {_describe_difference(field, old, new)}"
+                    return f"file {number}, {new_file.path}: {_describe_difference(field, old, new)}"
         return "the digests differ, but no property that is compared"
 
 
-def _describe_difference(field: str, then: Any, now: Any) -> str:
+def _describe_difference(field: str, old: Any, new: Any) -> str:
+    """Describe how a field of DataFile differs."""
     if field == "groups":
-        return f"other row groups ({len(then)} then, {len(now)} now)"
-    return "other content of the same size" if field == "fingerprint" else f"{then} {field} then, {now} now"
+        return f"other row groups ({len(old)} then, {len(new)} now)"
+    return "other content of the same size" if field == "fingerprint" else f"{old} {field} then, {new} now"
 
 
-def _describe_lost_and_new(then: Sequence[DataFile], now: Sequence[DataFile]) -> str:
-    """Describe the first file that is missing now, and the first one that is new."""
-    before, current = {file.fingerprint for file in then}, {file.fingerprint for file in now}
-    missing = [file.path for file in then if file.fingerprint not in current]
-    new = [file.path for file in now if file.fingerprint not in before]
+def _describe_missing_and_new(old_files: Sequence[DataFile], new_files: Sequence[DataFile]) -> str:
+    """Return the first missing file and the first new file in brackets, by fingerprint; "" if there are none."""
+    old_fingerprints = {file.fingerprint for file in old_files}
+    new_fingerprints = {file.fingerprint for file in new_files}
+    missing = [file.path for file in old_files if file.fingerprint not in new_fingerprints]
+    new = [file.path for file in new_files if file.fingerprint not in old_fingerprints]
     phrases = [f"missing {missing[0]}"] if missing else []
     phrases += [f"new {new[0]}"] if new else []
     return f" ({', '.join(phrases)})" if phrases else ""

@@ -17,15 +17,18 @@ from nonet.samples.tables import as_numbers, compile_condition, compute_keys
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 # Shapes: N events of a slice, I items.
-_SPREAD = 8  # largest size of the lookup table for integer ids, as a multiple of the items
+# The lookup table of integer ids has at most this many entries per item, or `_MIN_TABLE_SIZE` entries.
+_MAX_ENTRIES_PER_ITEM, _MIN_TABLE_SIZE = 8, 1 << 16
+_MAX_COLLECTED_SLICES = (
+    16  # number of slices after which the collected ids are made distinct, which bounds memory
+)
 
 
 class ItemIndex:
     """Maps item ids to catalogue rows; built once and used for any number of slices.
 
     Integers that are close together are looked up in a table (4 ns each). Other ids are found by binary search over their
-    sorted
-    64-bit keys. A text that is found by its key is compared with the catalogue, so two texts with the same hash are not
+    sorted 64-bit keys. A text that is found by its key is compared with the catalogue, so two texts with the same hash are not
     confused.
 
     Args:
@@ -39,7 +42,7 @@ class ItemIndex:
         if pa.types.is_integer(ids.type) and len(ids):
             values = ids.to_numpy()
             self._lowest, largest = int(values.min()), int(values.max())
-            if largest - self._lowest < max(1 << 16, _SPREAD * len(ids)):
+            if largest - self._lowest < max(_MIN_TABLE_SIZE, _MAX_ENTRIES_PER_ITEM * len(ids)):
                 self._table = np.full(largest - self._lowest + 1, -1, np.int32)
                 self._table[values - self._lowest] = np.arange(len(ids), dtype=np.int32)
 
@@ -49,10 +52,10 @@ class ItemIndex:
         return compute_keys("item", as_numbers(self._ids))
 
     def find(self, item_id: Any) -> np.ndarray:
-        """Return the catalogue row [N] int32 of each id, -1 for one that the catalogue does not hold.
+        """Return the catalogue row [N] int32 of each id, -1 for ids that are not in the catalogue.
 
         Raises:
-            DataError: whole numbers are looked up among text, or text among whole numbers.
+            DataError: The ids are integers and those of the catalogue text, or the reverse.
         """
         if pa.types.is_integer(item_id.type) != pa.types.is_integer(self._ids.type):
             raise DataError(
@@ -62,50 +65,49 @@ class ItemIndex:
         if not len(item_id) or not len(self._ids):
             return np.full(len(item_id), -1, np.int32)
         if self._table is not None:
-            place = item_id.to_numpy(zero_copy_only=False) - self._lowest
-            inside = (place >= 0) & (place < len(self._table))
-            return np.where(inside, self._table[np.where(inside, place, 0)], np.int32(-1))
+            entry = item_id.to_numpy(zero_copy_only=False) - self._lowest
+            in_table = (entry >= 0) & (entry < len(self._table))
+            return np.where(in_table, self._table[np.where(in_table, entry, 0)], np.int32(-1))
         if self._sorted is None:
-            numbers = as_numbers(self._ids)
-            order = np.argsort(numbers, kind="stable")
-            self._sorted = numbers[order], order.astype(np.int32)
-        numbers, order = self._sorted
-        asked = as_numbers(item_id)
-        at = np.minimum(np.searchsorted(numbers, asked), len(numbers) - 1)
-        rows = np.where(numbers[at] == asked, order[at], np.int32(-1))
+            keys = as_numbers(self._ids)
+            order = np.argsort(keys, kind="stable")
+            self._sorted = keys[order], order.astype(np.int32)
+        sorted_keys, sorted_rows = self._sorted
+        requested = as_numbers(item_id)
+        index = np.minimum(np.searchsorted(sorted_keys, requested), len(sorted_keys) - 1)
+        rows = np.where(sorted_keys[index] == requested, sorted_rows[index], np.int32(-1))
         return rows if pa.types.is_integer(self._ids.type) else self._resolve_collisions(rows, item_id)
 
     def _resolve_collisions(self, rows: np.ndarray, texts: Any) -> np.ndarray:
-        """Check the rows [N] found for texts, and look up by text those whose hash belongs to another text."""
-        there = np.flatnonzero(rows >= 0)
-        same = pc.equal(self._ids.take(pa.array(rows[there])), texts.take(pa.array(there)))
-        if pc.all(same).as_py() is False:
-            other = there[~same.to_numpy(zero_copy_only=False)]
-            index = pc.index_in(texts.take(pa.array(other)), value_set=self._ids)
-            rows[other] = index.fill_null(-1).to_numpy(zero_copy_only=False)
+        """Compare the texts with those at the rows [N] that their hashes found, and correct `rows` in place where they differ."""
+        found = np.flatnonzero(rows >= 0)
+        is_same = pc.equal(self._ids.take(pa.array(rows[found])), texts.take(pa.array(found)))
+        if pc.all(is_same).as_py() is False:
+            collided = found[~is_same.to_numpy(zero_copy_only=False)]
+            index = pc.index_in(texts.take(pa.array(collided)), value_set=self._ids)
+            rows[collided] = index.fill_null(-1).to_numpy(zero_copy_only=False)
         return rows
 
-    def locate(self, item_id: Any, where: str) -> np.ndarray:
-        """Return the catalogue row [N] int32 of each event's item.
+    def locate(self, item_id: Any, label: str) -> np.ndarray:
+        """Return the catalogue row [N] int32 of each event's item; unlike `find`, raise an error for an unknown id.
 
         Args:
             item_id: Item ids [N], an Arrow array.
-            where: Prefix of the error message.
+            label: Prefix of the error message.
 
         Raises:
             DataError: If an item is not in the catalogue.
         """
         if self._table is not None and pa.types.is_integer(item_id.type):
-            place = item_id.to_numpy() - self._lowest
-            inside = (place >= 0) & (place < len(self._table))
-            if inside.all():
-                rows = self._table[place]
+            entry = item_id.to_numpy() - self._lowest
+            if ((entry >= 0) & (entry < len(self._table))).all():
+                rows = self._table[entry]
                 if (rows >= 0).all():
                     return rows
         try:
             return index_items(item_id, pa.chunked_array([self._ids])).astype(np.int32)
         except DataError as error:
-            raise DataError(f"{where}: {error}") from None
+            raise DataError(f"{label}: {error}") from None
 
 
 def collect_items(log: EventLog, where: str | None) -> pa.Table:
@@ -115,12 +117,12 @@ def collect_items(log: EventLog, where: str | None) -> pa.Table:
         log: The event log.
         where: Condition on the events, or None for all of them.
     """
-    found: list[Any] = []
-    for part in log.slices:
-        table, _ = log.read(part, log.select_columns(where))
+    collected: list[Any] = []
+    for log_slice in log.slices:
+        table, _ = log.read(log_slice, log.select_columns(where))
         if where:
             table = table.filter(compile_condition(where, table.schema, name="data.where"))
-        found.append(table["item_id"].combine_chunks().unique())
-        if len(found) > 16:
-            found = [pa.chunked_array(found).combine_chunks().unique()]
-    return pa.table({"item_id": pa.chunked_array(found).combine_chunks().unique().sort()})
+        collected.append(table["item_id"].combine_chunks().unique())
+        if len(collected) > _MAX_COLLECTED_SLICES:
+            collected = [pa.chunked_array(collected).combine_chunks().unique()]
+    return pa.table({"item_id": pa.chunked_array(collected).combine_chunks().unique().sort()})

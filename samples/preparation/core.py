@@ -1,8 +1,8 @@
 """Computes the k-core: the largest set of events in which every item and every user has enough events.
 
 Each pass over the sorted partitions removes the events of items and users that have too few, and subtracts them from the
-counts. The first pass that removes nothing is the last one. The result does not depend on the order of removal. Memory
-holds one count per item and one partition.
+counts. The first pass that removes nothing is the last one. The result does not depend on the order of removal. Memory is needed
+for one count per item and for one partition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nonet.samples.preparation.gather import SortedPartition
 from nonet.samples.sequences import parse_min_events
 
 # Shapes: N events of a partition, I items of the catalogue.
-_KEPT = "kept.bin"
+_MASK_FILE = "kept.bin"  # which events of a partition are kept, one bit each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,59 +45,61 @@ def compute_k_core(
     Args:
         partitions: Sorted partitions; their columns are not changed.
         n_items: Number of catalogue rows.
-        keep: Least `item_events` and `user_events`.
+        keep: Minimum `item_events` and `user_events`.
         report_rows: Called with the number of events that were processed.
 
     Raises:
         DataError: If no event is left.
         ConfigError: If `keep` is not valid.
     """
-    item_least, user_least = parse_min_events(keep)
-    counts, events = np.zeros(n_items, np.int64), 0
+    min_item_events, min_user_events = parse_min_events(keep)
+    counts, event_count = np.zeros(n_items, np.int64), 0  # `counts` are the kept events of each item
     for part in partitions:
-        _get_mask_path(part).unlink(missing_ok=True)
+        _get_mask_path(part).unlink(missing_ok=True)  # of a preparation that was killed
         item = part.read_column("item", "<i4")
         counts += np.bincount(item, minlength=n_items)
-        events += len(item)
+        event_count += len(item)
         report_rows(len(item))
     sizes: list[tuple[int, int]] = []
-    took = item_least > 0 or user_least > 1
-    while took:
-        took = False
+    # Every user has at least one event, so a minimum of 1 removes nothing.
+    has_removed = min_item_events > 0 or min_user_events > 1
+    while has_removed:
+        has_removed = False
         for part in partitions:
             item = part.read_column("item", "<i4")
-            before = read_kept_mask(part, len(item))
-            after = _mask_short_users(part.read_offsets(), before & (counts >= item_least)[item], user_least)
-            gone = before & ~after
-            if gone.any():
-                took = True
-                counts -= np.bincount(item[gone], minlength=n_items)
-                np.packbits(after).tofile(_get_mask_path(part))
+            kept_before = read_kept_mask(part, len(item))
+            has_frequent_item = (counts >= min_item_events)[item]
+            kept = _mask_short_users(part.read_offsets(), kept_before & has_frequent_item, min_user_events)
+            removed = kept_before & ~kept
+            if removed.any():
+                has_removed = True
+                counts -= np.bincount(item[removed], minlength=n_items)
+                np.packbits(kept).tofile(_get_mask_path(part))
             report_rows(len(item))
     for part in partitions:
         offsets = part.read_offsets()
         kept = read_kept_mask(part, int(offsets[-1]))
-        users = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
-        sizes.append((int(users.sum()), int(kept.sum())))
-    if not sum(n for _, n in sizes):
-        raise DataError(f"keep {dict(keep)} leaves none of {events} interactions. Ask for fewer events.")
-    return KCoreResult(counts >= item_least, sizes)
+        has_events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
+        sizes.append((int(has_events.sum()), int(kept.sum())))
+    if not sum(kept_events for _, kept_events in sizes):
+        raise DataError(f"keep {dict(keep)} leaves none of {event_count} interactions. Ask for fewer events.")
+    return KCoreResult(counts >= min_item_events, sizes)
 
 
-def read_kept_mask(part: SortedPartition, events: int) -> np.ndarray:
-    """Return which events of a partition are kept [N] bool."""
+def read_kept_mask(part: SortedPartition, event_count: int) -> np.ndarray:
+    """Return which of the `event_count` events of a partition are kept, [N] bool; all if there is no mask file."""
     if not _get_mask_path(part).exists():
-        return np.ones(events, bool)
-    return np.unpackbits(np.fromfile(_get_mask_path(part), np.uint8), count=events).astype(bool)
+        return np.ones(event_count, bool)
+    return np.unpackbits(np.fromfile(_get_mask_path(part), np.uint8), count=event_count).astype(bool)
 
 
-def _mask_short_users(offsets: np.ndarray, kept: np.ndarray, user_least: int) -> np.ndarray:
-    """Remove the events of users with fewer than `user_least` kept events from a mask [N]."""
+def _mask_short_users(offsets: np.ndarray, kept: np.ndarray, min_user_events: int) -> np.ndarray:
+    """Return the mask `kept` [N] without the events of users that have fewer than `min_user_events` kept events."""
     if not len(kept):
         return kept
-    events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64)
-    return kept & np.repeat(events >= user_least, np.diff(offsets))
+    events_by_user = np.add.reduceat(kept, offsets[:-1], dtype=np.int64)
+    return kept & np.repeat(events_by_user >= min_user_events, np.diff(offsets))
 
 
 def _get_mask_path(part: SortedPartition) -> Path:
-    return part.folder / _KEPT
+    return part.folder / _MASK_FILE

@@ -91,7 +91,7 @@ class PartitionWriter:
         """
         user_count, event_count = (sum(counts) for counts in zip(*self.core.sizes, strict=True))
         fields = {name: (dtype, event_count) for name, dtype in self.layout.get_fields().items()}
-        if all(_fits_int32(part.read_column("time", "<i8")) for part in partitions):
+        if all(_can_fit_int32(part.read_column("time", "<i8")) for part in partitions):
             fields["time"] = ("<i4", event_count)
         fields |= {"split": ("|i1", event_count), "offsets": ("<i8", user_count + 1)}
         fields |= {"train_lengths": ("<i8", user_count), "user_key": ("<i8", user_count)}
@@ -165,7 +165,7 @@ class PartitionWriter:
         return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
 
 
-def _fits_int32(times: np.ndarray) -> bool:
+def _can_fit_int32(times: np.ndarray) -> bool:
     """Return whether times fit into 32 bits (1901 to 2038)."""
     bounds = np.iinfo(np.int32)
     return bool(len(times) == 0 or (times.min() >= bounds.min and times.max() <= bounds.max))

@@ -15,7 +15,7 @@ from nonet.samples.tables import Columns, check_columns, check_items, match_rows
 def read_sample(
     interactions: str, items: str | None, columns: Columns, conditions: Sequence[str | None]
 ) -> tuple[pa.Table, pa.Schema]:
-    """Read and check the first row group of the interactions, and return it with the schema that `build_sequences` gives items.
+    """Read and check the first row group of the interactions, and derive the schema of the items.
 
     Args:
         interactions: Path of the interactions.
@@ -23,12 +23,15 @@ def read_sample(
         columns: Names of the columns, or the complete table format.
         conditions: Conditions that are evaluated on the sample to check them; None entries are ignored.
 
+    Returns:
+        The rows, and the schema of the items table that `build_sequences` would return.
+
     Raises:
         DataError: If files are not Parquet or lack columns, if rows of the sample are invalid, or if the item ids of
             the two tables have different types.
         ConfigError: If a condition cannot be computed.
     """
-    log = EventLog(interactions, columns, slice_rows=1)
+    log = EventLog(interactions, columns, slice_rows=1)  # a slice has at least one row group
     file_schema = pa.schema([]) if items is None else read_parquet_schema(items, "items")
     check_columns(columns, [*log.names, *file_schema.names])
     table, _ = log.read(log.slices[0], log.names)
@@ -39,30 +42,34 @@ def read_sample(
     if items is None:
         return table, pa.schema([("item_id", table.schema.field("item_id").type)])
     item_schema = _derive_item_schema(file_schema, columns, items)
-    kinds = [schema.field("item_id").type for schema in (table.schema, item_schema)]
-    if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
+    event_type, item_type = (schema.field("item_id").type for schema in (table.schema, item_schema))
+    if pa.types.is_integer(event_type) != pa.types.is_integer(item_type):
         raise DataError(
-            f"item_id is {kinds[0]} in the interactions and {kinds[1]} in the items table; they can never match. "
+            f"item_id is {event_type} in the interactions and {item_type} in the items table; they can never match. "
             "Write both as text or both as whole numbers."
         )
     return table, item_schema
 
 
-def _derive_item_schema(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
-    """Return the schema that the items table has after `check_items` and in sequences, computed from a table of one row."""
-    example = pa.Table.from_arrays([_make_example(field.type) for field in given], schema=given)
+def _derive_item_schema(file_schema: pa.Schema, columns: Columns, items: str) -> pa.Schema:
+    """Return the schema of the items table after `check_items` and `make_item_table`, computed with a table of one row."""
+    example = pa.Table.from_arrays([_make_example(field.type) for field in file_schema], schema=file_schema)
     checked = check_items(example, columns, f"items {items}").schema
-    always = [("item", pa.int64()), ("title", pa.string()), ("categories", pa.list_(pa.string()))]
-    defaults = [*always, ("events", pa.int64())]
-    fields = [pa.field(name, kind) for name, kind in defaults if name not in checked.names]
+    added = [
+        ("item", pa.int64()),
+        ("title", pa.string()),
+        ("categories", pa.list_(pa.string())),
+        ("events", pa.int64()),
+    ]
+    fields = [pa.field(name, type_) for name, type_ in added if name not in checked.names]
     return pa.schema([*checked, *fields])
 
 
-def _make_example(kind: pa.DataType) -> pa.Array:
+def _make_example(type_: pa.DataType) -> pa.Array:
     """Return an array of one element: an id if the type can represent ids, and null otherwise."""
-    if pa.types.is_dictionary(kind):
-        return pa.array(["0"]).dictionary_encode().cast(kind)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return pa.array([0], kind)
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return pa.array(["0"], kind) if text else pa.nulls(1, kind)
+    if pa.types.is_dictionary(type_):
+        return pa.array(["0"]).dictionary_encode().cast(type_)
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return pa.array([0], type_)
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    return pa.array(["0"], type_) if is_text else pa.nulls(1, type_)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from nonet.samples.profiles.profile import DataProfile
 from nonet.suggest import join_names
 
+# Units of time: seconds and name.
 _UNITS = ((604800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
@@ -20,15 +21,12 @@ def format_profile(profile: DataProfile) -> str:
 
 def _iterate_rows(p: DataProfile) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each line."""
-    lengths = [p.get_length_quantile(share) for share in (0.1, 0.5, 0.9, 1.0)]
-    yield (
-        "users",
-        f"{p.users:,}; events each: {lengths[0]} to {lengths[2]}, median {lengths[1]}, most {lengths[3]}",
-    )
-    rare = int(p.items_of[:5].sum())
+    low, median, high, longest = (p.get_length_quantile(share) for share in (0.1, 0.5, 0.9, 1.0))
+    yield "users", f"{p.users:,}; events each: {low} to {high}, median {median}, most {longest}"
+    rare_items = int(p.items_of[:5].sum())
     yield (
         "items",
-        f"{p.items:,}; {p.events / max(1, p.items):.1f} events each on average, {rare:,} have under 5",
+        f"{p.items:,}; {p.events / max(1, p.items):.1f} events each on average, {rare_items:,} have under 5",
     )
     yield "events", f"{p.events:,}, {p.events / max(1, p.users * p.items):.2%} of all pairs"
     yield "times", _format_times(p)
@@ -64,6 +62,7 @@ def _format_times(p: DataProfile) -> str:
 
 
 def _format_day(unix_s: int) -> str:
+    """Return the UTC date of a time, or the number of seconds if datetime cannot represent it."""
     try:
         return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
     except (OverflowError, ValueError, OSError):

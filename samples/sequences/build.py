@@ -145,7 +145,7 @@ def _apply_label_times(
         if not target_labels:
             continue
         label_times = [interactions[LABEL_TIME + name].to_numpy()[order] for name in target_labels]
-        depends_on_labels = _depends_on_labels(condition, interactions, target_labels)[order]
+        depends_on_labels = _find_rows_that_depend_on_labels(condition, interactions, target_labels)[order]
         known_from = np.where(depends_on_labels, np.max(label_times, axis=0), arrays["time"])
         if training_end is not None:
             is_late = (arrays["split"] == TRAIN) & (known_from >= training_end)
@@ -154,7 +154,9 @@ def _apply_label_times(
         arrays["columns"][LABEL_TIME + stage] = known_from
 
 
-def _depends_on_labels(condition: str, interactions: pa.Table, labels: Sequence[str]) -> np.ndarray:
+def _find_rows_that_depend_on_labels(
+    condition: str, interactions: pa.Table, labels: Sequence[str]
+) -> np.ndarray:
     """Return for which rows [N] bool a condition changes if all label columns change from 0 to 1."""
     matches = []
     for label_value in (0.0, 1.0):

@@ -1,14 +1,15 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
-A label belongs to the newest event of its user and item at or before it (last touch), where it came within the window. An event
-whose window was not over when the label file ended and that has no label yet is unknown: NaN, neither yes nor no, so nothing is
-learned to be a refusal that is only late (Chapelle, Modeling delayed feedback in display advertising, KDD 2014).
+A row of the label file belongs to the newest event of its user and item that is not newer than the row (last touch), if it came
+within the window. Such an event has the label 1, others 0. If an event has no such row yet, and its window was not over when the
+label file ended, its label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed
+feedback in display advertising, KDD 2014).
 
-Every label has a time from which on it is known: a positive one the time of its row in the label file, a negative one the end of
-its event's window. Features and training read a label from that time on only. A second column holds these times.
+A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
+Features and training read a label only from that time on. A second column holds these times.
 """
 
-# Shapes: R rows of the log, L labels.
+# Shapes: R rows of the log, L rows of the label file.
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from nonet.units import Seconds
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 LABEL_TIME = "label time:"
-"""Prefix of columns of label times: of a label by its name in a log, of a stage's target by the stage in `Sequences.columns`."""
+"""Prefix of the names of columns of label times: before a label's name in a log, before a stage in `Sequences.columns`."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
 
@@ -48,18 +49,18 @@ def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown
     """Add the label column and the column of label times to a checked log [R].
 
     Args:
-        log: checked interactions.
-        labels: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. The newest time among
-            them is the end of what is observed, however far the log reaches.
-        options: the window and the column's name.
-        drop_unknown: whether events whose label is not known yet are removed.
+        log: The checked interactions.
+        labels: The label file: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. Its
+            newest time is the end of what is observed, even if the log has newer events.
+        options: The window and the name of the column.
+        drop_unknown: Whether to remove events whose label is not known yet.
 
     Returns:
-        The log with `name`, float32: 1 and 0, NaN where the label is not known; and "label time:<name>", int64 unix seconds
-        from which on the label is known.
+        The log with two more columns: `options.name`, float32 (1, 0, or NaN for an unknown label), and "label time:<name>", the
+        int64 unix seconds from which on the label is known, NEVER for an unknown one.
 
     Raises:
-        DataError: a column of that name exists already, or ids have another type.
+        DataError: The log already has a column of that name, or ids have different types, or no event is left.
     """
     if options.name in log.column_names:
         raise DataError(
@@ -68,46 +69,54 @@ def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown
     pair_R, pair_L = _encode_pairs(log, labels)
     time_R, time_L = log["timestamp"].to_numpy(), labels["timestamp"].to_numpy()
     order = np.lexsort((time_R, pair_R))
-    at = _find_newest_before(pair_R[order], time_R[order], pair_L, time_L)
-    there = at >= 0
-    event = order[at[there]]
-    late = time_L[there] - time_R[event]
-    value = np.zeros(len(log), np.float32)
-    known_from = time_R + int(np.ceil(options.within))
-    still_open = time_L.max(initial=0) - time_R < options.within
-    value[still_open], known_from[still_open] = np.nan, NEVER
-    in_time = late <= options.within
-    value[event[in_time]] = 1
-    known_from[event[in_time]] = NEVER
-    np.minimum.at(known_from, event[in_time], time_L[there][in_time])
-    whole = log.append_column(options.name, pa.array(value))
-    whole = whole.append_column(LABEL_TIME + options.name, pa.array(known_from))
+    position_L = _find_newest_before(pair_R[order], time_R[order], pair_L, time_L)
+    has_event_L = position_L >= 0
+    event = order[position_L[has_event_L]]  # the row of the log to which each of these label rows belongs
+    delay_s = time_L[has_event_L] - time_R[event]
+    value_R = np.zeros(len(log), np.float32)
+    known_from_R = time_R + int(np.ceil(options.within))
+    still_open_R = time_L.max(initial=0) - time_R < options.within
+    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
+    in_time = delay_s <= options.within
+    value_R[event[in_time]] = 1
+    known_from_R[event[in_time]] = NEVER
+    np.minimum.at(
+        known_from_R, event[in_time], time_L[has_event_L][in_time]
+    )  # the oldest of an event's label rows
+    labelled = log.append_column(options.name, pa.array(value_R))
+    labelled = labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
     if not drop_unknown:
-        return whole
-    left = whole.filter(pa.array(~np.isnan(value)))
-    if not len(left):
+        return labelled
+    known = labelled.filter(pa.array(~np.isnan(value_R)))
+    if not len(known):
         raise DataError(
             f"data.labels: no event is older than the window of {options.within:g} s; shorten `within`, or take a longer log"
         )
-    return left
+    return known
 
 
 def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return a code for the user and item of each row [R] and of each label [L]; -1 for pairs that the log cannot have."""
+    """Return a code of the (user, item) pair of each row of the log [R] and of the label file [L], both int64.
+
+    The code is -1 if the log does not have the user or the item.
+    """
     codes = []
     for name in ("user_id", "item_id"):
-        column, other = log[name].combine_chunks(), labels[name].combine_chunks()
-        if column.type != other.type:
-            raise DataError(f"data.labels: {name} is {other.type}, and {column.type} in the interactions")
-        coded = column.dictionary_encode()
-        mine = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        codes.append((mine, _index_in(other, coded.dictionary), len(coded.dictionary)))
-    (user_R, user_L, _), (item_R, item_L, items) = codes
-    pair_L = np.where((user_L >= 0) & (item_L >= 0), user_L * items + item_L, -1)
-    return user_R * items + item_R, pair_L
+        log_ids, label_ids = log[name].combine_chunks(), labels[name].combine_chunks()
+        if log_ids.type != label_ids.type:
+            raise DataError(
+                f"data.labels: {name} is {label_ids.type}, and {log_ids.type} in the interactions"
+            )
+        encoded = log_ids.dictionary_encode()
+        code_R = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        codes.append((code_R, _index_in(label_ids, encoded.dictionary), len(encoded.dictionary)))
+    (user_R, user_L, _), (item_R, item_L, item_count) = codes
+    pair_L = np.where((user_L >= 0) & (item_L >= 0), user_L * item_count + item_L, -1)
+    return user_R * item_count + item_R, pair_L
 
 
 def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
+    """Return the index of each value in the dictionary, int64; -1 for values that are not in it."""
     index = pc.index_in(column, value_set=dictionary)
     return index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
@@ -115,13 +124,16 @@ def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
 def _find_newest_before(
     pair_R: np.ndarray, time_R: np.ndarray, pair_L: np.ndarray, time_L: np.ndarray
 ) -> np.ndarray:
-    """Return the index [L] of the last row of the same pair that is not newer, or -1; rows are sorted by pair and time."""
-    begin = np.searchsorted(pair_R, pair_L, "left")
-    merged = np.lexsort(
-        (np.r_[np.zeros(len(pair_R)), np.ones(len(pair_L))], np.r_[time_R, time_L], np.r_[pair_R, pair_L])
-    )
-    rows_before = np.cumsum(merged < len(pair_R))
-    last = np.empty(len(merged), np.int64)
-    last[merged] = rows_before - 1
-    at = last[len(pair_R) :]
-    return np.where((at >= begin) & (pair_L >= 0), at, -1)
+    """Return for each label row the last row of the log with the same pair that is not newer, [L] int64; -1 if there is none.
+
+    The rows of the log must be sorted by pair and time.
+    """
+    first_of_pair = np.searchsorted(pair_R, pair_L, "left")
+    # Sort both kinds of rows together by pair and time; at the same time, rows of the log come first.
+    is_label = np.r_[np.zeros(len(pair_R)), np.ones(len(pair_L))]
+    merged = np.lexsort((is_label, np.r_[time_R, time_L], np.r_[pair_R, pair_L]))
+    log_rows_so_far = np.cumsum(merged < len(pair_R))
+    last_log_row = np.empty(len(merged), np.int64)
+    last_log_row[merged] = log_rows_so_far - 1
+    last_L = last_log_row[len(pair_R) :]
+    return np.where((last_L >= first_of_pair) & (pair_L >= 0), last_L, -1)

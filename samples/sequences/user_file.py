@@ -1,6 +1,7 @@
-"""A Parquet file with one row per user: its ids, and each event column as raw little-endian bytes (`binary lz4`).
+"""A Parquet file with one row per user: the user's id and key, and each event column as raw little-endian bytes.
 
-90,000 events load in 2.4 ms on one core, against 6 ms as `list<int64> zstd`. The same values give the same bytes.
+The bytes are of the type `binary`, compressed by lz4: 90,000 events load in 2.4 ms on one core, against 6 ms as `list<int64>`
+with zstd. Equal values are written as equal bytes.
 """
 
 # Shapes: U users, N events.
@@ -23,8 +24,8 @@ from nonet.samples.sequences.flat import MappedSequences, is_flat
 
 USER_FILE = "part-0.parquet"
 _GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
-_METADATA = b"nonet.sequences"
-_PLAIN: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}
+_METADATA_KEY = b"nonet.sequences"
+_PARQUET_OPTIONS: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}
 
 
 def write_user_file(
@@ -38,19 +39,19 @@ def write_user_file(
 
     Args:
         path: Path of the file.
-        users: Columns of the users by name [U], int64, or object for text.
-        offsets: First event of each user [U + 1].
-        events: Columns of the events by name [N].
-        metadata: Metadata of the file, as JSON.
+        users: Columns [U] of the users by name, int64, or object for text.
+        offsets: Index of the first event of each user [U + 1].
+        events: Columns [N] of the events by name.
+        metadata: Metadata of the file, which is stored as JSON.
     """
     fields = [
         pa.field(name, pa.string() if ids.dtype == object else pa.int64()) for name, ids in users.items()
     ]
     fields += [pa.field(name, pa.binary()) for name in events]
-    schema = pa.schema(fields, metadata={_METADATA: json.dumps(metadata)})
+    schema = pa.schema(fields, metadata={_METADATA_KEY: json.dumps(metadata)})
     with (
         replace_file(path) as draft,
-        pq.ParquetWriter(draft, schema, compression="lz4", **_PLAIN) as writer,
+        pq.ParquetWriter(draft, schema, compression="lz4", **_PARQUET_OPTIONS) as writer,
     ):
         for start, stop in _iterate_groups(offsets):
             arrays = [pa.array(ids[start:stop], type=schema.field(name).type) for name, ids in users.items()]
@@ -61,20 +62,20 @@ def write_user_file(
 
 
 def _iterate_groups(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the first user of each row group and the one after its last; a file without users has one empty group."""
-    start, users = 0, len(offsets) - 1
-    if users == 0:
+    """Yield the users [start, stop) of each row group; a file without users has one empty group."""
+    start, user_count = 0, len(offsets) - 1
+    if user_count == 0:
         yield 0, 0
-    while start < users:
-        limit = int(offsets[start]) + _GROUP_EVENTS
-        stop = min(max(start + 1, int(np.searchsorted(offsets, limit, "right")) - 1), users)
+    while start < user_count:
+        max_offset = int(offsets[start]) + _GROUP_EVENTS
+        stop = min(max(start + 1, int(np.searchsorted(offsets, max_offset, "right")) - 1), user_count)
         yield start, stop
         start = stop
 
 
 @dataclass(frozen=True, slots=True)
 class UserFile:
-    """A file that was read.
+    """The content of a file that `write_user_file` wrote.
 
     Attributes:
         metadata: Metadata of the file; empty in files that `write_user_file` did not write.
@@ -94,7 +95,7 @@ class UserFile:
             table = pq.ParquetFile(path).read(use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
-        return cls(table, json.loads((table.schema.metadata or {}).get(_METADATA, b"{}")))
+        return cls(table, json.loads((table.schema.metadata or {}).get(_METADATA_KEY, b"{}")))
 
     def get_users(self, name: str) -> np.ndarray:
         """Return a writable copy of a column of the users [U]."""
@@ -107,14 +108,14 @@ class UserFile:
         """Return a writable copy of a column of the events [N]."""
         parts = [np.empty(0, dtype)]
         for chunk in self._table[name].chunks:
-            cuts = _view_offsets(chunk)
+            offsets = _view_offsets(chunk)
             if len(chunk) and chunk.buffers()[2] is not None:
-                data = np.frombuffer(chunk.buffers()[2], np.uint8)[cuts[0] : cuts[-1]]
-                parts.append(data.view(dtype))
+                raw_bytes = np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+                parts.append(raw_bytes.view(dtype))
         return np.concatenate(parts)
 
     def compute_offsets(self, name: str, itemsize: int) -> np.ndarray:
-        """Return the first event of each user [U + 1] int64, from a column of events whose values have `itemsize` bytes."""
+        """Return the index of each user's first event [U + 1] int64, from an event column whose values have `itemsize` bytes."""
         chunks = self._table[name].chunks
         lengths = [np.diff(_view_offsets(chunk).astype(np.int64)) // itemsize for chunk in chunks]
         return np.concatenate(
@@ -133,14 +134,15 @@ def load_user_keys(folder: Path) -> np.ndarray:
 
 
 def _pack_values(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """Convert values to raw bytes per user without copying."""
+    """Return an Arrow binary array with the raw bytes of each user's values, without copying them."""
     values = np.ascontiguousarray(values_N[int(offsets[0]) : int(offsets[-1])])
-    cuts = ((offsets - offsets[0]) * values.itemsize).astype(np.int32)
-    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(values)]
+    byte_offsets = ((offsets - offsets[0]) * values.itemsize).astype(np.int32)
+    buffers = [None, pa.py_buffer(byte_offsets), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def _view_offsets(chunk: pa.Array) -> np.ndarray:
+    """Return the byte offsets of a binary array's elements, as a view."""
     if not len(chunk):
         return np.zeros(1, np.int32)
     return np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
