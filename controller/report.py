@@ -245,20 +245,20 @@ def _check_floors(
     }
     state_by_floor = {}
     for (stage, name), floor in floors.items():
-        means, multipliers = (
+        mean_by_step, multiplier_by_step = (
             metrics.get((stage, f"reward.{name}"), {}),
             metrics.get((stage, f"multiplier.{name}"), {}),
         )
-        if not means:
+        if not mean_by_step:
             continue
-        last_steps = sorted(means)[-max(1, len(means) // 5) :]
-        mean = float(np.mean([means[step] for step in last_steps]))
+        last_steps = sorted(mean_by_step)[-max(1, len(mean_by_step) // 5) :]
+        mean = float(np.mean([mean_by_step[step] for step in last_steps]))
         held_out = rewards_by_stage.get(stage, {}).get("rewards", {}).get(name, [])[:2]
         measured_mean = held_out[-1] if held_out else mean
         state_by_floor[f"{stage}.{name}"] = {
             "at_least": floor,
             "mean": mean,
-            "multiplier": multipliers[max(multipliers)] if multipliers else 0.0,
+            "multiplier": multiplier_by_step[max(multiplier_by_step)] if multiplier_by_step else 0.0,
             "held_out": held_out,
             "held": is_above_floor(measured_mean, floor),
             "steps": len(last_steps),
@@ -344,6 +344,7 @@ def _count_rows(run: RunFolder) -> dict[str, int]:
 
 
 def _find_version(package: str) -> str:
+    """Return the version of an installed package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -112,7 +112,7 @@ class SingleController:
             worker_traceback = getattr(error, "traceback", "")
             outcome = _make_failure(str(error), worker_traceback, error.exit_code)
         except Exception as error:
-            outcome = _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), 1)
+            outcome = _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), exit_code=1)
         with contextlib.suppress(Exception):
             self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})

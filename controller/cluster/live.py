@@ -77,7 +77,7 @@ def _make_node(node: dict[str, Any], free: dict[str, float], held: Mapping[tuple
     }
     node_id = node["NodeID"]
     unused = {n: min(free.get(n, 0.0), max(0.0, total[n] - held.get((node_id, n), 0.0))) for n in total}
-    return Node(node_id, total, unused, labels, devices)
+    return Node(node_id, total, free=unused, labels=labels, devices=devices)
 
 
 def _list_holdings() -> Iterator[Holding]:

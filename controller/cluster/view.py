@@ -218,11 +218,11 @@ def _make_node(entry: _NodeText, index: int) -> Node:
             f"node {node_id}: used.{key} is {entry.used[key]:g}, its resources have {total.get(key, 0):g}"
         )
     return Node(
-        node_id,
-        total,
-        {key: value - entry.used.get(key, 0.0) for key, value in total.items()},
-        {key: _fill_index(value, index) for key, value in entry.labels.items()},
-        {key: DeviceFacts(facts.memory, facts.domain) for key, facts in entry.devices.items()},
+        id=node_id,
+        total=total,
+        free={key: value - entry.used.get(key, 0.0) for key, value in total.items()},
+        labels={key: _fill_index(value, index) for key, value in entry.labels.items()},
+        devices={key: DeviceFacts(facts.memory, facts.domain) for key, facts in entry.devices.items()},
     )
 
 

@@ -298,7 +298,7 @@ class _RewardCall:
         """
         failures_by_rank = self._fetch_failures(scores, failures, call_id)
         if not any(failures_by_rank):
-            self._handles.note_barren(self._name, step, None)
+            self._handles.note_barren(self._name, step, reason=None)
             return scores
         row_counts = scores.get_row_counts()
         starts, prompt_count = np.cumsum([0, *row_counts]), int(sum(row_counts))

@@ -289,7 +289,15 @@ def _make_host_line(
             by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in parts.items()}
     fullest = max(by_node, key=lambda n: (_compute_pressure(by_node[n], _get_host_bytes(view, n)), n))
     capacity = int(_USABLE_SHARE * _get_host_bytes(view, fullest))
-    line = LedgerLine(stage, "host", "host", MEMORY, by_node[fullest], capacity, example=fullest)
+    line = LedgerLine(
+        stage,
+        phase="host",
+        place="host",
+        resource=MEMORY,
+        parts=by_node[fullest],
+        capacity=capacity,
+        example=fullest,
+    )
     return line, memory
 
 

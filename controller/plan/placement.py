@@ -118,20 +118,20 @@ def _place_group(
         view: The cluster, for messages.
         placed_groups: The groups that were placed before it, for messages.
     """
-    most = request.most
+    max_workers = request.most
     if request.least < request.most:
         nodes = capacity.find_matching_nodes(request.labels)
         reserved = sum(r.least * r.bundle for r in later_requests if r.resource == request.resource)
         spare = capacity.sum_free(request.resource, nodes) - reserved
-        most = min(most, max(request.least, int(spare / request.bundle + _ROUNDING)))
+        max_workers = min(max_workers, max(request.least, int(spare / request.bundle + _ROUNDING)))
     placement_request = PlacementRequest(
-        request.resource,
-        request.bundle,
-        request.least,
-        most,
-        request.labels,
-        request.topology,
-        request.gang,
+        resource=request.resource,
+        each=request.bundle,
+        least=request.least,
+        most=max_workers,
+        labels=request.labels,
+        topology=request.topology,
+        gang=request.gang,
     )
     choice = capacity.choose(placement_request)
     if choice is None:

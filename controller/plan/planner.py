@@ -214,7 +214,11 @@ def make_stages(
     """
     groups = next(iter(groups_by_stage.values()))
     yield _make_stage_fields(
-        "tokenise", "data", _find_groups(groups, "tokenise"), ("interactions", "items"), _TOKENISED_ARTIFACTS
+        name="tokenise",
+        kind="data",
+        groups=_find_groups(groups, "tokenise"),
+        takes=("interactions", "items"),
+        gives=_TOKENISED_ARTIFACTS,
     )
     newest_model: tuple[str, ...] = ()
     for name, stage_options in run.scenario.stages.items():

@@ -54,13 +54,15 @@ def resolve_run(scenario: Scenario) -> ResolvedRun:
         ConfigError: A name in the scenario is unknown, or its options are wrong.
     """
     return ResolvedRun(
-        scenario,
-        derive_model_size(scenario),
-        get_feature_dims(scenario),
-        get_table_budgets(scenario),
-        {name: body.kind for name, body in scenario.stages.items()},
-        _fill_roles(scenario, scenario.roles),
-        {name: _fill_roles(scenario, scenario.roles | body.roles) for name, body in scenario.stages.items()},
+        scenario=scenario,
+        size=derive_model_size(scenario),
+        feature_dims=get_feature_dims(scenario),
+        table_budgets=get_table_budgets(scenario),
+        kinds={name: body.kind for name, body in scenario.stages.items()},
+        roles=_fill_roles(scenario, scenario.roles),
+        stage_roles={
+            name: _fill_roles(scenario, scenario.roles | body.roles) for name, body in scenario.stages.items()
+        },
     )
 
 

@@ -96,7 +96,7 @@ def train_control(
     recorder.begin(setup.name, setup.steps, 0)
     validation_steps = control.rule.list_validation_steps(setup.steps, setup.epochs)
     validation = _ControlValidation(session, control.rule)
-    validation.request(setup.name, 0, control.start)
+    validation.request(setup.name, step=0, folder=control.start)
     for step in range(0, setup.steps, CHUNK_STEPS):
         if stopped():
             return None

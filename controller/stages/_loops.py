@@ -87,7 +87,7 @@ def _make_call_report(
         "events": events,
     }
     further = compute_machine_metrics(all_records) | _average_extra_metrics(all_records)
-    return StepReport(first, done, all_records, shown, further)
+    return StepReport(first=first, done=done, records=all_records, shown=shown, further=further)
 
 
 def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from nonet.controller.record import Recorder
 from nonet.controller.session import Session, recompute_rewards, sum_by_scene
 from nonet.workers.roles import SceneSetup
 
-_PROBES_PER_STAGE = 10  # how often held-out users are scored
+_PROBES_PER_STAGE = 10  # how often held-out users are scored in a stage
 _MIN_STEPS_BETWEEN_PROBES = 10  # in short stages, held-out users are scored less often
 _VALIDATION_PROMPTS = 512  # number of prompts over which the trained reward is averaged
 
@@ -54,11 +54,11 @@ def compute_prompt_weights(
         positions: Position of each prompt in its user's sequence.
         count: The number of prompts.
     """
-    setup, scene = _find_scenes(session, stage, users, positions)
+    setup, scene_P = _find_scenes(session, stage, users, positions)
     return {
         name: np.full(count, weight)
-        if scene is None or setup is None
-        else setup.get_weights(name, weight, scene)
+        if scene_P is None or setup is None
+        else setup.get_weights(name, weight, scene_P)
         for name, weight in session.compute_current_weights(stage).items()
     }
 
