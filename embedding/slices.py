@@ -19,16 +19,17 @@ import numpy as np
 from nonet.errors import ConfigError
 
 SLICES = 1 << 16
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+# The constants of SplitMix64: its increment and the factors of its two rounds.
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:
     """Compute the next output of SplitMix64 from each state [N], as uint64 [N]; it is a bijection."""
-    mixed = np.atleast_1d(np.asarray(values)).astype(np.uint64, copy=False) + _GAMMA
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    mixed = np.atleast_1d(np.asarray(values)).astype(np.uint64, copy=False) + _INCREMENT
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
     return mixed ^ (mixed >> np.uint64(31))
 
 
@@ -104,6 +105,7 @@ class SliceMap:
 
     def plan_moves(self, target: SliceMap, max_slices: int = SLICES) -> list[SliceMove]:
         """List the moves that lead to `target`, in blocks of at most `max_slices` slices."""
+        # One number per (owner, target owner) of a slice; a move is a part of a run of equal numbers.
         pairs = self.owners.astype(np.int64) * SLICES + target.owners
         edges = [0, *(np.flatnonzero(np.diff(pairs)) + 1).tolist(), SLICES]
         return [
@@ -132,13 +134,13 @@ def _assign_evenly(shards: int) -> np.ndarray:
 
 def find_runs(slice_mask: np.ndarray) -> list[range]:
     """Return the ranges of True in a mask [65536]."""
-    edges = np.flatnonzero(np.diff(slice_mask.astype(np.int8), prepend=0, append=0)).tolist()
-    return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+    boundaries = np.flatnonzero(np.diff(slice_mask.astype(np.int8), prepend=0, append=0)).tolist()
+    return [range(start, stop) for start, stop in zip(boundaries[::2], boundaries[1::2], strict=True)]
 
 
 def is_within(keys: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
     """Return which keys [N] have their slice in one of the ranges, as bool [N]."""
-    member = np.zeros(SLICES, dtype=bool)
+    in_ranges = np.zeros(SLICES, dtype=bool)
     for block in ranges:
-        member[block.start : block.stop] = True
-    return member[compute_slices(keys)]
+        in_ranges[block.start : block.stop] = True
+    return in_ranges[compute_slices(keys)]

@@ -18,7 +18,8 @@ from torch import Tensor
 from nonet.errors import ConfigError, DataError
 
 _SCALE_BYTES = 4
-_LEAST_SCALE = 1e-37  # Smaller floats lose digits: such rows are decoded to within half of it.
+# Smaller float32 numbers have fewer digits. Rows that would need a smaller scale are decoded with an error of up to half of it.
+_MIN_SCALE = 1e-37
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ def get_codec(name: str) -> Codec:
 
 
 def _view_bytes(rows: Tensor) -> Tensor:
+    """Return the bytes of each row, uint8 [M, B]: a view if the rows are contiguous."""
     if not len(rows):  # Empty tensors can have strides that cannot be viewed as bytes.
         return torch.empty(0, rows.shape[1] * rows.element_size(), dtype=torch.uint8)
     return rows.contiguous().view(torch.uint8)
@@ -71,15 +73,16 @@ def _make_half_codec(name: str, dtype: torch.dtype) -> Codec:
 
 def _encode_int8(rows: Tensor) -> Tensor:
     """Encode rows as int8 levels followed by their float32 scales."""
-    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_LEAST_SCALE)  # NaN stays NaN.
+    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_MIN_SCALE)  # NaN stays NaN.
     if not bool(torch.isfinite(scale).all()):
-        bad = torch.nonzero(~torch.isfinite(scale[:, 0]))[:3, 0].tolist()
-        raise DataError(f"rows {bad} of {len(rows)} are not finite and cannot be sent as int8; use fp32")
+        bad_rows = torch.nonzero(~torch.isfinite(scale[:, 0]))[:3, 0].tolist()
+        raise DataError(f"rows {bad_rows} of {len(rows)} are not finite and cannot be sent as int8; use fp32")
     levels = torch.round(rows / scale).to(torch.int8)
     return torch.cat([levels.view(torch.uint8), _view_bytes(scale)], dim=1)
 
 
 def _decode_int8(data: Tensor, dim: int) -> Tensor:
+    """Decode rows of `_encode_int8` to float32 [M, D]."""
     scale = torch.empty(len(data), 1)
     scale.view(torch.uint8).copy_(data[:, dim:])
     return data[:, :dim].view(torch.int8).to(torch.float32) * scale

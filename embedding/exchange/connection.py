@@ -1,4 +1,8 @@
-"""Connects the ranks of one machine for exchanges through shared memory."""
+"""Connects the ranks of one machine for exchanges through shared memory.
+
+Each rank opens a Unix socket with a random abstract address and sends the address with a random token to the others through
+the process group. A rank connects to the sockets of the lower ranks and proves itself by their tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from nonet.embedding.exchange.shared_memory import LocalWire, load_core
 from nonet.embedding.tables import NativeUnavailable
 
 _TOKEN_BYTES = 16
-_CONNECT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 
 
 def connect(rank: int, group: Any) -> LocalWire | None:
@@ -29,42 +33,50 @@ def connect(rank: int, group: Any) -> LocalWire | None:
     if dist.get_backend(group) != "gloo" or not hasattr(os, "memfd_create"):
         return None
     token, address = secrets.token_bytes(_TOKEN_BYTES), "\0nonet-" + secrets.token_hex(16)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(address)
-        door.listen(world)
-        door.settimeout(_CONNECT_S)
-        everyone: list[Any] = [None] * world
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(world)
+        listener.settimeout(_CONNECT_TIMEOUT_S)
+        # By rank: the machine (None without the core), the address and the token.
+        contacts: list[Any] = [None] * world
         machine = _get_machine_id() if _has_core() else None
-        dist.all_gather_object(everyone, (machine, address, token), group=group)
+        dist.all_gather_object(contacts, (machine, address, token), group=group)
         peers: dict[int, socket.socket] | None = None
-        if {machine for machine, *_ in everyone} == {_get_machine_id()}:
-            peers = _connect_peers(rank, door, everyone)
-        well: list[Any] = [None] * world
-        dist.all_gather_object(well, peers is not None, group=group)
-    if peers is not None and all(well):
+        if {machine for machine, *_ in contacts} == {_get_machine_id()}:
+            peers = _connect_peers(rank, listener, contacts)
+        connected: list[Any] = [None] * world
+        dist.all_gather_object(connected, peers is not None, group=group)
+    if peers is not None and all(connected):
         return LocalWire(rank, peers, _get_timeout_s(group))
     for peer in (peers or {}).values():
         peer.close()
     return None
 
 
-def _connect_peers(rank: int, door: socket.socket, everyone: list[Any]) -> dict[int, socket.socket] | None:
-    """Connect to every lower rank and accept every higher one; both sides check the exchanged token."""
+def _connect_peers(
+    rank: int, listener: socket.socket, contacts: list[Any]
+) -> dict[int, socket.socket] | None:
+    """Connect to every lower rank and accept every higher one, if it sends this rank's token.
+
+    Returns:
+        The connected sockets by rank; None if a connection failed.
+    """
     peers: dict[int, socket.socket] = {}
     try:
-        for other, (_, address, token) in enumerate(everyone[:rank]):
+        for other, (_, address, token) in enumerate(contacts[:rank]):
             peer = peers[other] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            peer.settimeout(_CONNECT_S)
+            peer.settimeout(_CONNECT_TIMEOUT_S)
             peer.connect(address)
             peer.send(token + struct.pack("<q", rank))
-        while len(peers) < len(everyone) - 1:
-            peer, _ = door.accept()
-            peer.settimeout(_CONNECT_S)
-            hello = peer.recv(_TOKEN_BYTES + 8)
-            if hello[:_TOKEN_BYTES] != everyone[rank][2]:
+        while len(peers) < len(contacts) - 1:
+            peer, _ = listener.accept()
+            peer.settimeout(_CONNECT_TIMEOUT_S)
+            message = peer.recv(_TOKEN_BYTES + 8)  # The token and the rank.
+            _, _, own_token = contacts[rank]
+            if message[:_TOKEN_BYTES] != own_token:
                 peer.close()  # A connection from outside this world.
                 continue
-            peers[struct.unpack("<q", hello[_TOKEN_BYTES:])[0]] = peer
+            peers[struct.unpack("<q", message[_TOKEN_BYTES:])[0]] = peer
     except OSError:
         for peer in peers.values():
             peer.close()
@@ -87,7 +99,7 @@ def _get_machine_id() -> str:
 
 def _get_timeout_s(group: Any) -> float:
     """Return the timeout of a process group in seconds."""
-    known = group or dist.group.WORLD
-    assert known is not None
-    backend = known._get_backend(torch.device("cpu"))
+    process_group = group or dist.group.WORLD
+    assert process_group is not None
+    backend = process_group._get_backend(torch.device("cpu"))
     return backend.options._timeout.total_seconds()

@@ -32,7 +32,9 @@ from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError, DataError
 from nonet.types import Jagged
 
-_MOST_WAITING = 1024
+_MAX_PENDING = (
+    1024  # Forward passes of a table without a push; more of them are taken for an error of the caller.
+)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -43,7 +45,14 @@ def _disable_compile(function: _F) -> _F:
 
 @dataclass(frozen=True, slots=True)
 class TableConfig:
-    """A table's spec, the features that read it, how a bag is pooled (sum or mean), and whether ids are text."""
+    """A table of a collection.
+
+    Attributes:
+        spec: The table's spec.
+        features: The features whose ids are keys of the table.
+        combiner: How the rows of a bag are pooled: "sum" or "mean".
+        text: Whether ids are text, which is hashed to keys.
+    """
 
     spec: TableSpec
     features: tuple[str, ...]
@@ -97,7 +106,12 @@ class ReaderRowSource:
 
 @dataclass(slots=True)
 class PulledRows:
-    """The rows of a batch by table: rows [N, D], offsets [F * B + 1] with the table's features one after another."""
+    """The rows of a batch by table.
+
+    Attributes:
+        rows: The rows [N, D] of all features of the table, one feature after another.
+        offsets: The first row of each bag of each feature, and at the end N: int64 [F * B + 1].
+    """
 
     rows: dict[str, Tensor] = field(default_factory=dict)
     offsets: dict[str, Tensor] = field(default_factory=dict)
@@ -119,7 +133,8 @@ class _SparseCollection(nn.Module):
                     )
                 self.features[name] = table
         self.dims = {name: tables[table].spec.dim for name, table in self.features.items()}
-        self._waiting: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in tables}
+        # By table: the keys [N] and rows [N, D] of every forward pass since the last push.
+        self._pending: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in tables}
 
     @_disable_compile
     def push(self, step: int, lr: float | Mapping[str, float] | None = None) -> None:
@@ -133,10 +148,13 @@ class _SparseCollection(nn.Module):
             lr: The learning rate, for all tables or by table; None: each table's own.
         """
         for name, config in self.tables.items():
-            reached = [(keys, rows.grad) for keys, rows in self._waiting[name] if rows.grad is not None]
-            self._waiting[name] = []
-            keys = torch.cat([torch.empty(0, dtype=torch.int64), *(keys for keys, _ in reached)])
-            grads = torch.cat([torch.empty(0, config.spec.dim), *(grad.cpu() for _, grad in reached)])
+            # Rows without a gradient are those that no loss depends on.
+            keys_and_grads = [
+                (keys, rows.grad) for keys, rows in self._pending[name] if rows.grad is not None
+            ]
+            self._pending[name] = []
+            keys = torch.cat([torch.empty(0, dtype=torch.int64), *(keys for keys, _ in keys_and_grads)])
+            grads = torch.cat([torch.empty(0, config.spec.dim), *(grad.cpu() for _, grad in keys_and_grads)])
             self.source.push(name, keys, grads, step, lr.get(name) if isinstance(lr, Mapping) else lr)
 
     def list_keys(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -148,38 +166,38 @@ class _SparseCollection(nn.Module):
 
     def drop_pending(self) -> None:
         """Discard the forward passes that were not pushed, for example after a skipped batch."""
-        for waiting in self._waiting.values():
-            waiting.clear()
+        for keys_and_rows in self._pending.values():
+            keys_and_rows.clear()
 
     def _pull_rows(
         self, batch: Mapping[str, Any], device: Any
     ) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """Pull each table once; yield (table, rows [N, D] of all its features, offsets [B + 1] of each)."""
-        making = self.training and torch.is_grad_enabled()
+        creates_rows = self.training and torch.is_grad_enabled()
         features_by_table = {
             table: self._read_features(batch, table, config) for table, config in self.tables.items()
         }
         for table, features in features_by_table.items():
             keys = torch.cat([ids for ids, _ in features.values()])
-            rows = self.source.pull(table, keys, train=making).to(device)
-            if making:
+            rows = self.source.pull(table, keys, train=creates_rows).to(device)
+            if creates_rows:
                 rows = rows.detach().requires_grad_()
                 self._add_pending(table, keys, rows)
             yield table, rows, {name: offsets for name, (_, offsets) in features.items()}
 
     def _add_pending(self, table: str, keys: Tensor, rows: Tensor) -> None:
-        """Remember rows for the next `push`, and refuse to remember too many."""
-        if len(self._waiting[table]) >= _MOST_WAITING:
+        """Store the keys and rows of a forward pass for the next `push`; raise ConfigError if too many are stored."""
+        if len(self._pending[table]) >= _MAX_PENDING:
             raise ConfigError(
-                f"{_MOST_WAITING} forwards in training mode and no push: call push(step) after backward(), "
+                f"{_MAX_PENDING} forwards in training mode and no push: call push(step) after backward(), "
                 "drop_pending() to discard them, or eval() to read"
             )
-        self._waiting[table].append((keys, rows))
+        self._pending[table].append((keys, rows))
 
     def _read_features(
         self, batch: Mapping[str, Any], table: str, config: TableConfig
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the keys and offsets of a table's features in a batch."""
+        """Return (keys [N], offsets [B + 1]) of each of the table's features in a batch, by feature."""
         for name in config.features:
             if name not in batch:
                 raise DataError(
@@ -195,12 +213,12 @@ class EmbeddingCollection(_SparseCollection):
     @_disable_compile
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Jagged]:
         """Return Jagged rows [N, D] by feature, for ids as int64 [B] or Jagged (or text, if configured)."""
-        by_feature: dict[str, Jagged] = {}
+        rows_by_feature: dict[str, Jagged] = {}
         for _, rows, features in self._pull_rows(batch, device):
             parts = rows.split([int(offsets[-1]) for offsets in features.values()])
             for (name, offsets), part in zip(features.items(), parts, strict=True):
-                by_feature[name] = Jagged(part, offsets.to(device))
-        return {name: by_feature[name] for name in self.features}
+                rows_by_feature[name] = Jagged(part, offsets.to(device))
+        return {name: rows_by_feature[name] for name in self.features}
 
 
 class EmbeddingBagCollection(_SparseCollection):
@@ -217,42 +235,40 @@ class EmbeddingBagCollection(_SparseCollection):
         Raises:
             DataError: If the features have different numbers of bags.
         """
-        pulled, bags = PulledRows(), {}
+        pulled, bag_counts = PulledRows(), {}
         for table, rows, features in self._pull_rows(batch, device):
-            bags |= {name: len(offsets) - 1 for name, offsets in features.items()}
-            cuts, count = [torch.zeros(1, dtype=torch.int64)], 0
+            bag_counts |= {name: len(offsets) - 1 for name, offsets in features.items()}
+            offset_parts, row_count = [torch.zeros(1, dtype=torch.int64)], 0
             for offsets in features.values():
-                cuts.append(offsets[1:] + count)
-                count += int(offsets[-1])
-            pulled.rows[table], pulled.offsets[table] = rows, torch.cat(cuts).to(device)
-        _check_bags(bags)
+                offset_parts.append(offsets[1:] + row_count)
+                row_count += int(offsets[-1])
+            pulled.rows[table], pulled.offsets[table] = rows, torch.cat(offset_parts).to(device)
+        _check_bags(bag_counts)
         return pulled
 
     def pool(self, pulled: PulledRows) -> dict[str, Tensor]:
         """Pool the result of `pull` to rows [B, D] by feature, with plain tensor operations."""
-        by_feature: dict[str, Tensor] = {}
+        rows_by_feature: dict[str, Tensor] = {}
         for name, config in self.tables.items():
             pooled = pool(pulled.rows[name], pulled.offsets[name], config.combiner)
-            by_feature |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
-        return {name: by_feature[name] for name in self.features}
+            rows_by_feature |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
+        return {name: rows_by_feature[name] for name in self.features}
 
 
 def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:
     """Compute the sum or mean [B, D] of each bag's rows in position order; zeros for an empty bag."""
     if not len(rows_ND):  # torch's kernel rejects a weight without rows.
         return rows_ND.new_zeros(len(offsets_B1) - 1, rows_ND.shape[1]) + rows_ND.sum()
-    each_N = torch.arange(len(rows_ND), device=rows_ND.device)
-    return functional.embedding_bag(each_N, rows_ND, offsets_B1, mode=combiner, include_last_offset=True)
+    indices_N = torch.arange(len(rows_ND), device=rows_ND.device)
+    return functional.embedding_bag(indices_N, rows_ND, offsets_B1, mode=combiner, include_last_offset=True)
 
 
-def _check_bags(bags: Mapping[str, int]) -> None:
-    """Check that all features of a batch have the same number of bags."""
-    if len(set(bags.values())) > 1:
-        (first, count), other = (
-            next(iter(bags.items())),
-            next((name, n) for name, n in bags.items() if n != next(iter(bags.values()))),
-        )
+def _check_bags(bag_counts: Mapping[str, int]) -> None:
+    """Raise DataError unless all features of a batch have the same number of bags."""
+    if len(set(bag_counts.values())) > 1:
+        first, first_count = next(iter(bag_counts.items()))
+        other, other_count = next((name, n) for name, n in bag_counts.items() if n != first_count)
         raise DataError(
-            f"feature {other[0]!r} has {other[1]} bags and feature {first!r} has {count}; "
+            f"feature {other!r} has {other_count} bags and feature {first!r} has {first_count}; "
             "all features of a batch are of the same rows"
         )

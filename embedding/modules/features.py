@@ -21,7 +21,8 @@ from nonet.embedding import splitmix64
 from nonet.errors import DataError
 from nonet.types import Jagged
 
-_WORD = 8
+_WORD_BYTES = 8
+_MISSING = np.uint64(0x6E6F6E65742D3030)  # The key of a missing text: the bytes of "nonet-00".
 
 
 def hash_text(texts: Iterable[str | None] | np.ndarray | pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -29,19 +30,17 @@ def hash_text(texts: Iterable[str | None] | np.ndarray | pa.Array | pa.ChunkedAr
     array = _to_arrow(texts)
     data, starts, lengths = _get_utf8_bytes(array)
     hashed = splitmix64(lengths.astype(np.uint64))
-    active = np.arange(len(lengths))
-    for at in range(0, int(lengths.max(initial=0)), _WORD):
-        active = active[lengths[active] > at]
-        words = _read_words(data, starts[active] + at, lengths[active] - at)
-        hashed[active] = splitmix64(hashed[active] ^ words)
+    unfinished = np.arange(len(lengths))  # The texts that have more bytes.
+    for offset in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+        unfinished = unfinished[lengths[unfinished] > offset]
+        words = _read_words(data, starts[unfinished] + offset, lengths[unfinished] - offset)
+        hashed[unfinished] = splitmix64(hashed[unfinished] ^ words)
     hashed[array.is_null().to_numpy(zero_copy_only=False)] = _MISSING
     return hashed.view(np.int64)
 
 
-_MISSING = np.uint64(0x6E6F6E65742D3030)
-
-
 def _to_arrow(texts: Any) -> pa.Array:
+    """Convert texts to one Arrow array with 64-bit offsets."""
     array: Any = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not isinstance(array, pa.Array):
         array = pa.array(array, pa.string(), from_pandas=True)
@@ -53,11 +52,11 @@ def read_jagged_keys(feature: str, value: Any, *, text: bool) -> tuple[Tensor, T
 
     Args:
         feature: The name of the feature, for errors.
-        value: A Jagged, or a flat [B] with one id per row.
+        value: A Jagged, or a flat tensor or array [B] with one id per row.
         text: Whether the ids are text.
 
     Raises:
-        DataError: If the value has another form.
+        DataError: If the values or the offsets have another type or shape.
     """
     values = value.values if isinstance(value, Jagged) else value
     keys = _to_keys(feature, values, text)
@@ -104,19 +103,29 @@ def _to_keys(feature: str, values: Any, text: bool) -> Tensor:
 
 
 def _get_utf8_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the UTF-8 bytes of all texts, padded by a word, the start of each and its length (0 if missing)."""
+    """Return the UTF-8 bytes of N texts, padded by a word, and the start and length (0 if missing) of each text [N]."""
     count = len(array)
     if not count:
-        return np.zeros(_WORD, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
-    _, cuts, data = array.buffers()
-    offsets = np.frombuffer(cuts, np.int64)[array.offset : array.offset + count + 1]
-    content = np.frombuffer(data, np.uint8)[: int(offsets[-1])] if data is not None else np.empty(0, np.uint8)
-    return np.concatenate([content, np.zeros(_WORD, np.uint8)]), offsets[:-1], np.diff(offsets)
+        return np.zeros(_WORD_BYTES, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
+    _, offsets_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset : array.offset + count + 1]
+    content = (
+        np.frombuffer(data_buffer, np.uint8)[: int(offsets[-1])]
+        if data_buffer is not None
+        else np.empty(0, np.uint8)
+    )
+    return np.concatenate([content, np.zeros(_WORD_BYTES, np.uint8)]), offsets[:-1], np.diff(offsets)
 
 
-def _read_words(data: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Read the next 8 bytes of each text as a little-endian uint64, with 0 for bytes past its end."""
-    windows = np.lib.stride_tricks.sliding_window_view(data, _WORD)
+def _read_words(data: np.ndarray, starts: np.ndarray, left_bytes: np.ndarray) -> np.ndarray:
+    """Read the next 8 bytes of each text as a little-endian uint64 [N], with 0 for bytes past its end.
+
+    Args:
+        data: The bytes of all texts, padded by a word.
+        starts: The position of the first byte to read of each text [N].
+        left_bytes: The number of bytes from there to the end of each text [N].
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(data, _WORD_BYTES)
     words = np.ascontiguousarray(windows[starts]).view("<u8")[:, 0].astype(np.uint64)
-    keep = np.minimum(left, _WORD).astype(np.uint64) * np.uint64(8)
-    return words & (np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(64) - keep))
+    kept_bits = np.minimum(left_bytes, _WORD_BYTES).astype(np.uint64) * np.uint64(8)
+    return words & (np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(64) - kept_bits))

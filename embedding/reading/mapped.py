@@ -6,6 +6,8 @@ versions share what did not change, and an older version is read with fewer laye
 the default row.
 """
 
+# Shapes: N requested keys, R rows of a layer, G deleted keys of a layer, D width.
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,16 @@ from torch import Tensor
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError, DataError
 
-# Shapes: N requested keys, R rows of a layer, G keys gone, D width.
-
 
 @dataclass(frozen=True, slots=True)
 class RowLayer:
-    """A layer of rows: key [R] int64 ascending, row [R, D] float32, gone [G] int64 ascending."""
+    """A layer of rows: all rows of a table, or the changes from one version to a later one.
+
+    Attributes:
+        key: The keys of the rows, ascending, int64 [R].
+        row: The rows, float32 [R, D].
+        gone: The keys that the later version does not have any more, ascending, int64 [G].
+    """
 
     key: np.ndarray
     row: np.ndarray
@@ -42,16 +48,16 @@ class RowLayer:
         return cls(key[order], np.ascontiguousarray(row[order], np.float32), np.empty(0, np.int64))
 
     def diff(self, base: RowLayer) -> RowLayer:
-        """Compute the changes from `base` to this whole table: new or changed rows, and deleted keys."""
-        place, there = _find_keys(base.key, self.key)
-        same = np.zeros(len(self.key), bool)
-        bits, other = self.row.view(np.uint32), np.ascontiguousarray(base.row).view(np.uint32)
-        same[there] = (bits[there] == other[place[there]]).all(1)
-        gone = base.key[~_find_keys(self.key, base.key)[1]]
-        return RowLayer(self.key[~same], self.row[~same], np.asarray(gone))
+        """Compute the changes from `base` to this layer, both with all rows: new or changed rows, and deleted keys."""
+        positions, is_found = _find_keys(base.key, self.key)
+        unchanged = np.zeros(len(self.key), bool)
+        bits, base_bits = self.row.view(np.uint32), np.ascontiguousarray(base.row).view(np.uint32)
+        unchanged[is_found] = (bits[is_found] == base_bits[positions[is_found]]).all(1)
+        _, stays = _find_keys(self.key, base.key)
+        return RowLayer(self.key[~unchanged], self.row[~unchanged], np.asarray(base.key[~stays]))
 
     def apply_to(self, base: RowLayer) -> RowLayer:
-        """Apply this layer's changes to a whole table and return the result."""
+        """Apply this layer's changes to a layer with all rows, and return the resulting layer with all rows."""
         kept = ~(_find_keys(self.key, base.key)[1] | _find_keys(self.gone, base.key)[1])
         key = np.concatenate([base.key[kept], self.key])
         order = np.argsort(key, kind="stable")
@@ -60,12 +66,12 @@ class RowLayer:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays to store by name; deleted keys only if there are any."""
-        named = {"key": self.key, "row": self.row}
-        return named | ({"gone": self.gone} if len(self.gone) else {})
+        arrays = {"key": self.key, "row": self.row}
+        return arrays | ({"gone": self.gone} if len(self.gone) else {})
 
     @classmethod
     def map_files(cls, files: Mapping[str, Path]) -> RowLayer:
-        """Map layers from files that are named as in `to_arrays`.
+        """Map a layer from its files (.npy), by the names of `to_arrays`.
 
         Raises:
             DataError: If a file is not an array.
@@ -78,7 +84,7 @@ class RowLayer:
 
 
 class MappedReader:
-    """A SparseReader over the layers of each table, oldest first."""
+    """A SparseReader over the layers of each table; `layers` has the oldest one first."""
 
     def __init__(
         self, version: int, layers: Mapping[str, Sequence[RowLayer]], specs: Mapping[str, TableSpec]
@@ -91,33 +97,33 @@ class MappedReader:
         """Read the rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
         if table not in self._specs:
             raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
-        spec, wanted = self._specs[table], keys.numpy()
-        out = np.full((len(wanted), spec.dim), spec.default, np.float32)
-        left = np.arange(len(wanted))
-        absent = 0
-        for layer in self._layers[table]:
-            place, there = _find_keys(layer.key, wanted[left])
-            out[left[there]] = layer.row[place[there]]
-            left = left[~there]
-            gone = _find_keys(layer.gone, wanted[left])[1]
-            absent, left = absent + int(gone.sum()), left[~gone]
-            if not len(left):
+        spec, key_array = self._specs[table], keys.numpy()
+        out = np.full((len(key_array), spec.dim), spec.default, np.float32)
+        unresolved = np.arange(len(key_array))  # The positions of keys that no layer has had so far.
+        deleted_count = 0
+        for layer in self._layers[table]:  # The newest first.
+            positions, is_found = _find_keys(layer.key, key_array[unresolved])
+            out[unresolved[is_found]] = layer.row[positions[is_found]]
+            unresolved = unresolved[~is_found]
+            _, is_deleted = _find_keys(layer.gone, key_array[unresolved])
+            deleted_count, unresolved = deleted_count + int(is_deleted.sum()), unresolved[~is_deleted]
+            if not len(unresolved):
                 break
-        self.absent += absent + len(left)
+        self.absent += deleted_count + len(unresolved)
         return torch.from_numpy(out)
 
 
 def merge_layers(layers: Sequence[RowLayer]) -> RowLayer:
-    """Merge a full layer and the changes after it."""
-    first, *others = layers
+    """Merge a full layer and the changes after it, oldest first, into one full layer."""
+    merged, *others = layers
     for layer in others:
-        first = layer.apply_to(first)
-    return first
+        merged = layer.apply_to(merged)
+    return merged
 
 
-def _find_keys(key_R: np.ndarray, wanted_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position of each wanted key among ascending keys, and whether it is there."""
+def _find_keys(key_R: np.ndarray, requested_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the position of each requested key among the ascending keys [N], and whether it is one of them, bool [N]."""
     if not len(key_R):
-        return np.zeros(len(wanted_N), np.int64), np.zeros(len(wanted_N), bool)
-    place = np.searchsorted(key_R, wanted_N).clip(max=len(key_R) - 1)
-    return place, key_R[place] == wanted_N
+        return np.zeros(len(requested_N), np.int64), np.zeros(len(requested_N), bool)
+    position_N = np.searchsorted(key_R, requested_N).clip(max=len(key_R) - 1)
+    return position_N, key_R[position_N] == requested_N

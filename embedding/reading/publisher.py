@@ -25,9 +25,11 @@ from nonet.embedding.tables import RowColumns
 from nonet.embedding.versions import TableHistory, TableSnapshot, open_all
 from nonet.errors import ConfigError, StaleVersion
 
-_REMEMBERED = 64
-_OPEN = 2
-_HOT_ROOM = 8
+_REMEMBERED_VERSIONS = 64  # A reader with one of the last 64 versions can get a delta.
+_OPEN_VERSIONS = 2  # The published version, and the one before it for batches in progress.
+_HOT_SLACK = (
+    8  # A counter of the `room` most frequent keys drops the others when it has 8 times as many keys.
+)
 
 
 class PublishableShard(Protocol):
@@ -42,13 +44,18 @@ class PublishableShard(Protocol):
 
     @property
     def ranges(self) -> list[range]:
-        """The blocks of slices whose rows this rank has."""
+        """The contiguous ranges of slices whose rows this rank stores."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowResponse:
-    """Rows as bytes [N, B] in a codec, and which keys had a row, bool [N]."""
+    """The answer of a shard to a read by key.
+
+    Attributes:
+        data: The rows, encoded by the codec that the reader named, uint8 [N, B].
+        there: Whether each key has a row, bool [N]; the others read the default row.
+    """
 
     data: np.ndarray
     there: np.ndarray
@@ -56,7 +63,14 @@ class RowResponse:
 
 @dataclass(slots=True)
 class _OpenVersion:
-    """A published version: a snapshot of every table, the slices of this shard, and the number of calls that read it."""
+    """A published version of a shard.
+
+    Attributes:
+        tables: A snapshot of every table by name.
+        slices: The slice map of the version.
+        ranges: The ranges of slices whose rows this shard stored.
+        readers: The number of calls that are reading the version.
+    """
 
     tables: dict[str, TableSnapshot]
     slices: SliceMap
@@ -77,6 +91,7 @@ class VersionPublisher:
     def __init__(self, world: PublishableShard):
         self._world, self._lock = world, threading.Lock()
         self._open: OrderedDict[int, _OpenVersion] = OrderedDict()
+        # By version: the last step of each table in it.
         self._steps: OrderedDict[int, dict[str, int]] = OrderedDict()
         self._hot = {name: HotKeyCounter() for name in world.histories}
 
@@ -89,53 +104,58 @@ class VersionPublisher:
     @property
     def slices(self) -> SliceMap:
         """The slice map of the published version."""
-        with self._hold_version() as (_, now):
-            return now.slices
+        with self._hold_version() as (_, published):
+            return published.slices
 
     def publish(self, version: int) -> None:
-        """Publish the current state of the tables as a version.
+        """Publish the current state of the tables as version `version`, which must be above the last one.
 
-        The previous version stays open for batches in progress, an older one until the last call that reads it
-        ends.
+        The previous version stays open for batches in progress. An older version is closed when the last call that reads
+        it ends.
         """
         if version <= self.version:
             raise ConfigError(
                 f"version {version} cannot be published after version {self.version}; count them up"
             )
         tables = open_all(self._world.histories)
-        old = []
+        to_close = []
         with self._lock:
             self._open[version] = _OpenVersion(tables, self._world.slices, self._world.ranges)
             self._steps[version] = {name: snapshot.step for name, snapshot in tables.items()}
-            while len(self._open) > _OPEN:
-                _, gone = self._open.popitem(last=False)
-                if not gone.readers:
-                    old.append(gone)
-            while len(self._steps) > _REMEMBERED:
+            while len(self._open) > _OPEN_VERSIONS:
+                _, oldest = self._open.popitem(last=False)
+                if not oldest.readers:  # Otherwise the last call that reads it closes it.
+                    to_close.append(oldest)
+            while len(self._steps) > _REMEMBERED_VERSIONS:
                 self._steps.popitem(last=False)
-        for gone in old:
-            gone.close()
+        for open_version in to_close:
+            open_version.close()
 
     def close(self) -> None:
         """Close every version, those in use when their last call ends; afterwards nothing is published."""
         with self._lock:
-            gone = list(self._open.values())
+            to_close = [open_version for open_version in self._open.values() if not open_version.readers]
             self._open.clear()
-            idle = [version for version in gone if not version.readers]
-        for version in idle:
-            version.close()
+        for open_version in to_close:
+            open_version.close()
 
     def make_update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
-        """Build an update to the published version: a delta if version `have` is still known, else everything."""
+        """Build an update to the published version for readers, in the format of `reader.make_update`.
+
+        Args:
+            have: The reader's version. If it and the deletes since are still known, the update is a delta to it, else it
+                has all rows.
+            wire: The number format of the rows.
+        """
         steps = self._steps.get(have) if have is not None else None
-        with self._hold_version() as (version, now):
+        with self._hold_version() as (version, published):
             if steps and not all(
-                snapshot.is_complete_since(steps[name]) for name, snapshot in now.tables.items()
+                snapshot.is_complete_since(steps[name]) for name, snapshot in published.tables.items()
             ):
                 steps = None
             parts = {
                 name: snapshot.read_changes(steps[name] if steps else None)
-                for name, snapshot in now.tables.items()
+                for name, snapshot in published.tables.items()
             }
         return _make_update(version, have if steps else None, parts, wire)
 
@@ -151,29 +171,31 @@ class VersionPublisher:
         Raises:
             StaleVersion: If the version is closed or another shard has a key.
         """
-        with self._hold_version(version, table) as (_, now):
-            if table not in now.tables:
-                raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(now.tables)}")
-            elsewhere = ~is_within(keys, now.ranges)
-            if elsewhere.any():
-                raise StaleVersion(
-                    f"{int(elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice "
-                    f"map {now.slices.version}, which was published with version {version}; the reader's map is another"
+        with self._hold_version(version, table) as (_, open_version):
+            if table not in open_version.tables:
+                raise ConfigError(
+                    f"there is no sparse table {table!r}; there are: {', '.join(open_version.tables)}"
                 )
-            rows, there = now.tables[table].read_rows(keys)
+            is_elsewhere = ~is_within(keys, open_version.ranges)
+            if is_elsewhere.any():
+                raise StaleVersion(
+                    f"{int(is_elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice "
+                    f"map {open_version.slices.version}, which was published with version {version}; the reader's map is another"
+                )
+            rows, there = open_version.tables[table].read_rows(keys)
         self._hot[table].count_keys(keys)
         return RowResponse(get_codec(wire).encode(rows).numpy(), there)
 
     def make_hot_update(self, count: int, wire: str = "fp32") -> dict[str, Any]:
-        """Build a full update of the `count_keys` most requested keys, for replicas of a hot set."""
+        """Build a full update with the rows of the `count` most requested keys per table, for replicas of a hot set."""
         parts = {}
-        with self._hold_version() as (version, now):
-            for name, snapshot in now.tables.items():
+        with self._hold_version() as (version, published):
+            for name, snapshot in published.tables.items():
                 keys = self._hot[name].get_hottest(count)
                 rows, there = snapshot.read_rows(keys)
-                none = np.zeros((len(keys), 0), np.float32)
-                zero = np.zeros(len(keys), np.int64)
-                part = RowColumns(keys, rows.numpy(), none, zero, np.zeros(len(keys), bool))
+                no_state = np.zeros((len(keys), 0), np.float32)
+                zero_step = np.zeros(len(keys), np.int64)
+                part = RowColumns(keys, rows.numpy(), no_state, zero_step, np.zeros(len(keys), bool))
                 parts[name] = part.select(there)
         return _make_update(version, None, parts, wire)
 
@@ -181,7 +203,11 @@ class VersionPublisher:
     def _hold_version(
         self, version: int | None = None, table: str = ""
     ) -> Iterator[tuple[int, _OpenVersion]]:
-        """Keep a version (by default the newest) open during a `with` block."""
+        """Keep a version (by default the newest) open during a `with` block, and yield its number and the version.
+
+        Raises:
+            StaleVersion: If the version is closed, or none is published; the message names `table`.
+        """
         with self._lock:
             if not self._open:
                 raise StaleVersion("nothing is published yet; publish a version before readers ask")
@@ -198,13 +224,13 @@ class VersionPublisher:
         finally:
             with self._lock:
                 open_version.readers -= 1
-                over = not open_version.readers and number not in self._open
-            if over:
+                is_last_reader = not open_version.readers and number not in self._open
+            if is_last_reader:
                 open_version.close()
 
 
 class HotKeyCounter:
-    """Approximate counts of the most frequent keys; rare keys are dropped from time to time."""
+    """Approximate counts of the most frequent keys; when there are many, all but the `room` most frequent are dropped."""
 
     def __init__(self, room: int = 1 << 16):
         self._room, self._lock = room, threading.Lock()
@@ -213,16 +239,16 @@ class HotKeyCounter:
     def count_keys(self, keys: np.ndarray) -> None:
         """Count a batch of keys [N]."""
         with self._lock:
-            every = np.concatenate([self._keys, keys])
+            all_keys = np.concatenate([self._keys, keys])
             weights = np.concatenate([self._counts, np.ones(len(keys), np.int64)])
-            self._keys, inverse = np.unique(every, return_inverse=True)
+            self._keys, inverse = np.unique(all_keys, return_inverse=True)
             self._counts = np.bincount(inverse, weights).astype(np.int64)
-            if len(self._keys) > _HOT_ROOM * self._room:
-                top = np.argsort(-self._counts, kind="stable")[: self._room]
-                self._keys, self._counts = self._keys[top], self._counts[top]
+            if len(self._keys) > _HOT_SLACK * self._room:
+                most_frequent = np.argsort(-self._counts, kind="stable")[: self._room]
+                self._keys, self._counts = self._keys[most_frequent], self._counts[most_frequent]
 
     def get_hottest(self, count: int) -> np.ndarray:
-        """Return at most `count_keys` keys, the most frequent first."""
+        """Return at most `count` keys, the most frequent first."""
         with self._lock:
             return self._keys[np.argsort(-self._counts, kind="stable")[:count]]
 
@@ -230,5 +256,6 @@ class HotKeyCounter:
 def _make_update(
     version: int, base: int | None, parts: Mapping[str, RowColumns], wire: str
 ) -> dict[str, Any]:
+    """Build an update of these rows by table, as `reader.make_update` does."""
     tables = {name: list(to_wire_tables(part, wire)) for name, part in parts.items()}
     return {"version": version, "base": base, "tables": tables}

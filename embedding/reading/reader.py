@@ -31,7 +31,7 @@ from nonet.embedding.tables import (
 )
 from nonet.errors import ConfigError, StaleVersion
 
-_FLOATS = {"fp32": np.float32, "fp16": np.float16}
+_WIRE_DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
 class SparseReader(Protocol):
@@ -81,7 +81,7 @@ class ReplicaReader:
             for name, spec in tables.items()
         }
         self._lock = threading.Lock()
-        self._before = 0
+        self._absent_before = 0  # The absent keys of the tables that full updates have replaced.
         self._version, self._live = None, self._make_empty_tables()
 
     @property
@@ -92,7 +92,7 @@ class ReplicaReader:
     @property
     def absent(self) -> int:
         """The number of keys that were absent when they were read."""
-        return self._before + sum(table.absent for table in self._live.values())
+        return self._absent_before + sum(table.absent for table in self._live.values())
 
     def apply(self, update: Mapping[str, Any]) -> int:
         """Apply an update that `make_update` built, and return its version.
@@ -106,12 +106,13 @@ class ReplicaReader:
                 f"this replica has version {have}, the update starts from {base}; send a full update"
             )
         parts = {name: self._check_update(name, tables) for name, tables in update["tables"].items()}
-        live = self._make_empty_tables() if base is None else self._live
-        if base is None:
+        is_full = base is None
+        live = self._make_empty_tables() if is_full else self._live
+        if is_full:  # Nobody reads the new tables yet, so the lock is not needed.
             self._write(live, parts)
         with self._lock:
-            if base is None:
-                self._before, self._live = self.absent, live
+            if is_full:
+                self._absent_before, self._live = self.absent, live
             else:
                 self._write(live, parts)
             self._version = update["version"]
@@ -123,23 +124,31 @@ class ReplicaReader:
             return _get_table(self._live, table).lookup(keys, train=False)
 
     def find_rows(self, table: str, keys: np.ndarray, version: int) -> tuple[Tensor, np.ndarray]:
-        """Return the rows of keys present at this version (none if another is current), and which keys [N] those are."""
+        """Read the rows of the keys [N] that this replica has at this version; it has none at a version that is not current.
+
+        Returns:
+            The rows of these keys, float32 [number of keys found, D], and whether each key was found, bool [N].
+        """
         with self._lock:
             live = _get_table(self._live, table)
-            there = live._contains(keys) & (self._version == version)
-            return live.lookup(keys[there], train=False), there
+            is_found = live._contains(keys) & (self._version == version)
+            return live.lookup(keys[is_found], train=False), is_found
 
     def _check_update(self, name: str, tables: Iterable[pa.Table]) -> list[RowColumns]:
-        """Check an update's rows and return them in order, with neighbours of one kind joined."""
+        """Check the rows of one table of an update.
+
+        Returns:
+            The rows and the deletes in the order of the update, with successive parts of the same kind joined.
+        """
         spec = _get_table(self._specs, name)
         parts = [from_arrow_table(table, name, spec.dim) for table in tables]
         groups = itertools.groupby(parts, key=lambda part: bool(part.deleted.any()))
         return [join_rows(list(group), spec) for _, group in groups]
 
     def _write(self, live: Mapping[str, BaseTable], parts: Mapping[str, list[RowColumns]]) -> None:
-        """Apply deletes and upserts of an update to the tables."""
-        for name, every in parts.items():
-            for part in every:
+        """Apply deletes and upserts of an update to the tables `live`."""
+        for name, table_parts in parts.items():
+            for part in table_parts:
                 if part.deleted.any():
                     live[name]._delete(part.key[part.deleted])
                     part = part.select(~part.deleted)
@@ -166,7 +175,7 @@ def make_update(
         version: The version of the tables.
         base: The version that the update starts from; None: a full update.
         since: The last step of `base`; the update has the rows that were changed or deleted after it.
-        wire: fp32, or fp16 for half the bytes.
+        wire: The number format of the rows: fp32, or fp16 for half the bytes.
     """
     if (base is None) != (since is None):
         raise ConfigError(
@@ -184,17 +193,17 @@ def make_update(
 
 
 def to_wire_tables(part: RowColumns, wire: str = "fp32") -> Iterator[pa.Table]:
-    """Convert rows and deletes to tables of key, row and (for deletes) op, without waiting keys."""
-    if wire not in _FLOATS:
-        raise ConfigError(f"updates travel as {' or '.join(_FLOATS)}, not {wire!r}")
+    """Yield Arrow tables of key, row and (for deletes) op: first the deletes, then the rows; waiting keys are left out."""
+    if wire not in _WIRE_DTYPES:
+        raise ConfigError(f"updates travel as {' or '.join(_WIRE_DTYPES)}, not {wire!r}")
     waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
     for deleted in (True, False):
-        some = part.select((part.deleted == deleted) & ~waiting)
-        if len(some.key):
-            dim = some.row.shape[1]
-            flat = pa.array(some.row.reshape(-1).astype(_FLOATS[wire], copy=False))
-            table = {"key": some.key, "row": pa.FixedSizeListArray.from_arrays(flat, dim)}
-            yield pa.table(table | ({"op": [DELETE] * len(some.key)} if deleted else {}))
+        selected = part.select((part.deleted == deleted) & ~waiting)
+        if len(selected.key):
+            dim = selected.row.shape[1]
+            flat = pa.array(selected.row.reshape(-1).astype(_WIRE_DTYPES[wire], copy=False))
+            columns = {"key": selected.key, "row": pa.FixedSizeListArray.from_arrays(flat, dim)}
+            yield pa.table(columns | ({"op": [DELETE] * len(selected.key)} if deleted else {}))
 
 
 def join_updates(updates: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from nonet.embedding.versions import ReadBuffers, open_all
 from nonet.errors import CheckpointError, ConfigError
 
 _SEGMENT_BYTES = 2 << 20
-_LEAST_SLICES = 64
-_NAME = re.compile(r"(\d+)-(\d+)\.seg")
+_MIN_SLICES = 64  # The fewest slices of a segment, so that large tables do not get more than 1,024 segments.
+_FILE_NAME = re.compile(r"(\d+)-(\d+)\.seg")
 
 
 class SparseSave(BackgroundWrite):
@@ -46,7 +46,7 @@ class SparseSave(BackgroundWrite):
         super().__init__(folder, "sparse rows", self._write_all)
 
     def _write_all(self) -> Written:
-        """Write all tables and close their snapshots; return (SHA-256, size in bytes) by relative path."""
+        """Write one file per table and close the snapshots; return (SHA-256, size in bytes) by path relative to `folder`."""
         try:
             paths = {
                 name: self.folder / "sparse" / name / f"{self._world.shard}-0.seg" for name in self._snapshots
@@ -59,7 +59,7 @@ class SparseSave(BackgroundWrite):
                 snapshot.close()
 
     def _write(self, name: str, path: Path) -> tuple[str, int]:
-        """Write the rows of one table to a segment file."""
+        """Write the rows of one table to a segment file; return its SHA-256 and its size in bytes."""
         table, snapshot = self._world.tables[name], self._snapshots[name]
         slices_per_segment = _count_segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges)
@@ -69,7 +69,7 @@ class SparseSave(BackgroundWrite):
             for block in self._ranges:
                 for start in range(block.start, block.stop, slices_per_segment):
                     slices = range(start, min(start + slices_per_segment, block.stop))
-                    writer.add(slices, snapshot.read_slices(slices, None, buffers))
+                    writer.add(slices, snapshot.read_slices(slices, since=None, buffers=buffers))
             return writer.close()
         except BaseException:
             writer.abandon()
@@ -77,7 +77,11 @@ class SparseSave(BackgroundWrite):
 
 
 def save(world: ShardedTables, folder: Path) -> SparseSave:
-    """Start to write this rank's rows below `folder`; must be called between steps."""
+    """Start to write this rank's rows below `folder` in the background; must be called between steps.
+
+    Returns:
+        The save, whose `wait` returns when the files are durable.
+    """
     return SparseSave(world, folder)
 
 
@@ -134,9 +138,9 @@ def load_update(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) 
 
 
 def _count_segment_slices(table: BaseTable) -> int:
-    """Compute the number of slices per segment: a power of two that gives about 2 MB, which delay a training step by 5 ms."""
+    """Compute the number of slices per segment: a power of two, for segments of about 2 MB, which delay a step by 5 ms."""
     table_bytes = max(1, len(table)) * table.spec.row_bytes
-    max_slices = max(_LEAST_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // table_bytes))
+    max_slices = max(_MIN_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // table_bytes))
     return 1 << (max_slices.bit_length() - 1)
 
 
@@ -144,8 +148,12 @@ def _check_files(
     table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]
 ) -> list[tuple[Path, SegmentFooter]]:
     """Check that a table's files match its spec, are from one step and cover the slices; return their paths and footers."""
-    root = folder / "sparse" / table
-    files = [(path, read_footer(path)) for path in sorted(root.glob("*.seg")) if _NAME.fullmatch(path.name)]
+    table_folder = folder / "sparse" / table
+    files = [
+        (path, read_footer(path))
+        for path in sorted(table_folder.glob("*.seg"))
+        if _FILE_NAME.fullmatch(path.name)
+    ]
     covered, step = np.zeros(SLICES, dtype=bool), files[0][1].step if files else 0
     for path, footer in files:
         check_spec(path, footer, spec)
@@ -156,16 +164,17 @@ def _check_files(
             )
         for start, stop in footer.slices:
             covered[start:stop] = True
-    missing = [block for block in ranges if not covered[block.start : block.stop].all()]
-    if missing:
+    uncovered = [block for block in ranges if not covered[block.start : block.stop].all()]
+    if uncovered:
         raise CheckpointError(
-            f"{folder}: no file holds slices {missing[0].start} to {missing[0].stop - 1} of table {table!r} completely; "
+            f"{folder}: no file holds slices {uncovered[0].start} to {uncovered[0].stop - 1} of table {table!r} completely; "
             "a shard's file is missing"
         )
     return files
 
 
 def _read_parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns]:
+    """Yield all rows of one table of a checkpoint, one segment at a time."""
     for path, footer in _check_files(name, spec, folder, [ALL_SLICES]):
         yield from read_segments(path, [ALL_SLICES], footer)
 

@@ -25,8 +25,9 @@ from nonet.embedding.tables.rows import WAIT, RowColumns, from_arrow_table, to_a
 from nonet.embedding.tables.spec import TableSpec
 from nonet.errors import ConfigError
 
-_HASH_BITS, _LISTED_ROWS = 48, 1 << 20
-_NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
+_HASH_BITS = 48  # The number of hash bits below the slice.
+_LISTED_ROWS = 1 << 20  # The rows of a native table that one call lists.
+_COLUMN_NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
 
 
 def get_state_width(spec: TableSpec) -> int:
@@ -50,12 +51,18 @@ def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
     if isinstance(table, NativeTable):
         return _take_native(table, keys)
     if isinstance(table, NumPyTable):
-        places = table._index.find(keys)
-        row_indices = np.maximum(places, 0)
+        row_numbers = table._index.find(keys)
+        safe_numbers = np.maximum(
+            row_numbers, 0
+        )  # An absent key reads row 0, which is then marked as deleted.
         if not len(table):
             return make_absent_rows(table.spec, keys)
         return RowColumns(
-            keys, table._rows[row_indices], table._state[row_indices], table._touched[row_indices], places < 0
+            keys,
+            table._rows[safe_numbers],
+            table._state[safe_numbers],
+            table._touched[safe_numbers],
+            row_numbers < 0,
         )
     if hasattr(table, "take"):  # A table of several tiers.
         return table.take(keys)  # type: ignore[attr-defined]
@@ -71,7 +78,9 @@ def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
     absent = places < 0
     if absent.all():
         return make_absent_rows(table.spec, keys)
-    places[absent] = places[~absent][0]
+    places[absent] = places[~absent][
+        0
+    ]  # An absent key reads an existing row, which is then marked as deleted.
     pairs = np.ascontiguousarray(np.stack([key_array, places], axis=1))
     part = table._read_chosen(pairs.ctypes.data, 0, len(pairs))
     return RowColumns(keys, part.row, part.state, part.step, absent, part.seen, part.uses)
@@ -102,10 +111,10 @@ def iterate_rows(table: BaseTable, slices: range, since: int | None = None) -> I
         return
     # One call lists about a million rows (16 MB), because the overhead of calls for a few slices each exceeds the work.
     slices_per_call = max(1, SLICES * _LISTED_ROWS // max(1, len(table)))
-    last_step = np.iinfo(np.int64).min if since is None else since
+    after_step = np.iinfo(np.int64).min if since is None else since
     for start in range(slices.start, slices.stop, slices_per_call):
         stop = min(start + slices_per_call, slices.stop)
-        yield from table._read_hash_range(start << _HASH_BITS, (stop << _HASH_BITS) - 1, last_step)
+        yield from table._read_hash_range(start << _HASH_BITS, (stop << _HASH_BITS) - 1, after_step)
 
 
 def iterate_waiting(
@@ -117,6 +126,7 @@ def iterate_waiting(
 
 
 def _to_columns(table: BaseTable, parts: Iterable[pa.Table]) -> Iterator[RowColumns]:
+    """Convert exported Arrow tables of a sparse table to columns, with the keys that wait for admission."""
     for part in parts:
         yield from_arrow_table(part, table.name, table.dim, table._state_width, waiting=True)
 
@@ -129,21 +139,21 @@ def join_rows(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
         return parts[0]
 
     def join_column(name: str) -> np.ndarray | None:
-        values_of = [getattr(part, name) for part in parts]
-        present = [values for values in values_of if values is not None]
+        columns = [getattr(part, name) for part in parts]  # None for parts without this column.
+        present = [column for column in columns if column is not None]
         if not present:
             return None
         filled = [
-            np.zeros(len(part.key), present[0].dtype) if values is None else values
-            for part, values in zip(parts, values_of, strict=True)
+            np.zeros(len(part.key), present[0].dtype) if column is None else column
+            for part, column in zip(parts, columns, strict=True)
         ]
         return np.concatenate(filled)
 
-    return RowColumns(*(join_column(name) for name in _NAMES))  # type: ignore[arg-type]
+    return RowColumns(*(join_column(name) for name in _COLUMN_NAMES))  # type: ignore[arg-type]
 
 
 def sort_by_slice(part: RowColumns) -> RowColumns:
-    """Sort rows by slice and key, with deleted and waiting keys after the rows."""
+    """Sort rows by slice and key, followed by the deleted keys and then the waiting keys."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
     return part.select(np.lexsort((part.key, compute_slices(part.key), part.deleted + 2 * waiting)))
 
@@ -157,21 +167,21 @@ def put_rows(table: BaseTable, part: RowColumns, slices: range | None = None) ->
 def to_arrow(part: RowColumns) -> Iterator[pa.Table]:
     """Convert rows to the Arrow tables of the `SparseTable` protocol, one per operation (delete, upsert, wait)."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
-    for op, chosen in ((DELETE, part.deleted), (UPSERT, ~part.deleted & ~waiting), (WAIT, waiting)):
-        if chosen.any():
-            selected = part if chosen.all() else part.select(chosen)
+    for op, op_mask in ((DELETE, part.deleted), (UPSERT, ~part.deleted & ~waiting), (WAIT, waiting)):
+        if op_mask.any():
+            selected = part if op_mask.all() else part.select(op_mask)
             yield to_arrow_table(
                 selected.key, selected.row, selected.state, selected.step, selected.seen, selected.uses, op
             )
 
 
 def count_packed_bytes(spec: TableSpec) -> int:
-    """Compute B, the bytes of a packed row: its values, its state, its step and a flag that the row is absent."""
+    """Compute B, the bytes of a packed row: its float32 values and state, its int64 step and an int64 flag that it is absent."""
     return 4 * (spec.dim + get_state_width(spec)) + 16
 
 
 def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
-    """Create the rows that keys [N] do not have, and return all rows as uint8 [N, B]."""
+    """Create the rows that keys [N] do not have, and return the rows of all keys, packed, as uint8 [N, B]."""
     if isinstance(table, NativeTable):
         return table.take_packed(keys, count_packed_bytes(table.spec))
     if not len(keys):
@@ -207,31 +217,32 @@ def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
 
 def _unpack(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
     """Convert packed rows [N, B] to columns."""
-    raw = data.numpy()
+    packed = data.numpy()
     row_bytes, state_bytes = 4 * spec.dim, 4 * get_state_width(spec)
 
     def cut_columns(start: int, width: int, dtype: type) -> np.ndarray:
-        return np.ascontiguousarray(raw[:, start : start + width]).view(dtype)
+        return np.ascontiguousarray(packed[:, start : start + width]).view(dtype)
 
     if not len(keys):
         return join_rows([], spec)
-    values = (
+    state = (
         cut_columns(row_bytes, state_bytes, np.float32)
         if state_bytes
-        else np.zeros((len(raw), 0), np.float32)
+        else np.zeros((len(packed), 0), np.float32)
     )
     step = cut_columns(row_bytes + state_bytes, 8, np.int64).reshape(-1)
     absent = cut_columns(row_bytes + state_bytes + 8, 8, np.int64).reshape(-1) != 0
-    return RowColumns(keys, cut_columns(0, row_bytes, np.float32), values, step, absent)
+    return RowColumns(keys, cut_columns(0, row_bytes, np.float32), state, step, absent)
 
 
 def make_absent_rows(spec: TableSpec, keys: np.ndarray, step: np.ndarray | None = None) -> RowColumns:
     """Build the columns of keys that have no row: zeros that are marked as deleted, with `step` [N] or 0."""
-    row, state, zero = _make_blank_columns(spec, len(keys))
-    return RowColumns(keys, row, state, zero if step is None else step, np.ones(len(keys), dtype=bool))
+    row, state, zero_step = _make_blank_columns(spec, len(keys))
+    return RowColumns(keys, row, state, zero_step if step is None else step, np.ones(len(keys), dtype=bool))
 
 
 def _make_blank_columns(spec: TableSpec, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return zeros for the columns row, state and step of `count` keys."""
     return (
         np.zeros((count, spec.dim), np.float32),
         np.zeros((count, get_state_width(spec)), np.float32),

@@ -1,4 +1,4 @@
-"""Create sparse tables: native tables of the C++ core, or NumPy tables, with a warning, if the core is unavailable.
+"""The creation of sparse tables: native tables of the C++ core, or NumPy tables, with a warning, if the core is unavailable.
 
 The choice is made once per process. `get_core_status` returns it with its reason, for plans and metrics.
 """
@@ -44,9 +44,9 @@ class SlowTablesWarning(UserWarning):
 def get_core_status() -> CoreStatus:
     """Return which implementation the sparse tables of this process use."""
     try:
-        return CoreStatus(True, load_library().nonet_isa(None).decode(), "")
+        return CoreStatus(native=True, isa=load_library().nonet_isa(None).decode(), reason="")
     except NativeUnavailable as reason:
-        return CoreStatus(False, "", str(reason))
+        return CoreStatus(native=False, isa="", reason=str(reason))
 
 
 def make_table(name: str, spec: TableSpec, seed: int) -> BaseTable:

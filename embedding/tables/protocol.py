@@ -69,9 +69,12 @@ class SparseTable(Protocol):
         ...
 
     def export(self, slices: range = ..., since: int | None = None) -> Iterator[pa.Table]:
-        """Yield key, row, state, step and op of the rows that changed or were deleted after `since`."""
+        """Yield Arrow tables with key, row, state, step and op of the rows of these slices.
+
+        With `since`, only rows that were changed or deleted after that step.
+        """
         ...
 
     def load(self, tables: Iterable[pa.Table], slices: range = ...) -> None:
-        """Upsert and delete the rows that `export` returned, except keys of other slices."""
+        """Upsert or delete the rows that `export` of a table yielded, except keys of other slices."""
         ...

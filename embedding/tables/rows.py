@@ -18,7 +18,7 @@ import pyarrow as pa
 from nonet.embedding.tables.protocol import DELETE, UPSERT
 from nonet.errors import DataError
 
-WAIT = "wait"
+WAIT = "wait"  # The op of a key that waits for admission.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RowColumns:
         key: Keys, int64 [N].
         row: Values, float32 [N, D].
         state: Optimizer state, float32 [N, S].
-        step: The step that last changed each row, int64 [N].
+        step: The step that last changed each row, int64 [N]; for a waiting key its packed admission count.
         deleted: Which keys are deleted; their rows have no meaning, bool [N].
         seen: The step in which each row was last looked up [N]; None without an eviction policy.
         uses: The number of steps that looked each row up [N]; None without an eviction policy.
@@ -45,13 +45,13 @@ class RowColumns:
     uses: np.ndarray | None = None
     waiting: np.ndarray | None = None
 
-    def select(self, chosen: np.ndarray) -> RowColumns:
-        """Return the rows that the mask [N] selects."""
-        seen = None if self.seen is None else self.seen[chosen]
-        uses = None if self.uses is None else self.uses[chosen]
-        waiting = None if self.waiting is None else self.waiting[chosen]
+    def select(self, mask: np.ndarray) -> RowColumns:
+        """Return the rows that `mask` selects: bool [N], or the row indices in the order of the result."""
+        seen = None if self.seen is None else self.seen[mask]
+        uses = None if self.uses is None else self.uses[mask]
+        waiting = None if self.waiting is None else self.waiting[mask]
         return RowColumns(
-            self.key[chosen], self.row[chosen], self.state[chosen], self.step[chosen], self.deleted[chosen],
+            self.key[mask], self.row[mask], self.state[mask], self.step[mask], self.deleted[mask],
             seen, uses, waiting,
         )  # fmt: skip
 
@@ -103,13 +103,16 @@ def from_arrow_table(
         state_width: S, the expected width of the state; 0 skips the state.
         waiting: Whether to include keys that wait for a row.
 
+    Returns:
+        The columns; a missing column `step` is zeros, a missing `op` means that all rows are upserts.
+
     Raises:
         DataError: If a column is missing, has another width, or an op is unknown.
     """
-    missing = [column for column in ("key", "row") if column not in table.column_names]
-    if missing:
+    missing_columns = [column for column in ("key", "row") if column not in table.column_names]
+    if missing_columns:
         raise DataError(
-            f"the rows of table {name!r} lack the columns {missing}; they have {table.column_names}"
+            f"the rows of table {name!r} lack the columns {missing_columns}; they have {table.column_names}"
         )
     count = table.num_rows
     row = _read_matrix(table, "row", name, dim)
@@ -117,16 +120,16 @@ def from_arrow_table(
     state = _read_matrix(table, "state", name, state_width) if state_width else no_state
     step = _read_numbers(table, "step")
     op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
-    unknown = set(op) - {UPSERT, DELETE, WAIT}
-    if unknown:
+    unknown_ops = set(op) - {UPSERT, DELETE, WAIT}
+    if unknown_ops:
         raise DataError(
-            f"the rows of table {name!r} have unknown ops {sorted(unknown)}; the ops are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
+            f"the rows of table {name!r} have unknown ops {sorted(unknown_ops)}; the ops are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
         )
     policy = {
         column: _read_numbers(table, column) if column in table.column_names else None
         for column in ("seen", "uses")
     }
-    waits = op == WAIT
+    is_waiting = op == WAIT
     columns = RowColumns(
         table["key"].to_numpy(),
         row,
@@ -135,9 +138,9 @@ def from_arrow_table(
         op == DELETE,
         policy["seen"],
         policy["uses"],
-        waits,
+        is_waiting,
     )
-    return columns.select(~waits) if waits.any() and not waiting else columns
+    return columns.select(~is_waiting) if is_waiting.any() and not waiting else columns
 
 
 def _read_numbers(table: pa.Table, column: str) -> np.ndarray | None:
@@ -155,9 +158,9 @@ def _to_lists(matrix: np.ndarray) -> pa.Array:
 
 def _read_matrix(table: pa.Table, column: str, name: str, width: int) -> np.ndarray:
     """Return a column of fixed-size lists as float32 [N, width]."""
-    kind = table[column].type if column in table.column_names else None
-    if kind is None or not pa.types.is_fixed_size_list(kind) or kind.list_size != width:
-        got = "no such column" if kind is None else str(kind)
+    arrow_type = table[column].type if column in table.column_names else None
+    if arrow_type is None or not pa.types.is_fixed_size_list(arrow_type) or arrow_type.list_size != width:
+        got = "no such column" if arrow_type is None else str(arrow_type)
         raise DataError(
             f"table {name!r} needs column {column} with {width} float32 per row, got {got}; was it saved with other settings?"
         )

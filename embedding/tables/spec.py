@@ -11,12 +11,13 @@ from numbers import Integral
 
 from nonet.errors import ConfigError
 
-MOST_WIDTH = 4096
+MOST_WIDTH = 4096  # The largest `dim`.
 FORMATS = ("fp32", "bf16", "fp16")
 EVICTIONS = ("lru", "lfu")  # In the order of the core, which adds eviction by score.
-_MOST_GROUPS_LOG2 = 16  # A group is a slice or more; each of two shards that share a group applies its quota.
-_GROUP_ROWS = 1024
-_ALWAYS = 1 << 24
+# An eviction group consists of whole slices, so there are at most 2^16; two shards that share a group each apply its quota.
+_MAX_GROUP_BITS = 16
+_GROUP_ROWS = 1024  # A group has about this many rows or more.
+_CERTAIN = 1 << 24  # The admission threshold of probability 1: draws have 24 bits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,11 @@ class TableSpec:
         """The bytes that a row counts in a budget: its numbers, state, key, step and policy counters."""
         from nonet.embedding.tables.optimizers import get_row_optimizer
 
-        number = 4 if self.dtype == "fp32" else 2
-        policy = 12 if self.ttl_steps or self.budget_rows or self.budget_bytes else 0
-        return number * self.dim + 4 * get_row_optimizer(self.optimizer).state_width(self.dim) + 16 + policy
+        element_bytes = 4 if self.dtype == "fp32" else 2
+        state_bytes = 4 * get_row_optimizer(self.optimizer).state_width(self.dim)
+        key_and_step_bytes = 16
+        policy_bytes = 12 if self.ttl_steps or self.budget_rows or self.budget_bytes else 0
+        return element_bytes * self.dim + state_bytes + key_and_step_bytes + policy_bytes
 
     @property
     def most_rows(self) -> int:
@@ -117,8 +120,8 @@ class TableSpec:
 
     @property
     def group_bits(self) -> int:
-        """The base-2 logarithm of the number of eviction groups, each with about 1,000 rows or more."""
-        return min(_MOST_GROUPS_LOG2, max(0, (self.most_rows // _GROUP_ROWS).bit_length() - 1))
+        """The base-2 logarithm of the number of eviction groups; a group of a full table has about 1,024 rows or more."""
+        return min(_MAX_GROUP_BITS, max(0, (self.most_rows // _GROUP_ROWS).bit_length() - 1))
 
     @property
     def quota(self) -> int:
@@ -128,7 +131,7 @@ class TableSpec:
     @property
     def admit_threshold(self) -> int:
         """The admission probability in units of 2^-24."""
-        return min(_ALWAYS, round(self.admit_probability * _ALWAYS))
+        return min(_CERTAIN, round(self.admit_probability * _CERTAIN))
 
     def _check_names(self) -> None:
         """Check dtype, evict and default."""

@@ -16,7 +16,7 @@ from nonet.errors import StaleVersion
 
 
 class TombstoneLog:
-    """Deleted keys and the steps in which they were deleted; a key may have been created again since."""
+    """Deleted keys and the steps in which they were deleted; a deleted key may have a new row by now."""
 
     def __init__(self) -> None:
         self.clear()
@@ -31,16 +31,16 @@ class TombstoneLog:
 
     def copy(self) -> TombstoneLog:
         """Return a copy that later changes do not affect."""
-        same = TombstoneLog()
-        same._parts, same._forgotten = list(self._parts), self._forgotten
-        return same
+        copied = TombstoneLog()
+        copied._parts, copied._forgotten = list(self._parts), self._forgotten
+        return copied
 
     def is_complete_since(self, step: int) -> bool:
         """Return whether every delete after `step` is still recorded."""
         return step >= self._forgotten
 
     def list_since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the unique sorted keys deleted after `step`, and the last step of each key's deletes.
+        """Return the keys that were deleted after `step`, sorted and distinct, and the step of each key's last delete.
 
         Raises:
             StaleVersion: If some of them were forgotten.
@@ -56,13 +56,13 @@ class TombstoneLog:
         keys, steps = keys[steps > step], steps[steps > step]
         order = np.lexsort((steps, keys))
         keys, steps = keys[order], steps[order]
-        last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
-        return keys[last], steps[last]
+        is_last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
+        return keys[is_last], steps[is_last]
 
     def drop_slices(self, slices: Sequence[range]) -> None:
         """Remove the keys of slices that another shard now owns and reports."""
         parts = [(keys, steps, ~is_within(keys, slices)) for keys, steps in self._parts]
-        self._parts = [(keys[here], steps[here]) for keys, steps, here in parts if here.any()]
+        self._parts = [(keys[stays], steps[stays]) for keys, steps, stays in parts if stays.any()]
 
     def forget(self, step: int) -> None:
         """Remove the keys that were deleted at or before `step`."""
@@ -72,5 +72,7 @@ class TombstoneLog:
 
     def clear(self) -> None:
         """Remove everything and count steps from 0 again."""
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-        self._forgotten = -1
+        self._parts: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # Keys [N] and steps [N], in the order of `add`.
+        self._forgotten = -1  # The last step whose deletes were forgotten.

@@ -14,15 +14,15 @@ from nonet.embedding import SLICES
 from nonet.embedding.tables import BaseTable, RowColumns, join_rows
 from nonet.embedding.tiers.hot_rows import HotRows
 
-_LEAST_SLICES = 64
-_LOOK_ROWS = 1 << 14
+_PART_SLICES = 64  # A native table exports the rows of this many slices at a time.
+_MAX_SAMPLE_ROWS = 1 << 14
 
 
 class ClockEvictor:
     """A clock hand that moves through the slices of one table."""
 
     def __init__(self) -> None:
-        self._at = 0
+        self._hand = 0  # The next slice to sample.
 
     def select_oldest(
         self, table: BaseTable, budget: int, needed: np.ndarray, hot: HotRows | None
@@ -35,40 +35,41 @@ class ClockEvictor:
             needed: Keys whose rows must stay.
             hot: A tier whose rows must stay.
         """
-        excess = len(table) - (budget - budget // 8)
-        idle = 0  # Slices since the last evicted row.
-        while excess > 0 and idle < SLICES:
-            start = self._at
-            sample = self._sample_rows(table, needed, hot, min(2 * excess, _LOOK_ROWS))
-            idle += (self._at - start - 1) % SLICES + 1
+        excess = len(table) - (budget - budget // 8)  # The number of rows to evict.
+        idle_slices = 0  # Slices since the last evicted row.
+        while excess > 0 and idle_slices < SLICES:
+            start = self._hand
+            # Of a sample at most half is evicted.
+            sample = self._sample_rows(table, needed, hot, min(2 * excess, _MAX_SAMPLE_ROWS))
+            idle_slices += (self._hand - start - 1) % SLICES + 1  # A full round counts as SLICES, not as 0.
             if len(sample.key):
                 oldest = np.argsort(sample.step, kind="stable")[: min(-(-len(sample.key) // 2), excess)]
                 chosen = np.zeros(len(sample.key), bool)
                 chosen[oldest] = True
                 yield sample.select(chosen)
-                excess, idle = excess - len(oldest), 0
+                excess, idle_slices = excess - len(oldest), 0
 
     def _sample_rows(
-        self, table: BaseTable, needed: np.ndarray, hot: HotRows | None, look: int
+        self, table: BaseTable, needed: np.ndarray, hot: HotRows | None, sample_rows: int
     ) -> RowColumns:
-        """Return about `look` rows that the hand finds next within a round, without those that must stay."""
-        parts, count, start = [], 0, self._at
-        width = count_slices(look, len(table))
-        while count < look:
-            stop = min(self._at + width, SLICES)
-            for part in table._iterate_rows(range(self._at, stop), None):
+        """Move the hand over about `sample_rows` rows, at most a round, and return those of them that need not stay."""
+        parts, count, start = [], 0, self._hand
+        width = count_slices(sample_rows, len(table))  # Slices per read.
+        while count < sample_rows:
+            stop = min(self._hand + width, SLICES)
+            for part in table._iterate_rows(range(self._hand, stop), None):
                 parts.append(part)
                 count += len(part.key)
-            self._at = stop % SLICES
-            if start in range(self._at, self._at + width):
+            self._hand = stop % SLICES
+            if start in range(self._hand, self._hand + width):  # The next read would begin a second round.
                 break
         rows = join_rows(parts, table.spec)
-        stays = np.isin(rows.key, needed)
+        must_stay = np.isin(rows.key, needed)
         if hot is not None:
-            stays |= hot.contains(rows.key)
-        return rows.select(~stays)
+            must_stay |= hot.contains(rows.key)
+        return rows.select(~must_stay)
 
 
-def count_slices(rows: int, held: int) -> int:
-    """Compute how many slices contain about `rows` of the `held` rows, in whole parts of an export."""
-    return min(SLICES, max(_LEAST_SLICES, SLICES * rows // max(1, held) // _LEAST_SLICES * _LEAST_SLICES))
+def count_slices(rows: int, table_rows: int) -> int:
+    """Compute how many slices contain about `rows` of a table's rows: a multiple of 64, at least 64."""
+    return min(SLICES, max(_PART_SLICES, SLICES * rows // max(1, table_rows) // _PART_SLICES * _PART_SLICES))

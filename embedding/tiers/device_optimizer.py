@@ -54,7 +54,7 @@ def sum_gradients(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
 
     Args:
         grads: Gradients [N, D].
-        inverse: The index of the row of each gradient [N], in 0..count - 1.
+        inverse: The index of the row to which each gradient belongs, in 0..count - 1, int64 [N].
         count: The number of rows U.
 
     Returns:

@@ -53,7 +53,11 @@ class HotRows(Protocol):
         ...
 
     def admit(self, rows: RowColumns) -> RowColumns:
-        """Add rows of distinct keys that are not in the tier, as many as fit; return the changed rows that were evicted."""
+        """Add rows of distinct keys that are not in the tier, as many as fit.
+
+        Returns:
+            The rows that were evicted for them and had changed since they were added.
+        """
         ...
 
     def pin(self, step: int, keys: np.ndarray) -> None:
@@ -69,7 +73,7 @@ class HotRows(Protocol):
         ...
 
     def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
-        """Return copies of the changed rows, or of those with these keys, and mark them as unchanged."""
+        """Return copies of the changed rows and mark them as unchanged; with `keys`, only rows of these keys."""
         ...
 
     def overwrite(self, rows: RowColumns) -> None:
@@ -77,7 +81,7 @@ class HotRows(Protocol):
         ...
 
     def drop(self, keys: np.ndarray) -> None:
-        """Remove the rows of these keys; changes are lost."""
+        """Remove the rows of these keys without returning their changes."""
         ...
 
     def clear(self) -> None:

@@ -16,10 +16,11 @@ from nonet.embedding.tables import ALL_SLICES, RowColumns, TableSpec, make_table
 
 
 class SlotIndex:
-    """A map from distinct int64 keys of any value to numbers of at least 0."""
+    """A map from distinct int64 keys of any value to numbers of at least 0; `name` is that of its table in messages."""
 
     def __init__(self, name: str):
-        # Absent keys read the default row, two zeros, so numbers are stored plus one.
+        # A row of two float32 has the 64 bits of a number. Absent keys read the default row, whose bits are 0, so a number
+        # is stored plus one.
         self._table = make_table(name, TableSpec(2, optimizer="sgd", init_scale=0.0), 0)
 
     def __len__(self) -> int:
@@ -34,9 +35,9 @@ class SlotIndex:
         count = len(keys)
         if count:
             bits = (numbers + 1).astype(np.int64).view(np.float32).reshape(count, 2)
-            none = np.zeros((count, 0), np.float32)
+            no_state = np.zeros((count, 0), np.float32)
             self._table._upsert(
-                RowColumns(keys, bits, none, np.zeros(count, np.int64), np.zeros(count, bool))
+                RowColumns(keys, bits, no_state, np.zeros(count, np.int64), np.zeros(count, bool))
             )
 
     def drop(self, keys: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""How many rows of a table are on a device, in memory and on disk, and the traffic between these tiers.
+"""The settings of how many rows of a table are on a device, in memory and on disk, and the traffic between these tiers.
 
 Rows on the device keep their place in memory, so memory must have space for more than twice as many rows. Rows over
 the budget of memory are moved to disk.
@@ -10,14 +10,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from nonet.embedding.tables import TableSpec
 from nonet.embedding.tiers.device_cache import count_device_row_bytes
 from nonet.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +23,11 @@ class TierSettings:
 
     Attributes:
         device: The device of the hot rows.
-        device_rows: The number of hot rows; 0 with device_bytes 0: no such tier.
-        device_bytes: The bytes of hot rows, as an alternative.
-        policy: Which rows leave the device first, after the needs of the coming batches: lfu or lru.
-        host_rows: The number of rows in memory before some are moved to disk; 0: all.
-        folder: The folder of the rows on disk.
+        device_rows: The maximum number of hot rows; if this and device_bytes are 0, there are none.
+        device_bytes: The maximum number of bytes of hot rows; if both maxima are set, the smaller one applies.
+        policy: Which rows are evicted from the device first, among those that no coming batch needs: lfu or lru.
+        host_rows: The number of rows in memory above which rows are moved to disk; 0: all rows stay in memory.
+        folder: The folder of the rows on disk; "" without rows on disk.
     """
 
     device: str = "cpu"
@@ -59,7 +56,7 @@ class TierSettings:
         return cls(device=device, **settings)
 
     def count_device_rows(self, spec: TableSpec) -> int:
-        """Compute the device's budget in rows, the smaller one of two."""
+        """Compute the device's budget in rows, the smaller one if there are two; 0 if there is none."""
         budgets = [self.device_rows, self.device_bytes // count_device_row_bytes(spec)]
         return min((budget for budget in budgets if budget), default=0)
 
@@ -87,12 +84,14 @@ class TierSettings:
             )
 
 
-def _convert_to_rows(budget: int, row: int, tier: str) -> int:
-    if budget < row:
+def _convert_to_rows(budget_bytes: int, row_bytes: int, tier: str) -> int:
+    """Return the number of rows that fit into a tier's budget; raise ConfigError if there are none."""
+    if budget_bytes < row_bytes:
         raise ConfigError(
-            f"{budget} bytes of {tier} hold no row: one takes {row} with its optimizer state. Raise it, or leave it out"
+            f"{budget_bytes} bytes of {tier} hold no row: one takes {row_bytes} with its optimizer state. "
+            "Raise it, or leave it out"
         )
-    return budget // row
+    return budget_bytes // row_bytes
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 from nonet.embedding.tiers import TieredTable, report
 
+# The fields that count events, which add up over reports; all others describe the tables as they are now.
 COUNTED = ("admitted", "refused", "evicted", "dropped", "absent")
 
 
@@ -73,11 +74,11 @@ def merge_counts(
 
 
 def sum_shard_counts(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up the counts of all shards."""
+    """Add up all fields of the counts of all shards, by table."""
     totals: dict[str, dict[str, int]] = {}
     for shard in shards:
         for table, counts in shard.items():
-            sums = totals.setdefault(table, dict.fromkeys(counts, 0))
+            table_totals = totals.setdefault(table, dict.fromkeys(counts, 0))
             for name, count in counts.items():
-                sums[name] += count
+                table_totals[name] += count
     return totals

@@ -25,8 +25,8 @@ from nonet.embedding.training.sharded_tables import ShardedTables
 
 def can_carry_rows(world: ShardedTables) -> bool:
     """Return whether rows can be kept between batches: there is one trainer, and no table refuses or evicts rows."""
-    plain = all(spec.admits_all and not spec.evicts for spec in world.specs.values())
-    return plain and len(world.layout.trainers) == 1
+    keeps_all_rows = all(spec.admits_all and not spec.evicts for spec in world.specs.values())
+    return keeps_all_rows and len(world.layout.trainers) == 1
 
 
 class FetchPlan:
@@ -52,16 +52,21 @@ class FetchPlanner:
     """
 
     def __init__(self, depth: int):
-        self._recent: deque[np.ndarray] = deque(maxlen=depth)  # Sorted keys of each batch.
+        self._recent: deque[np.ndarray] = deque(
+            maxlen=depth
+        )  # Sorted keys of each batch in flight, the oldest first.
 
     def plan(self, route: KeyRoute) -> FetchPlan:
-        """Plan the next batch."""
-        recent, current = list(self._recent), np.sort(route.keys)
-        full = len(recent) == self._recent.maxlen
-        leaving, between = (recent[0], recent[1:]) if full else (np.empty(0, np.int64), recent)
-        fetch = route.select_keys(_find_absent(route.keys, between))
-        leave = leaving[_find_absent(leaving, [*between, current])]
-        self._recent.append(current)
+        """Plan the next batch, which has this route."""
+        recent_keys, current_keys = list(self._recent), np.sort(route.keys)
+        is_full = len(recent_keys) == self._recent.maxlen
+        # The oldest batch leaves when this one enters; the batches between the two stay in flight.
+        leaving_keys, keys_between = (
+            (recent_keys[0], recent_keys[1:]) if is_full else (np.empty(0, np.int64), recent_keys)
+        )
+        fetch = route.select_keys(_find_absent(route.keys, keys_between))
+        leave = leaving_keys[_find_absent(leaving_keys, [*keys_between, current_keys])]
+        self._recent.append(current_keys)
         # A key that is in this batch and the leaving one, but in none in between, is fetched again. The owner's row is up to
         # date by then.
         return FetchPlan(route, fetch, leave)
@@ -105,10 +110,11 @@ class InFlightRows:
             step: The training step.
             lr: The learning rate; None for that of the spec.
         """
-        sent = self.round_trip(grads)
+        received_grads = self.round_trip(grads)
         with self._lock:
+            # Fetching rows may have advanced the table's step, which must not be above the step of an `apply`.
             self._table.step = min(self._table.step, step)
-            self._table.apply(route.keys, sent, step, lr)
+            self._table.apply(route.keys, received_grads, step, lr)
 
     def round_trip(self, rows: Tensor) -> Tensor:
         """Encode and decode rows with the codec, which rounds them as a transfer does."""
@@ -118,15 +124,15 @@ class InFlightRows:
 
 
 def _find_absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
-    """Return a mask [N] of the keys that are in none of the sorted arrays; this is 5 times as fast as `np.isin`."""
+    """Return a mask [N] of the keys that are in none of the sorted arrays `others`; this is 5 times as fast as `np.isin`."""
     absent = np.ones(len(keys), dtype=bool)
-    for other in others:
-        if len(other) and len(keys):
-            index = np.minimum(np.searchsorted(other, keys), len(other) - 1)
-            absent &= other[index] != keys
+    for sorted_keys in others:
+        if len(sorted_keys) and len(keys):
+            positions = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+            absent &= sorted_keys[positions] != keys
     return absent
 
 
 def sum_gradients(route: KeyRoute, grads: Tensor) -> Tensor:
-    """Sum gradients [N, D] over equal keys and return [U, D]."""
+    """Convert gradients [N, D] to float32 without history, sum them over equal keys, and return [U, D]."""
     return route.sum_gradients(grads.detach().to(torch.float32))

@@ -12,20 +12,25 @@ from torch import Tensor
 from nonet.embedding.tables import BaseTable, NativeTable, take_packed
 from nonet.embedding.versions import TableHistory
 
-# Reading rows takes a third of the time of looking them up: who reads them is done soon after the last one is there.
-_SHARES, _FEW = (0.75, 0.95, 1.0), 256
+# A read-only lookup reports its progress after these fractions of the keys. The receiver copies rows three times as fast as
+# they are looked up, so with small last parts it ends soon after the lookup.
+_PROGRESS_FRACTIONS = (0.75, 0.95, 1.0)
+_MIN_SPLIT_KEYS = 256  # Up to this many keys are looked up in one part.
 
 
 class LocalTables:
-    """The tables of which this rank holds a shard, by name, and their histories.
+    """The tables of which this rank stores a shard, by name, and their histories.
+
+    Args:
+        tables: The tables by name.
+        to_host: Whether lookups return rows in host memory; otherwise they are on the device of a tiered table.
 
     Attributes:
-        tables: The tables.
-        histories: The history of each table, which makes snapshots of it.
+        tables: The tables by name.
+        histories: The history of each table by name, which makes snapshots of it.
     """
 
     def __init__(self, tables: Mapping[str, BaseTable], *, to_host: bool):
-        """Create the histories of tables; with `to_host`, lookups return rows in host memory, where a tier may have them."""
         self.tables = dict(tables)
         self.histories = {name: TableHistory(table) for name, table in self.tables.items()}
         self._to_host = to_host
@@ -60,7 +65,7 @@ class LocalTables:
         with history.hold_for_insert(keys) if train else history.lock:
             if not isinstance(shard_table, NativeTable):
                 out.copy_(shard_table.lookup(keys, train=train))
-            elif train or report_progress is None or len(keys) <= _FEW:
+            elif train or report_progress is None or len(keys) <= _MIN_SPLIT_KEYS:
                 shard_table.lookup(keys, train=train, out=out)
             else:
                 _read_in_parts(shard_table, keys, out, report_progress)
@@ -83,8 +88,8 @@ def _read_in_parts(
 ) -> None:
     """Look up rows into `out` in parts, and report the number of complete rows after each."""
     start = 0
-    for share in _SHARES:
-        stop = int(share * len(keys))
+    for fraction in _PROGRESS_FRACTIONS:
+        stop = int(fraction * len(keys))
         table.lookup(keys[start:stop], train=False, out=out[start:stop])
         report_progress(stop)
         start = stop

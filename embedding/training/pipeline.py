@@ -1,8 +1,8 @@
 """A pipeline of five overlapping stages: read, route, fetch, compute and update.
 
 The results equal those of sequential execution bit for bit. One thread reads and routes, one thread communicates
-(it fetches and updates in a fixed order, the same on all ranks), and the caller's thread computes. With one trainer
-k batches are in flight, and the trainer keeps the rows that they share (`in_flight`), so that sparse and dense
+(it fetches and updates in a fixed order, the same on all ranks), and the caller's thread computes. With one trainer,
+`depth` batches are in flight, and the trainer keeps the rows that they share (`in_flight`), so that sparse and dense
 computation overlap. With several trainers a batch is fetched after the update of the previous batch, so only reading
 and routing overlap.
 """
@@ -37,7 +37,7 @@ Keys = Callable[[Any], Mapping[str, Tensor]]  # (batch) -> keys [N] by table
 # (batch number, batch, rows [N, D] by table) -> (gradients [N, D] by table, result for the list that run() returns).
 # The gradients are None, on all ranks alike, if the step is skipped; rows do not change then.
 Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor] | None, Any]]
-_POLL_S = 0.05
+_POLL_S = 0.05  # The interval at which a waiting thread checks whether the pipeline has stopped.
 _END_S = 5.0  # Time for the last exchange to end after an error; a longer one is waiting for a rank that has failed.
 
 
@@ -71,7 +71,7 @@ class PrefetchPipeline:
         keys: Returns the keys of a batch.
         compute: Computes the gradients and the result of a batch.
         depth: Maximum number of batches in flight; 1 runs them one after the other.
-        step: Returns the training step of a batch.
+        step: Returns the training step of a batch number; by default the number plus 1.
         lr: Returns the learning rate of a batch and table; None uses the table's own rate.
         timeout_s: Maximum time that a stage waits for another one.
         learns: Whether rows are trained; without training the depth is 1.
@@ -119,22 +119,23 @@ class PrefetchPipeline:
     def _run_batch(self, number: int) -> Any:
         """Run one batch without overlap: read, pull, compute and push."""
         began = time.perf_counter()
-        flight = self._read_batch(number)
-        self.waited_s = flight.read_at - began
+        batch = self._read_batch(number)
+        self.waited_s = batch.read_at - began
         rows = {
-            table: self._world.pull(table, keys, train=self._learns) for table, keys in flight.keys.items()
+            table: self._world.pull(table, keys, train=self._learns) for table, keys in batch.keys.items()
         }
-        self.sparse_s += time.perf_counter() - flight.read_at
-        grads, result = self._compute(number, flight.data, rows)
+        self.sparse_s += time.perf_counter() - batch.read_at
+        grads, result = self._compute(number, batch.data, rows)
         if grads is None:
             return result
         began = time.perf_counter()
-        for table, keys in flight.keys.items():
+        for table, keys in batch.keys.items():
             self._world.push(table, keys, grads[table], self._step(number), self._lr(number, table))
         self.sparse_s += time.perf_counter() - began
         return result
 
     def _read_batch(self, number: int) -> InFlightBatch:
+        """Read a batch and its keys."""
         data = self._read(number)
         return InFlightBatch(number, data, self._keys(data), read_at=time.perf_counter())
 
@@ -145,9 +146,10 @@ class _PipelineRun:
     def __init__(self, pipeline: PrefetchPipeline, start: int, stop: int):
         self._pipeline, self._world = pipeline, pipeline._world
         self._numbers = range(start, stop)
+        # The number of batches that are fetched before the first update.
         self._ahead = pipeline.depth if pipeline.carries else 1
         world = self._world
-        self._windows = {
+        self._windows = {  # The kept rows by table, if rows are kept between batches.
             name: InFlightRows(name, spec, world.codec if world.layout.world > 1 else get_codec("fp32"))
             for name, spec in world.specs.items()
             if pipeline.carries
@@ -157,9 +159,10 @@ class _PipelineRun:
         self._ready: queue.Queue = queue.Queue()
         self._updates: queue.Queue = queue.Queue()
         self._error: BaseException | None = None
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> list[Any]:
+        """Start the threads, compute all batches in the caller's thread, and return their results."""
         threads = [
             threading.Thread(
                 target=self._run_guarded, args=(work,), name=f"sparse-{work.__name__}", daemon=True
@@ -168,7 +171,7 @@ class _PipelineRun:
         ]
         for thread in threads:
             thread.start()
-        _, wire = threads
+        _, wire_thread = threads
         try:
             results = [self._compute_batch(number) for number in self._numbers]
             for thread in threads:
@@ -176,8 +179,8 @@ class _PipelineRun:
         except _Stopped:
             results = []
         finally:
-            self._over.set()
-            wire.join(_END_S)  # Otherwise rows could change after run() has raised the error.
+            self._stopped.set()
+            wire_thread.join(_END_S)  # Otherwise rows could change after run() has raised the error.
         if self._error is not None:
             raise self._error
         if any(thread.is_alive() for thread in threads):
@@ -223,13 +226,15 @@ class _PipelineRun:
             self._put(self._routed, flight)
 
     def _run_wire(self) -> None:
-        for fetches, number in _schedule(self._numbers, self._ahead):
-            if fetches:
+        """Fetch the rows and push the gradients of all batches in the order of `_schedule` (the communication thread)."""
+        for is_fetch, number in _schedule(self._numbers, self._ahead):
+            if is_fetch:
                 self._fetch(self._get_next(self._routed, f"the keys of batch {number}"))
             else:
                 self._update(number)
 
     def _fetch(self, flight: InFlightBatch) -> None:
+        """Fetch the rows of a batch from their owners and queue the batch for the computing thread."""
         for table, plan in flight.plans.items():
             self._windows[table].enter(plan, self._world.take(table, plan.fetch))
         if not flight.plans:
@@ -256,26 +261,31 @@ class _PipelineRun:
             return
         except BaseException as error:  # Raised again by run().
             self._error = self._error or error
-            self._over.set()
+            self._stopped.set()
 
-    def _get_next(self, source: queue.Queue, what: str) -> Any:
-        """Return the next item of a queue, unless another thread has failed or the timeout has passed."""
+    def _get_next(self, source: queue.Queue, item_text: str) -> Any:
+        """Wait for the next item of a queue and return it; `item_text` names it in error messages.
+
+        Raises:
+            _Stopped: If another thread has failed.
+            DeadlineExceeded: If the timeout has passed.
+        """
         left_s = self._pipeline._timeout_s
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             try:
                 return source.get(timeout=_POLL_S)
             except queue.Empty:
                 left_s -= _POLL_S
             if left_s <= 0:
                 raise DeadlineExceeded(
-                    f"{what} did not come within {self._pipeline._timeout_s:g} s"
+                    f"{item_text} did not come within {self._pipeline._timeout_s:g} s"
                     f"{suggest_longer_deadline(self._pipeline._timeout_s)}"
                 )
-        raise _Stopped(f"the pipeline stopped while waiting for {what}")
+        raise _Stopped(f"the pipeline stopped while waiting for {item_text}")
 
     def _put(self, target: queue.Queue, flight: InFlightBatch) -> None:
-        """Put a batch into a queue unless the pipeline stops."""
-        while not self._over.is_set():
+        """Put a batch into a queue as soon as it has space, or drop the batch if the pipeline has stopped."""
+        while not self._stopped.is_set():
             try:
                 return target.put(flight, timeout=_POLL_S)
             except queue.Full:
@@ -288,7 +298,7 @@ class _Stopped(Exception):
 
 
 def _schedule(numbers: range, ahead: int) -> Iterator[tuple[bool, int]]:
-    """Yield (whether to fetch or to update, batch number) in order; batch b is fetched after the update of b - ahead."""
+    """Yield (True to fetch or False to update, batch number) in order; batch b is fetched after the update of b - ahead."""
     yield from ((True, number) for number in numbers[:ahead])
     for number in numbers:
         yield False, number

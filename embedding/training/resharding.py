@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from nonet.embedding.tables import BaseTable
     from nonet.embedding.versions import TableHistory
 
-_WORDS = 4
-_EVERYTHING = -1  # Rows and deletes since before the first step.
+_MOVE_WORDS = 4  # A move is encoded as start, stop, source and target.
+_BEFORE_FIRST_STEP = -1  # An export since this step has all rows and all deletes.
 
 
 def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
     """Return a map that divides all slices evenly between these of the map's shards, in this order."""
-    wrong = [shard for shard in shards if not 0 <= shard < slices.shards]
-    if wrong or not shards or len(set(shards)) < len(shards):
+    invalid_shards = [shard for shard in shards if not 0 <= shard < slices.shards]
+    if invalid_shards or not shards or len(set(shards)) < len(shards):
         raise ConfigError(
             f"rows can be spread over distinct shards 0 to {slices.shards - 1}, got {list(shards)}; start more shards first"
         )
@@ -47,9 +47,9 @@ class MovableShards(Protocol):
 
 
 def reshard(world: MovableShards, shards: Sequence[int], max_slices: int = 2048) -> Iterator[int]:
-    """Move slices between steps until the given shards have all rows evenly; every trainer calls it.
+    """Move slices until the given shards have all rows evenly; every trainer calls it and iterates over it.
 
-    Train and read between the rounds.
+    Each iteration is a round of moves between two steps; the caller can train and read between the rounds.
 
     Args:
         world: The sparse world.
@@ -61,18 +61,18 @@ def reshard(world: MovableShards, shards: Sequence[int], max_slices: int = 2048)
     """
     target = spread_over(world.slices, shards)
     while moves := world.slices.plan_moves(target, max_slices):
-        batch, count = [], 0
+        round_moves, slice_count = [], 0
         for move in moves:
-            if count + move.stop - move.start > max_slices and batch:
+            if slice_count + move.stop - move.start > max_slices and round_moves:
                 break
-            batch.append(move)
-            count += move.stop - move.start
-        world.move(batch)
+            round_moves.append(move)
+            slice_count += move.stop - move.start
+        world.move(round_moves)
         yield int((world.slices.owners != target.owners).sum())
 
 
 def make_move_route(moves: Sequence[SliceMove], shards: range, world: int) -> KeyRoute:
-    """Encode moves as keys for every shard: start, stop, source and target."""
+    """Encode moves as a route that sends four words per move as keys to every shard: start, stop, source and target."""
     words = np.array(
         [(move.start, move.stop, move.source, move.target) for move in moves], dtype=np.int64
     ).reshape(-1)
@@ -81,15 +81,15 @@ def make_move_route(moves: Sequence[SliceMove], shards: range, world: int) -> Ke
 
 
 def parse_moves(keys: np.ndarray, trainers: int) -> list[SliceMove]:
-    """Decode the moves that every trainer sent.
+    """Decode the moves from the keys that a shard received; every one of `trainers` trainers has sent the same moves.
 
     Raises:
         NonetError: If the trainers sent different moves.
     """
-    copies = keys.reshape(trainers, -1)
-    if (copies != copies[0]).any():
+    words_by_trainer = keys.reshape(trainers, -1)
+    if (words_by_trainer != words_by_trainer[0]).any():
         raise NonetError("trainers of the sparse world ask for different moves; all must reshard alike")
-    return [SliceMove(*words) for words in copies[0].reshape(-1, _WORDS).tolist()]
+    return [SliceMove(*words) for words in words_by_trainer[0].reshape(-1, _MOVE_WORDS).tolist()]
 
 
 def check_moves(moves: Sequence[SliceMove], slices: SliceMap) -> None:
@@ -105,11 +105,15 @@ def check_moves(moves: Sequence[SliceMove], slices: SliceMap) -> None:
 
 
 def pack_moved_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
-    """Serialise the complete rows of these moves as Arrow bytes."""
+    """Serialise the rows of these moves with the table's step.
+
+    Returns:
+        Bytes, uint8: the table's step (int64), then each Arrow table as its size (int64) and an Arrow IPC stream.
+    """
     tables = [
         part
         for move in moves
-        for part in table.export(range(move.start, move.stop), _EVERYTHING)
+        for part in table.export(range(move.start, move.stop), _BEFORE_FIRST_STEP)
         if part.num_rows
     ]
     step = np.array([table.step], dtype=np.int64).view(np.uint8)
@@ -117,12 +121,12 @@ def pack_moved_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
 
 
 def remove_moved_rows(history: TableHistory, moves: Sequence[SliceMove]) -> int:
-    """Remove the rows of these moves with their waiting and deleted keys, but keep them for open snapshots.
+    """Remove the rows of these moves from the table, with their waiting and deleted keys; open snapshots keep the rows.
 
     Returns:
         The number of removed rows.
     """
-    table, gone = history.table, 0
+    table, removed_count = history.table, 0
     slices = [range(move.start, move.stop) for move in moves]
     with history.lock:
         for move in moves:
@@ -134,11 +138,11 @@ def remove_moved_rows(history: TableHistory, moves: Sequence[SliceMove]) -> int:
                 snapshot.keep_rows(keys)
             if len(keys):
                 table._delete(keys)
-            gone += len(keys)
-        waiting, _ = table._list_waiting()
-        table._delete(waiting[is_within(waiting, slices)])
+            removed_count += len(keys)
+        waiting_keys, _ = table._list_waiting()
+        table._delete(waiting_keys[is_within(waiting_keys, slices)])
         table.deleted.drop_slices(slices)
-    return gone
+    return removed_count
 
 
 def load_moved_rows(history: TableHistory, data: np.ndarray) -> None:
@@ -155,16 +159,19 @@ def load_moved_rows(history: TableHistory, data: np.ndarray) -> None:
 
 
 def _serialise_table(table: pa.Table) -> np.ndarray:
+    """Return the size of an Arrow IPC stream (int64) and the stream, as uint8."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    body = np.frombuffer(sink.getvalue(), dtype=np.uint8)
-    return np.concatenate([np.array([len(body)], dtype=np.int64).view(np.uint8), body])
+    stream = np.frombuffer(sink.getvalue(), dtype=np.uint8)
+    return np.concatenate([np.array([len(stream)], dtype=np.int64).view(np.uint8), stream])
 
 
 def _read_tables(data: np.ndarray) -> Iterator[pa.Table]:
-    at = 0
-    while at < len(data):
-        size = int(data[at : at + 8].copy().view(np.int64)[0])
-        yield pa.ipc.open_stream(pa.py_buffer(data[at + 8 : at + 8 + size].tobytes())).read_all()
-        at += 8 + size
+    """Yield the tables that `_serialise_table` serialised."""
+    size_start = 0
+    while size_start < len(data):
+        start = size_start + 8
+        stop = start + int(data[size_start:start].copy().view(np.int64)[0])
+        yield pa.ipc.open_stream(pa.py_buffer(data[start:stop].tobytes())).read_all()
+        size_start = stop

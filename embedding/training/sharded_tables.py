@@ -208,7 +208,7 @@ class ShardedTables:
             self.local_tables.apply(table, to_int64_keys(keys), grads, step, lr)
             return
         route = self._routes.pop(table, None)
-        same_keys = route is not None and np.array_equal(route.asked, to_int64_keys(keys))
+        same_keys = route is not None and np.array_equal(route.requested, to_int64_keys(keys))
         route = route if route is not None and same_keys else self.make_route(keys)
         request = self.wire.exchange_keys(self._make_header(PUSH, number, step, lr), route, same_keys)
         self._exchange_gradients(request, route.sum_gradients(grads.detach().to(torch.float32)), route.counts)

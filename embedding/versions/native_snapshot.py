@@ -27,11 +27,13 @@ from nonet.embedding.tables import (
 )
 from nonet.errors import NonetError
 
-_SHIFT = 48  # The number of hash bits below the slice.
-_NO_MEMORY = -1
-_LEAST_ROWS = 1024
-_ALWAYS = -(1 << 63)  # Before every step.
-_MOST_CHAINS = 1 << 20  # The core's limit.
+_SHIFT = 48  # The upper 16 bits of a key's 64-bit hash are its slice.
+_NO_MEMORY = -1  # The core's code for a lack of memory.
+_MIN_ROWS = (
+    1024  # Space for at least this many rows is allocated, so that small tables do not need several growths.
+)
+_BEFORE_EVERY_STEP = -(1 << 63)
+_MAX_CHAINS = 1 << 20  # The core's limit of the number of hash chains of kept rows.
 
 
 class _VersionStruct(ctypes.Structure):
@@ -50,14 +52,19 @@ class _ColumnsStruct(ctypes.Structure):
 
 
 class ReadBuffers:
-    """Reusable columns to read rows into; they grow if necessary."""
+    """Reusable columns to read rows into; they grow if necessary.
 
-    def __init__(self, spec: TableSpec, rows: int = _LEAST_ROWS):
+    Attributes:
+        rows: The number of rows for which there is space.
+        used: The number of rows that have been read since the last `take_rows`.
+    """
+
+    def __init__(self, spec: TableSpec, rows: int = _MIN_ROWS):
         self._spec = spec
         self._arrays: dict[str, np.ndarray] = {}
         self._starts: list[tuple[str, int, int]] = []  # Name, address and bytes per row.
         self.rows, self.used = 0, 0
-        self._resize(max(rows, _LEAST_ROWS))
+        self._resize(max(rows, _MIN_ROWS))
 
     def ensure_capacity(self, rows: int) -> None:
         """Ensure space for `rows` more rows."""
@@ -65,18 +72,20 @@ class ReadBuffers:
             self._resize(max(self.used + rows, 3 * self.rows // 2))
 
     def take_rows(self) -> RowColumns:
-        """Return views of the rows and mark the buffers as empty; the views are valid until the next use."""
-        view = {name: array[: self.used] for name, array in self._arrays.items()}
-        gone, self.used = np.zeros(self.used, dtype=bool), 0
-        policy = (view.get("seen"), view.get("uses"))
-        return RowColumns(view["key"], view["row"], view["state"], view["step"], gone, *policy)
+        """Return views of the rows that have been read and mark the buffers as empty; the views are valid until the next use."""
+        views = {name: array[: self.used] for name, array in self._arrays.items()}
+        not_deleted, self.used = np.zeros(self.used, dtype=bool), 0
+        policy = (views.get("seen"), views.get("uses"))
+        return RowColumns(views["key"], views["row"], views["state"], views["step"], not_deleted, *policy)
 
     def get_free_columns(self) -> _ColumnsStruct:
-        """Return the columns from the first free row."""
-        return _ColumnsStruct(**{name: start + self.used * bytes_ for name, start, bytes_ in self._starts})
+        """Return the addresses of the first free row in each column."""
+        return _ColumnsStruct(
+            **{name: start + self.used * row_bytes for name, start, row_bytes in self._starts}
+        )
 
     def _resize(self, rows: int) -> None:
-        """Reallocate the arrays for more rows and copy what they hold."""
+        """Replace the arrays by larger ones for `rows` rows and copy the rows that have been read."""
         spec = self._spec
         shapes: dict[str, tuple[tuple[int, ...], type]] = {
             "key": ((rows,), np.int64),
@@ -100,7 +109,7 @@ class KeptRows:
         self.handle = core.nonet_kept_new(table.spec.dim, get_state_width(table.spec), len(table))
         if not self.handle:
             raise _make_memory_error(table)
-        self._core, self._rows = core, max(len(table), _LEAST_ROWS)
+        self._core, self._table_rows = core, max(len(table), _MIN_ROWS)  # It determines the number of chains.
         register_finalizer(self, core.nonet_kept_free, self.handle)
 
     def __len__(self) -> int:
@@ -108,7 +117,7 @@ class KeptRows:
 
     def can_serve(self, table: NativeTable) -> bool:
         """Return whether the hash chains are still short enough for a table that has grown."""
-        return len(table) <= 4 * self._rows or self._rows >= _MOST_CHAINS
+        return len(table) <= 4 * self._table_rows or self._table_rows >= _MAX_CHAINS
 
     def clear(self) -> None:
         """Remove the rows; up to 256 MB of memory are retained."""
@@ -116,9 +125,10 @@ class KeptRows:
 
 
 class NativeVersion:
-    """A live table and the rows kept from it, which together are the version of a step.
+    """A live table and the copies of its rows that were kept, which together are the version of a step.
 
-    The caller holds the table's lock.
+    The caller of every method holds the table's lock. `given` is the mask of slices that need no keeping, which the owner
+    of the version changes in place.
     """
 
     def __init__(self, table: NativeTable, step: int, core: Any, given: np.ndarray, spare: KeptRows | None):
@@ -127,11 +137,11 @@ class NativeVersion:
         self._version = _VersionStruct(
             table._handle, self.memory.handle, step, None, 0, 0, given.ctypes.data, 0
         )
-        self._born = np.empty(0, dtype=np.int64)
+        self._new_keys = np.empty(0, dtype=np.int64)
         if table.spec.evicts:
             if not core.nonet_watch(byref(self._version)):
                 raise _make_memory_error(table)
-            # The memory that the core points to must live as long as the watch.
+            # The core now keeps rows that it evicts; the memory that it points to must live until that ends.
             owned = (table, self.memory, given)
             self._unwatch = register_finalizer(self, _unwatch, core, table._handle, self._version, owned)
 
@@ -161,9 +171,9 @@ class NativeVersion:
         return len(self.memory)
 
     def set_new_keys(self, keys: np.ndarray, moved: bool) -> None:
-        """Set the sorted keys [N] whose live row does not belong to the version unless it was kept."""
-        self._born = np.ascontiguousarray(keys)
-        self._version.born, self._version.born_count = self._born.ctypes.data, len(keys)
+        """Set the sorted keys [N] that got their row after the version; `moved`: some of these rows came from another shard."""
+        self._new_keys = np.ascontiguousarray(keys)
+        self._version.born, self._version.born_count = self._new_keys.ctypes.data, len(keys)
         self._version.moved = int(moved)
 
     def keep_rows(self, keys: np.ndarray) -> None:
@@ -173,32 +183,35 @@ class NativeVersion:
             raise _make_memory_error(self._table)
 
     def find_kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return which keys [N] were kept, and write their rows to `rows` [N, D] if given."""
+        """Return which keys [N] have a kept row, bool [N], and write these rows to `rows` [N, D] if given."""
         if self._version.broken:
             raise _make_memory_error(self._table)
         key_array, present = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
-        into = None if rows is None else rows.ctypes.data
+        rows_address = None if rows is None else rows.ctypes.data
         self._core.nonet_kept_find(
-            byref(self._version), key_array.ctypes.data, len(key_array), present.ctypes.data, into
+            byref(self._version), key_array.ctypes.data, len(key_array), present.ctypes.data, rows_address
         )
         return present
 
-    def read(self, slices: range, since: int | None, room: ReadBuffers) -> None:
-        """Add the version's rows of these slices changed after step `since` to `room`, by slice and key."""
-        after = _ALWAYS if since is None else since
+    def read(self, slices: range, since: int | None, buffers: ReadBuffers) -> None:
+        """Add the version's rows of these slices changed after step `since` to `buffers`, by slice and key."""
+        after_step = _BEFORE_EVERY_STEP if since is None else since
         low, high = slices.start << _SHIFT, (slices.stop << _SHIFT) - 1
         while True:
-            columns, left = room.get_free_columns(), room.rows - room.used
-            count = self._core.nonet_piece(byref(self._version), low, high, after, byref(columns), left)
+            columns, free_rows = buffers.get_free_columns(), buffers.rows - buffers.used
+            count = self._core.nonet_piece(
+                byref(self._version), low, high, after_step, byref(columns), free_rows
+            )
             if count >= 0:
-                room.used += count
+                buffers.used += count
                 return
             if count == _NO_MEMORY:
                 raise _make_memory_error(self._table)
-            room.ensure_capacity(-2 - count)
+            buffers.ensure_capacity(-2 - count)  # The core returns -2 - (number of rows) if they do not fit.
 
 
 def _unwatch(core: Any, table: int, version: _VersionStruct, owned: tuple[Any, ...]) -> None:
+    """Stop keeping the rows that a table evicts; `owned` only keeps the core's memory alive until then."""
     core.nonet_unwatch(table, byref(version))
 
 
@@ -235,9 +248,9 @@ def _load_core() -> Any:
             ),
             "nonet_write_out": (None, c_int32, c_int64, c_int64),
         }  # fmt: skip
-        for name, (answer, *arguments) in signatures.items():
+        for name, (result, *arguments) in signatures.items():
             function = getattr(core, name)
-            function.restype, function.argtypes = answer, arguments
+            function.restype, function.argtypes = result, arguments
     except (NativeUnavailable, AttributeError):
         return None
     return core

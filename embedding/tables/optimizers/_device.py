@@ -1,4 +1,4 @@
-"""What rules of row optimizers on a device share: float32 operations with the bits of those on the host."""
+"""Float32 operations for rules of row optimizers on a device, which give the same bits as those on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compute_sqrt(values: Tensor) -> Tensor:
 
 
 def sum_squares(grads: Tensor) -> Tensor:
-    """Compute `sum_squares` of base.py: element i is added to lane i mod 16, and the lanes as a tree."""
+    """Compute the sum of squares of each row [N], in the same order as `sum_squares` of base.py."""
     count, dim = grads.shape
     padded = torch.nn.functional.pad(grads * grads, (0, -dim % LANES))
     lanes = torch.zeros(count, LANES, device=grads.device)

@@ -26,4 +26,4 @@ def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOpti
     rows.sub_(grads * round_to_float32(step.lr) / (compute_sqrt(state) + round_to_float32(step.eps)))
 
 
-SPEC = RowOptimizer(update_rows, 1, 0, 1e-10, number=1, device_rule=update_on_device)
+SPEC = RowOptimizer(update_rows, width_factor=1, extra=0, eps=1e-10, number=1, device_rule=update_on_device)

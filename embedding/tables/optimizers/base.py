@@ -20,7 +20,7 @@ import numpy as np
 
 from nonet.plugins import PluginRegistry
 
-LANES = 16
+LANES = 16  # Partial sums of a sum over a row's width, as many as one vector register of the core has floats.
 
 
 @dataclass(frozen=True, slots=True)
