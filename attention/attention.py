@@ -1,8 +1,8 @@
 """uni_attention: attention over packed sequences of any length, under a mask that is data.
 
 The signature is the same for every mask and device: q [T, H, D], k [S, G, D] and v [S, G, E] packed, or [B, H, N, D] dense. On a
-CPU the mask is cut into pieces that torch's fused kernel computes without a mask. A mask is never ignored, and never becomes an N
-x N tensor. A query that sees no key gives 0.
+CPU the mask is cut into pieces that torch's fused kernel computes without a mask. A mask is never ignored and never expanded to
+an N x N tensor. The output of a query that sees no key is 0.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from nonet.errors import ConfigError
 # Shapes: T packed query tokens, S packed key tokens, B sequences, H query heads, G key heads (H a multiple), D width,
 # E value width, N queries and M keys of a dense batch.
 BACKENDS = ("auto", "triton", "sdpa", "npu", "reference")
-_MOST_WIDTH = 256
-_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_MAX_WIDTH = 256  # The widest head that the kernels support.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def uni_attention(
@@ -43,9 +43,9 @@ def uni_attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """Attend queries [T, H, D] to keys [S, G, D] and values [S, G, E] and return [T, H, E].
+    """Attend packed queries [T, H, D] to keys [S, G, D] and values [S, G, E].
 
-    Dense inputs are [B, H, N, D]; the result is then [B, H, N, E].
+    Inputs can also be dense, [B, H, N, D]; the output is then [B, H, N, E].
 
     Args:
         q: Queries, packed or dense.
@@ -59,10 +59,13 @@ def uni_attention(
         scaling_length: The divisor of "silu".
         bias: A relative position and time bias.
         sink: A logit in addition to those of the keys [H].
-        soft_cap: Scores become cap * tanh(score / cap), before the bias.
-        return_lse: Whether to return the log-sum-exp too, [H, T] ([B, H, N] dense), without gradient.
+        soft_cap: Scores become soft_cap * tanh(score / soft_cap), before the bias.
+        return_lse: Whether to return the log-sum-exp too, without gradient.
         backend: "auto" selects "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, or "reference" for what the last
             two do not support.
+
+    Returns:
+        The output [T, H, E], or with `return_lse` the output and the log-sum-exp [H, T] ([B, H, N] for dense inputs).
     """
     if q.ndim == 4:
         return _attend_dense(
@@ -97,9 +100,9 @@ def _attend_dense(
     cu_q: Tensor | None,
     cu_k: Tensor | None,
     return_lse: bool,
-    rest: dict[str, Any],
+    options: dict[str, Any],
 ) -> Any:
-    """Attend dense inputs [B, H, N, D] as B packed sequences of N."""
+    """Attend dense inputs [B, H, N, D] as B packed sequences of N; `options` are the other arguments of `uni_attention`."""
     if k.ndim != 4 or v.ndim != 4 or cu_q is not None or cu_k is not None or not len(q) == len(k) == len(v):
         raise ConfigError(
             f"dense q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} want [B, H, N, D], [B, G, M, D] and "
@@ -108,20 +111,19 @@ def _attend_dense(
     batch, heads, queries, keys = *q.shape[:3], k.shape[2]
     cuts = torch.arange(batch + 1, device=q.device, dtype=torch.int32)
     packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    own_k = None if keys == queries else cuts * keys
+    cu_seqlens_k = None if keys == queries else cuts * keys
     out, lse = uni_attention(
-        *packed, cu_seqlens_q=cuts * queries, cu_seqlens_k=own_k, return_lse=True, **rest
+        *packed, cu_seqlens_q=cuts * queries, cu_seqlens_k=cu_seqlens_k, return_lse=True, **options
     )
     out = out.unflatten(0, (batch, queries)).transpose(1, 2)
     if not return_lse:
         return out
-    return out, lse.unflatten(1, (batch, -1)).transpose(0, 1) if lse.shape[1] else lse.new_empty(
-        batch, heads, 0
-    )
+    has_lse = lse.shape[1] > 0  # "silu" has none.
+    return out, lse.unflatten(1, (batch, -1)).transpose(0, 1) if has_lse else lse.new_empty(batch, heads, 0)
 
 
 def _resolve_cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Check the cuts of packed queries and keys, and use those of the queries for the keys by default."""
+    """Check the cuts of packed queries and keys and return both; those of the keys are by default those of the queries."""
     if cu_q is None:
         raise ConfigError(
             "packed q [T, H, D] needs cu_seqlens_q [B + 1], where each sequence begins and the last ends."
@@ -143,7 +145,11 @@ def _resolve_cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None
 def _resolve_table(
     mask: Any, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int
 ) -> tuple[str, IntervalTable | None]:
-    """Return the form of the mask in this batch, and a table if the form alone does not define it."""
+    """Return the form of the mask in this batch, and its table if the form alone does not define it.
+
+    Raises:
+        ConfigError: If `mask` is of another type, or is a table that was built for another batch.
+    """
     if isinstance(mask, UniMask):
         form = mask.form
         if form == "full" or (form == "causal" and cu_k is cu_q):
@@ -154,13 +160,13 @@ def _resolve_table(
             f"uni_attention cannot express the mask {type(mask).__name__}; it takes a UniMask (UniMask.causal(), "
             "UniMask.from_dense(...), ...) or the table of one."
         )
-    made_q, made_k = mask.start.shape[1], _count_keys(mask, tokens_k)
-    same = (made_q, made_k) == (tokens_q, tokens_k) and mask.start.device == cu_q.device
-    if same and cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
-        same = torch.equal(mask.cu_q, cu_q.int()) and torch.equal(mask.cu_k, cu_k.int())
-    if not same:
+    table_q, table_k = mask.start.shape[1], _count_keys(mask, tokens_k)
+    fits = (table_q, table_k) == (tokens_q, tokens_k) and mask.start.device == cu_q.device
+    if fits and cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
+        fits = torch.equal(mask.cu_q, cu_q.int()) and torch.equal(mask.cu_k, cu_k.int())
+    if not fits:
         raise ConfigError(
-            f"this mask's table was made for {made_q} queries and {made_k} keys in {len(mask.cu_q) - 1} sequences on "
+            f"this mask's table was made for {table_q} queries and {table_k} keys in {len(mask.cu_q) - 1} sequences on "
             f"{mask.start.device}; this batch has {tokens_q} and {tokens_k} in {len(cu_q) - 1} on {cu_q.device}, or cuts them "
             "elsewhere. Make it with mask.build_table(cu_seqlens_q, cu_seqlens_k)."
         )
@@ -168,10 +174,10 @@ def _resolve_table(
 
 
 def _count_keys(table: IntervalTable, tokens_k: int) -> int:
-    """Return the number of keys that a table was made for, as far as it is known without reading from a device."""
-    of_key = table.column_start if table.column_start is not None else table.word
-    if of_key is not None:
-        return len(of_key)
+    """Return the number of keys that a table was built for; if only a device knows it, return `tokens_k`."""
+    key_values = table.column_start if table.column_start is not None else table.word
+    if key_values is not None:
+        return len(key_values)
     if table.cu_k.device.type == "cpu" and not torch.compiler.is_compiling():
         return int(table.cu_k[-1])
     return tokens_k
@@ -189,7 +195,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ConfigError(
             f"q {list(q.shape)} has {q.shape[1]} heads, k {list(k.shape)} has {k.shape[1]}; q's must be a multiple of k's."
         )
-    if (not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES) and not torch.is_autocast_enabled(
+    if (not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES) and not torch.is_autocast_enabled(
         q.device.type
     ):
         raise ConfigError(
@@ -201,9 +207,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"q, k and v are on {q.device}, {k.device} and {v.device}; they must share a device."
         )
     for name, width in (("q and k", q.shape[2]), ("v", v.shape[2])):
-        if not 0 < width <= _MOST_WIDTH:
+        if not 0 < width <= _MAX_WIDTH:
             raise ConfigError(
-                f"{name} have width {width} (shapes {shapes}); uni_attention takes 1 to {_MOST_WIDTH} per head."
+                f"{name} have width {width} (shapes {shapes}); uni_attention takes 1 to {_MAX_WIDTH} per head."
             )
 
 
@@ -244,21 +250,24 @@ def _check_options(
 
 
 def _select_backend(name: str, q: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Select the backend; one that is requested by name and unavailable raises an error."""
+    """Return the name of the backend of a call: the requested one, or the best one for "auto".
+
+    Raises:
+        ConfigError: If the requested backend does not exist or does not support the call.
+    """
     if name not in BACKENDS:
         raise ConfigError(f"backend is {name!r}; there are {', '.join(BACKENDS)}.")
-    host = q.device.type == "cpu"
+    is_cpu = q.device.type == "cpu"
     if name == "auto":
-        chosen = os.environ.get(
-            "NONET_ATTENTION", "auto"
-        )  # One backend on all devices, so that results can be compared bitwise.
-        if chosen != "auto":
-            return chosen
+        # The variable selects one backend on all devices, so that results can be compared bitwise.
+        requested = os.environ.get("NONET_ATTENTION", "auto")
+        if requested != "auto":
+            return requested
         if q.is_cuda and q.dtype != torch.float64:
             return "triton"
         if npu.is_available(q, v, call):
             return "npu"
-        return "sdpa" if host and call.plain else "reference"
+        return "sdpa" if is_cpu and call.plain else "reference"
     if name == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(
             f"backend 'triton' runs on CUDA; q is on {q.device}. Leave backend to 'auto', or set TRITON_INTERPRET=1 to "
@@ -269,7 +278,7 @@ def _select_backend(name: str, q: Tensor, v: Tensor, call: AttentionCall) -> str
             f"backend 'npu' computes a softmax without sink, bias or soft cap, of equal widths, on an Ascend device; q is on "
             f"{q.device}. Use 'auto' or 'reference'."
         )
-    if name == "sdpa" and not (host and call.plain):
+    if name == "sdpa" and not (is_cpu and call.plain):
         raise ConfigError(
             f"backend 'sdpa' computes a softmax without bias or soft cap on a CPU; this call has activation {call.activation!r}, "
             f"soft_cap {call.soft_cap}, bias {'yes' if call.bias else 'no'}, on {q.device}. Use 'auto' or 'reference'."

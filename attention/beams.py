@@ -1,8 +1,8 @@
 """BeamCache: the keys and values of decoding beams. Those of a prompt are stored once and shared by its beams.
 
 A step attends the beams' newest tokens to the shared prompt (read once for all beams of a prompt) and to their own tokens, and
-merges the two by log-sum-exp. The result equals attention over every beam's whole sequence, but the prompt's keys are stored and
-read W times less. The cache is for inference only: nothing here is differentiable.
+merges the two results by log-sum-exp. The result equals attention over every beam's complete sequence, but the prompt's keys are
+stored and read once instead of W times. The cache is for inference only: nothing here is differentiable.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class BeamCache:
         """Attend each beam's newest query [U, W, H, D] to its prompt and its own tokens and return [U, W, H, E]."""
         prompts, beams, heads = q.shape[:3]
         groups = heads // self.keys.shape[1]
-        rows = q.unflatten(2, (-1, groups)).transpose(
-            2, 3
-        )  # Query heads that share a key head become separate rows: [U, W, H / G, G, D].
+        # Query heads that share a key head become separate rows: [U, W, H / G, G, D].
+        rows = q.unflatten(2, (-1, groups)).transpose(2, 3)
         cu_rows = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
         out, lse = uni_attention(
             *(rows.flatten(0, 2), self.keys, self.values),
@@ -114,7 +113,7 @@ def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int)
 
 
 def _attend_own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Compute output [U, W, H, E] and log-sum-exp [U, W, H] over the beams' own tokens."""
+    """Compute output [U, W, H, E] and log-sum-exp [U, W, H] of queries over the beams' own tokens, in float32 or float64."""
     groups = q.shape[2] // keys.shape[3]
     acc_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     q_grouped = q.unflatten(2, (-1, groups)).to(acc_dtype)

@@ -92,7 +92,7 @@ class _MaskFunctionRule:
         )
 
     def _evaluate_block(self, b: int, first: int, last: int, keys: int, device: torch.device) -> Tensor:
-        """Evaluate the mask function and the padding for rows [first, last) of sequence b."""
+        """Evaluate the mask function and the padding for rows [first, last) of sequence b, as bool [last - first, keys]."""
         q = torch.arange(first, last, device=device)[:, None] + self.q_offset
         k = torch.arange(keys, device=device)[None] + self.kv_offset
         sequence = torch.full((1, 1), b, device=device)
@@ -100,10 +100,10 @@ class _MaskFunctionRule:
         visible = torch.broadcast_to(visible, (last - first, keys)).bool()
         if self.padding is None:
             return visible
-        unpadded = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
+        is_unpadded = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
         # Keys beyond the padding mask have not been written to the cache yet and are masked.
-        unpadded = torch.nn.functional.pad(unpadded, (0, keys - len(unpadded)))
-        return visible & unpadded
+        is_unpadded = torch.nn.functional.pad(is_unpadded, (0, keys - len(is_unpadded)))
+        return visible & is_unpadded
 
 
 def attention_forward(
@@ -127,7 +127,7 @@ def attention_forward(
     Raises:
         ConfigError: If an option or the mask is not supported.
     """
-    _refuse(dropout, kwargs)
+    _check_unsupported(dropout, kwargs)
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         mask: Any = UniMask.causal(window=sliding_window) if causal else UniMask.full()
@@ -149,17 +149,17 @@ def _from_tensor(mask: Any, query: Tensor, key: Tensor) -> UniMask:
         )
     mask = mask[..., : key.shape[2]]
     if mask.dtype != torch.bool:
-        lowest = mask <= torch.finfo(mask.dtype).min / 2
-        if bool((~lowest & (mask != 0)).any()):
+        is_masked = mask <= torch.finfo(mask.dtype).min / 2
+        if bool((~is_masked & (mask != 0)).any()):
             raise ConfigError(
                 f"attention_mask {list(mask.shape)} adds numbers to scores; {NAME} takes masks of 0 and -inf (and biases as "
                 "RelativeBias). Load the model with attn_implementation='sdpa' for it."
             )
-        mask = ~lowest
+        mask = ~is_masked
     return UniMask.from_dense(mask[:, 0].expand(len(query), -1, -1))
 
 
-def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
+def _check_unsupported(dropout: float, kwargs: dict[str, Any]) -> None:
     """Raise ConfigError for options that `uni_attention` does not support."""
     if dropout:
         raise ConfigError(

@@ -18,13 +18,15 @@ from nonet.attention.torch_backends import npu, sdpa
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D width, E value width, K slots.
+# The arguments of both operators from q on, in the order of `_make_call`.
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? start, Tensor? stop, SymInt max_q, SymInt max_k, "
     "Tensor? column_start, Tensor? column_stop, Tensor? sees, Tensor? word, Tensor? sink, Tensor? position, Tensor? time, "
     "Tensor? time_q, Tensor? time_k, float steps, float scale, float scaling_length, float? soft_cap, str activation, "
     "str form, str backend"
 )
-_GRADIENTS = (0, 1, 2, 13, 14, 15)  # Indices of q, k, v, sink, position and time in the arguments above.
+# The indices of the differentiable arguments: q, k, v, sink, position and time.
+_DIFFERENTIABLE = (0, 1, 2, 13, 14, 15)
 
 _library = torch.library.Library("nonet", "DEF")
 _library.define(f"attend({_CALL}) -> (Tensor, Tensor)")
@@ -70,9 +72,8 @@ class _EagerAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         *tables, call, backend = rest
         out, lse = _compute(q, k, v, call, backend)
-        ctx.save_for_backward(
-            q, k, v, out, lse, *tables
-        )  # The tables are saved too, so that torch detects in-place changes.
+        # The tables are saved too, so that torch detects in-place changes.
+        ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.call, ctx.backend = call, backend
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
@@ -81,7 +82,7 @@ class _EagerAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if grad is None:
-            return (None,) * 8
+            return (None,) * 8  # One for each argument of forward.
         q, k, v, out, lse, *_ = ctx.saved_tensors
         gradients = _compute_gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
         outputs = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
@@ -105,18 +106,23 @@ def _make_call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[AttentionCall, s
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Compute the output and the log-sum-exp: the implementation of nonet::attend."""
     return _compute(q, k, v, *_make_call(*rest))
 
 
 def _backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> list[Tensor]:
-    """Compute the gradients of q, k, v, sink, position and time; the gradient of an absent input is an empty tensor."""
+    """Compute the gradients of q, k, v, sink, position and time: the implementation of nonet::attend_backward.
+
+    The gradient of an absent input is an empty tensor, because an operator cannot return None.
+    """
     gradients = _compute_gradients(grad, q, k, v, out, lse, *_make_call(*rest))
     return [q.new_empty(0) if x is None else x for x in gradients]
 
 
 def _compute(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
+    """Compute the output [T, H, E] and the log-sum-exp ([H, T]; [H, 0] for SiLU) with a backend."""
     if backend == "triton":
         return _import_triton_backend().forward(q, k, v, call)
     out, lse = {"sdpa": sdpa, "npu": npu, "reference": chunks}[backend].forward(q, k, v, call)
@@ -157,8 +163,9 @@ def _infer_output_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[T
     )
 
 
-def _infer_gradient_shapes(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -> list[Tensor]:
-    inputs = [call[index] for index in _GRADIENTS]
+def _infer_gradient_shapes(grad: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
+    """Return empty tensors shaped like the gradients of `_backward`."""
+    inputs = [arguments[index] for index in _DIFFERENTIABLE]
     return [
         grad.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x in inputs
@@ -171,20 +178,20 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.set_materialize_grads(False)
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     ctx.save_for_backward(*tensors, *output)
-    # None stands for a saved tensor; other values are wrapped, so that an argument None can be told apart.
-    ctx.rest = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+    # None marks a saved tensor; other values are in a tuple, so that an argument None differs from the mark.
+    ctx.inputs_or_marks = [None if isinstance(x, Tensor) else (x,) for x in inputs]
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     """Compute the gradients in the order of the operator's inputs; None for inputs that need no gradient."""
-    gradients_by_input: list[Tensor | None] = [None] * len(ctx.rest)
+    gradients_by_input: list[Tensor | None] = [None] * len(ctx.inputs_or_marks)
     if grad is None:
         return tuple(gradients_by_input)
     *tensors, out, lse = ctx.saved_tensors
     saved = iter(tensors)
-    inputs = [next(saved) if x is None else x[0] for x in ctx.rest]
+    inputs = [next(saved) if x is None else x[0] for x in ctx.inputs_or_marks]
     gradients = torch.ops.nonet.attend_backward(grad, out, lse, *inputs)
-    for index, gradient in zip(_GRADIENTS, gradients, strict=True):
+    for index, gradient in zip(_DIFFERENTIABLE, gradients, strict=True):
         if ctx.needs_input_grad[index]:
             gradients_by_input[index] = gradient
     return tuple(gradients_by_input)

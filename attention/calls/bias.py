@@ -20,13 +20,21 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelativeBias:
-    """The tables of a relative bias. `position` or `time` may be None; a table has one row per head or one shared row."""
+    """The tables of a relative bias. `position` or `time` may be None; a table has one row per head or one shared row.
 
-    position: Tensor | None = None  # [H or 1, 2 P - 1]
-    time: Tensor | None = None  # [H or 1, C]
-    time_q: Tensor | None = None  # [T] int32: the time of each query, for example in seconds since any origin
-    time_k: Tensor | None = None  # [S] int32: the time of each key
-    steps: float = 2.0  # Time buckets per doubling of the time difference.
+    Attributes:
+        position: The bias by relative position, [H or 1, 2 P - 1].
+        time: The bias by bucket of the time difference, [H or 1, C].
+        time_q: The time of each query, for example in seconds since any origin, int32 [T].
+        time_k: The time of each key, int32 [S].
+        steps: The number of time buckets per doubling of the time difference.
+    """
+
+    position: Tensor | None = None
+    time: Tensor | None = None
+    time_q: Tensor | None = None
+    time_k: Tensor | None = None
+    steps: float = 2.0
 
     def check(self, heads: int, queries: int, keys: int) -> None:
         """Raise ConfigError if the shapes or dtypes of the tables do not fit these numbers of heads, queries and keys."""
@@ -55,5 +63,6 @@ def compute_bucket(between: Tensor, steps: float, buckets: int) -> Tensor:
     not computed as a logarithm, so the bucket is the same on every device.
     """
     bits = between.abs().clamp_min(1).to(torch.float32).view(torch.int32)
+    # 0x3F800000 are the bits of 1.0. A float32 has 23 bits of mantissa, so after the shift by 8 an octave is 2^15 = 32768.
     octave = ((bits - 0x3F800000) >> 8).to(torch.float32)
     return (octave * (torch.tensor(steps) * (1.0 / 32768.0))).long().clamp_max(buckets - 1)

@@ -14,7 +14,20 @@ from nonet.attention.masks import IntervalTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
-    """The arguments of a call; `table` is None if `form` ("full", or "causal" with equal cuts) defines the mask."""
+    """The arguments of a call.
+
+    Attributes:
+        cu_q: Cuts of the queries [B + 1].
+        cu_k: Cuts of the keys [B + 1].
+        form: The form of the mask: "full", "causal" or "table".
+        table: The mask's interval table; None if the form ("full", or "causal" with equal cuts) defines the mask.
+        scale: The factor of the products of queries and keys.
+        activation: "softmax" or "silu".
+        scaling_length: The divisor of "silu".
+        soft_cap: The soft cap of the scaled product, applied before the bias.
+        sink: A logit in addition to those of the keys [H].
+        bias: A relative position and time bias.
+    """
 
     cu_q: Tensor
     cu_k: Tensor
@@ -23,8 +36,8 @@ class AttentionCall:
     scale: float
     activation: str = "softmax"
     scaling_length: float = 1.0
-    soft_cap: float | None = None  # Applied to the scaled product, before the bias.
-    sink: Tensor | None = None  # [H]
+    soft_cap: float | None = None
+    sink: Tensor | None = None
     bias: RelativeBias | None = None
 
     @property

@@ -18,10 +18,10 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import make_plans  # type: ignore[import-not-found]
 
 # Shapes: T packed query tokens, H query heads, E value width.
-_PLANS: Any = WeakIdKeyDictionary()  # Start tensor of a table -> its version, and plans by configuration.
-_TABLES: Any = (
-    WeakIdKeyDictionary()
-)  # Cuts -> their version, and tables by form if the form defines the mask.
+# The `start` tensor of a table -> (its version, plans by configuration).
+_PLANS: Any = WeakIdKeyDictionary()
+# The cuts of a batch -> (their version, tables by the form of the mask), for forms that define the mask.
+_TABLES: Any = WeakIdKeyDictionary()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -43,12 +43,17 @@ def backward(
         grad, q, k, v, out, lse, table, _get_plans(table, config), options, config
     )
     bias = call.bias
-    tables = (call.sink, None if bias is None else bias.position, None if bias is None else bias.time)
-    gradients = (grads.sink, grads.position, grads.time)
-    typed = [
-        None if x is None or g is None else g.to(x.dtype) for g, x in zip(gradients, tables, strict=True)
+    sink_and_tables = (
+        call.sink,
+        None if bias is None else bias.position,
+        None if bias is None else bias.time,
+    )
+    sink_and_table_grads = (grads.sink, grads.position, grads.time)
+    cast_grads = [
+        None if x is None or g is None else g.to(x.dtype)
+        for g, x in zip(sink_and_table_grads, sink_and_tables, strict=True)
     ]
-    return [grads.q, grads.k, grads.v, *typed]
+    return [grads.q, grads.k, grads.v, *cast_grads]
 
 
 def _make_options(call: AttentionCall) -> KernelOptions:
@@ -69,6 +74,7 @@ def _make_rows_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _get_table(call: AttentionCall, tokens_q: int, tokens_k: int) -> IntervalTable:
+    """Return the interval table of a call, which is built once per batch if only a form was given."""
     if call.table is not None:
         return call.table
     if call.cu_k is not call.cu_q:
@@ -77,17 +83,21 @@ def _get_table(call: AttentionCall, tokens_q: int, tokens_k: int) -> IntervalTab
 
 
 def _get_plans(table: IntervalTable, config: Any) -> Any:
+    """Return the tile plans of a table, which are made once per configuration."""
     return _get_cached(_PLANS, table.start, config, lambda: make_plans(table, config))
 
 
 def _get_cached(store: Any, anchor: Tensor, key: Any, make: Any) -> Any:
-    """Return the cached result for this tensor, recomputed if the tensor has changed and dropped with the tensor."""
-    if anchor.is_inference():
+    """Return the result of `make` that is cached for a tensor and a key.
+
+    It is made again if the tensor has changed, and the cache entry is dropped together with the tensor.
+    """
+    if anchor.is_inference():  # Inference tensors have no version counter that shows a change.
         return make()
-    version, made = store.get(anchor, (None, {}))
+    version, results = store.get(anchor, (None, {}))
     if version != anchor._version:
-        made = {}
-        store[anchor] = (anchor._version, made)
-    if key not in made:
-        made[key] = make()
-    return made[key]
+        results = {}
+        store[anchor] = (anchor._version, results)
+    if key not in results:
+        results[key] = make()
+    return results[key]

@@ -22,10 +22,10 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import KernelTile, TileConfig, TilePlan, TilePlans
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
-_PROGRAMS = (
-    1024  # Enough to fill any device; the bias kernel splits its sums until it has this many programs.
+_MAX_PROGRAMS = (
+    1024  # The bias kernel splits its sums until it has about this many programs, which fill any device.
 )
-_MOST_SPLITS = 16
+_MAX_SPLITS = 16
 
 
 def backward(
@@ -128,59 +128,87 @@ def _compute_grad_bias(
     tile: KernelTile,
     piece: int,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of the position and the time table; None for a missing one."""
+    """Compute the gradients of the position and the time table; None for a missing one.
+
+    `piece` is the side of the square pieces into which the bias kernel divides the score matrix.
+    """
     from nonet.attention.kernels.triton_bias import bias_kernel
 
     bias, (q, k, v) = options.bias, inputs
     if bias is None or (bias.position is None and bias.time is None):
         return None, None
+    # The score matrix is divided into square pieces; a program sums the pieces of one diagonal.
     size, heads = min(piece, tile.block_q), q.shape[1]
     # A key is at most max_k - 1 positions before the query and max_q - 1 after it.
-    lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
-    diagonals = lowest + highest + 1
+    diagonals_before, diagonals_after = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
+    diagonals = diagonals_before + diagonals_after + 1
     splits = max(
         min(
-            _PROGRAMS // (diagonals * heads),
+            _MAX_PROGRAMS // (diagonals * heads),
             len(plan.query.place) * (tile.block_q // size) // 4,
-            _MOST_SPLITS,
+            _MAX_SPLITS,
         ),
         1,
     )
     buckets = 16 if bias.time is None else round_to_power_of_two(bias.time.shape[1])
     empty = q.new_zeros(0, dtype=torch.float32)
-    far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
-    times = empty if bias.time is None else empty.new_zeros(heads, splits, diagonals, buckets)
+    distance_sums = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
+    time_sums = empty if bias.time is None else empty.new_zeros(heads, splits, diagonals, buckets)
     if len(plan.query.place):
         bias_kernel[(diagonals, heads, splits)](
-            *(q, k, v, grad_out, lse, delta, far, times, len(plan.query.place), -lowest),
+            *(
+                q,
+                k,
+                v,
+                grad_out,
+                lse,
+                delta,
+                distance_sums,
+                time_sums,
+                len(plan.query.place),
+                -diagonals_before,
+            ),
             *make_shared_arguments(q, k, table, plan.query, options),
             *get_strides(q, k, v, grad_out),
             **make_constants(q, v, table, plan.query, options, tile),
             W=buckets,  # pyright: ignore[reportArgumentType]
             BT=size,  # pyright: ignore[reportArgumentType]
         )
-    position = None if bias.position is None else _sum_distances(far.sum(1), bias.position, lowest * size)
+    position = (
+        None
+        if bias.position is None
+        else _sum_distances(distance_sums.sum(1), bias.position, diagonals_before * size)
+    )
     if bias.time is None:
         return position, None
-    return position, _sum_shared_heads(times.sum((1, 2))[:, : bias.time.shape[1]], bias.time)
+    return position, _sum_shared_heads(time_sums.sum((1, 2))[:, : bias.time.shape[1]], bias.time)
 
 
-def _sum_distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
-    """Add up the halves of neighbouring diagonals, and add distances beyond the table to its ends."""
-    heads, diagonals, _, size = far_HA2M.shape
-    line = far_HA2M.new_zeros(heads, diagonals + 1, size)
-    line[:, :-1] += far_HA2M[:, :, 0]
-    line[:, 1:] += far_HA2M[:, :, 1]
-    line, zero = line.flatten(1), centre + size
-    reach = (like.shape[1] + 1) // 2
-    pad = max(reach - zero, zero + reach - line.shape[1], 0)
-    line, zero = torch.nn.functional.pad(line, (pad, pad)), zero + pad
-    grad = line[:, zero - reach + 1 : zero + reach].clone()
-    grad[:, 0] += line[:, : zero - reach + 1].sum(1)
-    grad[:, -1] += line[:, zero + reach :].sum(1)
-    return _sum_shared_heads(grad, like)
+def _sum_distances(sums_HA2M: Tensor, table: Tensor, centre: int) -> Tensor:
+    """Compute the gradient of the position table from the sums of the bias kernel.
+
+    A diagonal has two halves of M distances, and the upper half of one has the same distances as the lower half of the next.
+    Distances beyond the table belong to its first and last entry.
+
+    Args:
+        sums_HA2M: The sums of score gradients by head, diagonal, half and distance.
+        table: The position table.
+        centre: The number of distances from the first diagonal to distance 0.
+    """
+    heads, diagonals, _, size = sums_HA2M.shape
+    by_distance = sums_HA2M.new_zeros(heads, diagonals + 1, size)
+    by_distance[:, :-1] += sums_HA2M[:, :, 0]
+    by_distance[:, 1:] += sums_HA2M[:, :, 1]
+    by_distance, zero = by_distance.flatten(1), centre + size  # `zero` is the index of distance 0.
+    reach = (table.shape[1] + 1) // 2
+    pad = max(reach - zero, zero + reach - by_distance.shape[1], 0)
+    by_distance, zero = torch.nn.functional.pad(by_distance, (pad, pad)), zero + pad
+    grad = by_distance[:, zero - reach + 1 : zero + reach].clone()
+    grad[:, 0] += by_distance[:, : zero - reach + 1].sum(1)
+    grad[:, -1] += by_distance[:, zero + reach :].sum(1)
+    return _sum_shared_heads(grad, table)
 
 
-def _sum_shared_heads(grad: Tensor, like: Tensor) -> Tensor:
-    """Sum a gradient over heads that share a table."""
-    return grad.sum(0, keepdim=True) if len(like) == 1 else grad
+def _sum_shared_heads(grad: Tensor, table: Tensor) -> Tensor:
+    """Sum a gradient [H, entries] over the heads if they share the one row of `table`."""
+    return grad.sum(0, keepdim=True) if len(table) == 1 else grad

@@ -79,13 +79,13 @@ def infer_config(
     """Select the shipped tile configuration for these inputs and their device."""
     options = options or KernelOptions()
     bias, silu = options.bias, options.activation == "silu"
-    rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
-    rich = rich or bias is not None or options.soft_cap is not None
-    capability = 80
+    has_rich_mask = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
+    rich = has_rich_mask or bias is not None or options.soft_cap is not None
+    capability = 80  # That of the interpreter on a CPU.
     if q.is_cuda:
         major, minor = torch.cuda.get_device_capability(q.device)
         capability = 10 * major + minor
-    return select_config(max(q.shape[2], v.shape[2]), q.dtype, capability, rich, silu)
+    return select_config(max(q.shape[2], v.shape[2]), q.dtype, capability, rich=rich, silu=silu)
 
 
 def check(

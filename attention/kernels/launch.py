@@ -20,22 +20,27 @@ from nonet.attention.plans import KernelTile, Tiles
 # Shapes: T packed query tokens, H query heads, G key heads (H a multiple), D and E widths of q, k and of v.
 Arguments: TypeAlias = tuple[Any, ...]  # Tensors, numbers or None.
 _LOG2_E = 1.4426950408889634
-_MOST_REGISTERS = 255
+_MAX_REGISTERS = 255  # Of a thread, the hardware's limit.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelOptions:
-    """The operations that a kernel applies to the products of queries and keys, except the mask."""
+    """The operations that a kernel applies to the products of queries and keys, except the mask.
 
-    scale: float | None = None  # Positive; None for 1 / sqrt(D).
-    activation: str = (
-        "softmax"  # "softmax", or "silu": silu(score) / scaling_length without normalisation over the keys
-    )
-    scaling_length: float | None = (
-        None  # For "silu"; constant, so that a row's result does not depend on its batch.
-    )
-    soft_cap: float | None = None  # score -> soft_cap * tanh(score / soft_cap), before the bias
-    sink: Tensor | None = None  # [H] one logit per head, added to the softmax's denominator
+    Attributes:
+        scale: The factor of the products, above 0; None for 1 / sqrt(D).
+        activation: "softmax", or "silu": silu(score) / scaling_length without normalisation over the keys.
+        scaling_length: The divisor of "silu", which is constant, so that a row's result does not depend on its batch.
+        soft_cap: Scores become soft_cap * tanh(score / soft_cap), before the bias.
+        sink: One logit per head [H], which is added to the softmax's denominator.
+        bias: A relative position and time bias.
+    """
+
+    scale: float | None = None
+    activation: str = "softmax"
+    scaling_length: float | None = None
+    soft_cap: float | None = None
+    sink: Tensor | None = None
     bias: RelativeBias | None = None
 
 
@@ -80,7 +85,7 @@ def make_constants(
 
 def limit_registers(dtype: torch.dtype) -> dict[str, int]:
     """Return the option that lets float32 kernels use 255 registers; otherwise ptxas spills to fit one more block."""
-    return {"maxnreg": _MOST_REGISTERS} if dtype == torch.float32 else {}
+    return {"maxnreg": _MAX_REGISTERS} if dtype == torch.float32 else {}
 
 
 def resolve_scale(q: Tensor, options: KernelOptions) -> float:
@@ -110,20 +115,26 @@ def _compute_scales(q: Tensor, options: KernelOptions) -> Arguments:
     computed, and outer_scale contains all factors. silu_scale is 1 / scaling_length.
     """
     scale = resolve_scale(q, options)
-    last = 1.0 if options.activation == "silu" else _LOG2_E
-    length = 1.0 / (options.scaling_length or 1.0)
+    outer_scale = 1.0 if options.activation == "silu" else _LOG2_E  # Softmax uses exp2 instead of exp.
+    silu_scale = 1.0 / (options.scaling_length or 1.0)
     if options.soft_cap is not None:
-        return scale / options.soft_cap, last, length, options.soft_cap
+        return scale / options.soft_cap, outer_scale, silu_scale, options.soft_cap
     if options.bias is not None and (options.bias.position is not None or options.bias.time is not None):
-        return scale, last, length, None
-    return 1.0, scale * last, length, None
+        return scale, outer_scale, silu_scale, None
+    return 1.0, scale * outer_scale, silu_scale, None
 
 
 def _get_bias_sizes(bias: RelativeBias | None) -> Arguments:
-    """Return the head strides of the tables, the range of positions, the buckets per doubling and the number of buckets."""
+    """Return position_stride, time_stride, reach, steps and buckets, which triton_score.py describes."""
     if bias is None:
         return 0, 0, 1, 1.0, 1
-    position = 0 if bias.position is None or len(bias.position) == 1 else bias.position.shape[1]
-    time = 0 if bias.time is None or len(bias.time) == 1 else bias.time.shape[1]
+    position_stride = 0 if bias.position is None or len(bias.position) == 1 else bias.position.shape[1]
+    time_stride = 0 if bias.time is None or len(bias.time) == 1 else bias.time.shape[1]
     reach = 1 if bias.position is None else (bias.position.shape[1] + 1) // 2
-    return position, time, reach, float(bias.steps), 1 if bias.time is None else bias.time.shape[1]
+    return (
+        position_stride,
+        time_stride,
+        reach,
+        float(bias.steps),
+        1 if bias.time is None else bias.time.shape[1],
+    )

@@ -31,8 +31,8 @@ from nonet.attention.kernels.triton_score import (
 
 # Shapes: BM queries and BN keys of a tile, D and E widths of q, k and of v, WD and WE the next powers of two. The tuples mask,
 # bias, scales and bounds are described in triton_score.py. Strides of tokens end in _t, strides of heads in _h.
-_CHUNK = tl.constexpr(64)  # Columns of out and grad per chunk of delta.
-_SLICE = tl.constexpr(32)  # Columns per chunk of a wide float32 product.
+_DELTA_COLUMNS = tl.constexpr(64)  # Columns of out and grad per chunk of delta.
+_PRODUCT_COLUMNS = tl.constexpr(32)  # Columns per chunk of a wide float32 product.
 
 
 @triton.jit
@@ -74,11 +74,11 @@ def compute_delta(
     OUT, GRAD_OUT, first, rows, E, stride_o, stride_d, BM: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr
 ):
     """Compute sum(out * grad_out) of each row [BM] in chunks of columns, because complete rows do not fit into the registers."""
-    CHUNK: tl.constexpr = WE if WE < _CHUNK else _CHUNK
+    CHUNK: tl.constexpr = WE if WE < _DELTA_COLUMNS else _DELTA_COLUMNS
     delta = tl.zeros([BM], tl.float32)
-    for at in tl.static_range(0, WE, CHUNK):
-        out = load_rows(OUT + at, first, rows, E - at, stride_o, True, BM, CHUNK, FULL)
-        grad = load_rows(GRAD_OUT + at, first, rows, E - at, stride_d, True, BM, CHUNK, FULL)
+    for column in tl.static_range(0, WE, CHUNK):
+        out = load_rows(OUT + column, first, rows, E - column, stride_o, True, BM, CHUNK, FULL)
+        grad = load_rows(GRAD_OUT + column, first, rows, E - column, stride_d, True, BM, CHUNK, FULL)
         delta += tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
     return delta
 
@@ -93,11 +93,11 @@ def multiply_rows(
     Without chunks, a float32 product needs one row of each operand in the registers of every thread: 512 registers for a width of
     256, half of which would spill. The barrier prevents the compiler from loading the next chunk early.
     """
-    CHUNK: tl.constexpr = WIDTH if WIDTH < _SLICE else _SLICE
+    CHUNK: tl.constexpr = WIDTH if WIDTH < _PRODUCT_COLUMNS else _PRODUCT_COLUMNS
     acc = tl.zeros([BM, BN], tl.float32)
-    for at in tl.static_range(0, WIDTH, CHUNK):
-        a = load_rows(A + at, a_first, a_rows, width - at, stride_a, True, BM, CHUNK, FULL)
-        b = load_rows(B + at, b_first, b_rows, width - at, stride_b, MASKED, BN, CHUNK, FULL)
+    for column in tl.static_range(0, WIDTH, CHUNK):
+        a = load_rows(A + column, a_first, a_rows, width - column, stride_a, True, BM, CHUNK, FULL)
+        b = load_rows(B + column, b_first, b_rows, width - column, stride_b, MASKED, BN, CHUNK, FULL)
         acc = dot(a, tl.trans(b), acc)
         tl.debug_barrier()
     return acc

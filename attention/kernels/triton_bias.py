@@ -1,9 +1,10 @@
 """The kernel for the gradients of the bias tables.
 
 A program sums the gradients of one diagonal of square pieces of the score matrix in a fixed order, without atomics. The score
-gradients of a piece are skewed so that pairs at equal distance are in one column. The times of a piece fall into few buckets,
-which are summed one after the other. Each program stores its own partial sums, for 2 BT distances and for the buckets, and torch
-adds these in order. This takes O(tokens) memory, and two matrix products per piece in addition to the seven of the backward pass.
+gradients of a piece are skewed (row i is rotated by i columns) so that pairs at equal distance are in one column. The time
+differences of a piece fall into few buckets, which are summed one after the other. Each program stores its own partial sums,
+for 2 BT distances and for the buckets, and torch adds these in order. This takes O(tokens) memory, and two matrix products per
+piece in addition to the seven of the backward pass.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
@@ -31,12 +32,12 @@ from nonet.attention.kernels.triton_score import (
 @triton.jit
 def is_touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
     """Return whether keys [low, high) overlap any span of the tile."""
-    meets = 0
+    touches = 0
     for span in range(used):
         begin = tl.load(SPANS + (tile * S + span) * 4) * BN
         end = tl.load(SPANS + (tile * S + span) * 4 + 3) * BN
-        meets = meets | tl.where((low < end) & (high > begin), 1, 0)
-    return meets
+        touches = touches | tl.where((low < end) & (high > begin), 1, 0)
+    return touches
 
 
 @triton.jit
@@ -68,6 +69,8 @@ def bias_kernel(
     scales = (inner_scale, outer_scale, silu_scale, soft_cap)
     FULL: tl.constexpr = (D == WD) and (E == WE)
     place = tl.arange(0, BT)
+    # Column j of skewed row i is column (i + j) % BT of the row: a pair at distance j from the piece's diagonal if i + j < BT,
+    # else at distance j - BT.
     skew = (place[None, :] + place[:, None]) % BT
     near = (place[None, :] + place[:, None]) < BT
     upper = tl.zeros([BT], tl.float32)
@@ -101,7 +104,7 @@ def bias_kernel(
                 level = load_level(LSE, at, real)
                 delta = tl.load(DELTA + at, mask=real, other=0.0)
             seen = inside[None, :] & compute_visible(mask, bounds, row[:, None], nearest[None, :], SLOTS)
-            _weight, grad, _bent = compute_score_gradients(
+            _weight, grad, _uncapped_grad = compute_score_gradients(
                 dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
                 dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
                 level[:, None], delta[:, None], seen, scales, bias, bounds, row[:, None], nearest[None, :], SILU, True,

@@ -1,7 +1,9 @@
-"""The forward kernel: one program a tile of queries and head; a masked loop over span edges, an unmasked one inside.
+"""The forward kernel, with one program per tile of queries and head.
 
-The unmasked loop has no compare, select or bounds mask on the score tile. Online softmax in base 2, or SiLU; a row that
-sees nothing gives 0 and a log-sum-exp of -inf. Flash attention's order of work (Dao, 2023), spans after FlashMask.
+Each span of key blocks has two loops: one with a mask over the blocks at its edges, and one without a mask over the blocks
+inside, which has no compare, select or bounds check on the score tile. The activation is an online softmax in base 2, or SiLU.
+For a row that sees no key, the output is 0 and the log-sum-exp -inf. The order of work is that of FlashAttention-2 (Dao, 2023),
+the spans are those of FlashMask.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
@@ -27,7 +29,8 @@ from nonet.attention.kernels.triton_score import (
     store_rows,
 )
 
-# Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
+# Shapes: BM queries and BN keys of a tile, D and E widths of q, k and of v, WD and WE the next powers of two. The tuples mask,
+# bias, scales and bounds are described in triton_score.py. Strides of tokens end in _t, strides of heads in _h.
 
 
 @triton.jit
@@ -36,7 +39,11 @@ def accumulate_block(
     SLOTS: tl.constexpr, BN: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add one block of keys: compute scores and weights, and add the values."""
+    """Add one block of keys to the accumulators of the rows: compute its scores and weights, and add the weighted values.
+
+    `top` is the maximum score so far in base 2, `total` the sum of exp2(score - top), and `acc` the sum of the weighted values.
+    Returns all three; SiLU uses only `acc`.
+    """
     _inner_scale, outer_scale, _silu_scale, _soft_cap = scales
     _q_first, _k_first, _rows, keys, _tokens, _head = bounds
     key = block * BN + tl.arange(0, BN)
@@ -55,15 +62,15 @@ def accumulate_block(
     else:
         if MASKED:
             score = tl.where(seen, score, -float("inf"))
-        above = tl.maximum(top, tl.max(score, 1) * outer_scale)
-        shift = above
-        if MASKED:
-            shift = tl.where(above == -float("inf"), 0.0, above)
+        new_top = tl.maximum(top, tl.max(score, 1) * outer_scale)
+        shift = new_top
+        if MASKED:  # A row that has seen no key yet: -inf - -inf would be NaN.
+            shift = tl.where(new_top == -float("inf"), 0.0, new_top)
         weight = tl.exp2(score * outer_scale - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weight, 1)
         acc = dot(cast_to_nearest(weight, v.dtype), v, acc * decay[:, None])
-        top = above
+        top = new_top
     return top, total, acc
 
 
@@ -76,7 +83,7 @@ def forward_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Compute outputs and LSE [H, tokens] in nats; programs are [tiles * heads]."""
+    """Compute OUT and, for softmax, LSE [H, tokens] in nats; there is one program per query tile and query head."""
     tile, head, sequence, number, used, bounds = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
@@ -110,14 +117,14 @@ def forward_kernel(
     else:
         if SINK is not None:
             logit = tl.load(SINK + head).to(tl.float32) * LOG2_E
-            above = tl.maximum(top, logit)
-            decay = tl.exp2(top - above)
-            total = total * decay + tl.exp2(logit - above)
+            new_top = tl.maximum(top, logit)
+            decay = tl.exp2(top - new_top)
+            total = total * decay + tl.exp2(logit - new_top)
             acc = acc * decay[:, None]
-            top = above
+            top = new_top
         empty = total == 0.0
         total = tl.where(empty, 1.0, total)
         acc = acc / total[:, None]
-        sums = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN_2)
-        tl.store(LSE + head.to(tl.int64) * tokens + q_first + row, sums, mask=row < rows)
+        lse = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN_2)
+        tl.store(LSE + head.to(tl.int64) * tokens + q_first + row, lse, mask=row < rows)
     store_rows(OUT + head * o_h + q_first.to(tl.int64) * o_t, acc, row, rows, E, o_t, WE)

@@ -59,19 +59,19 @@ def load_rows(
 
     The block's address is one scalar, and the offsets within it are the same in every iteration of a loop.
     """
-    place = tl.arange(0, ROWS)[:, None]
+    row_offset = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
-    at = X + tl.cast(first, tl.int64) * stride + (place * stride + column)
+    address = X + tl.cast(first, tl.int64) * stride + (row_offset * stride + column)
     if FULL:
         if BOUNDED:
-            return tl.load(at, mask=place < limit - first, other=0.0)
+            return tl.load(address, mask=row_offset < limit - first, other=0.0)
         else:
-            return tl.load(at)
+            return tl.load(address)
     else:
         if BOUNDED:
-            return tl.load(at, mask=(place < limit - first) & (column < width), other=0.0)
+            return tl.load(address, mask=(row_offset < limit - first) & (column < width), other=0.0)
         else:
-            return tl.load(at, mask=column < width, other=0.0)
+            return tl.load(address, mask=column < width, other=0.0)
 
 
 @triton.jit
@@ -115,20 +115,20 @@ def get_masked_block(iteration, inner, outer):
 
 @triton.jit
 def load_level(LSE, at, real):
-    """Load the log-sum-exp of rows in base 2, with +inf for missing rows and rows without visible keys.
+    """Load the log-sum-exp of the rows `at` and convert it to base 2, with +inf for missing rows and rows without visible keys.
 
     Their stored value is -inf. With +inf, their weights exp2(score - level) become 0.
     """
-    sums = tl.load(LSE + at, mask=real, other=float("inf"))
-    return tl.where(sums == -float("inf"), float("inf"), sums * LOG2_E)
+    lse = tl.load(LSE + at, mask=real, other=float("inf"))
+    return tl.where(lse == -float("inf"), float("inf"), lse * LOG2_E)
 
 
 @triton.jit
 def store_rows(X, x, at, limit, width, stride, WIDTH: tl.constexpr):
     """Store x as the rows with indices `at` of the sequence at X, except those from `limit` on; cast to the dtype of X."""
     column = tl.arange(0, WIDTH)[None, :]
-    to = X + at[:, None] * stride + column
-    tl.store(to, cast_to_nearest(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
+    address = X + at[:, None] * stride + column
+    tl.store(address, cast_to_nearest(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
 
 
 @triton.jit
@@ -140,19 +140,19 @@ def compute_visible(mask, bounds, row, key, SLOTS: tl.constexpr):
     """
     START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD = mask
     q_first, k_first, rows, keys, tokens, _head = bounds
-    real = row < rows
+    exists = row < rows
     seen = (row < 0) & (key < 0)
     for slot in tl.static_range(SLOTS):  # pyright: ignore[reportGeneralTypeIssues]
-        at = slot * tokens + q_first + row
-        begin = tl.load(START + at, mask=real, other=0)
-        end = tl.load(STOP + at, mask=real, other=0)
+        row_index = slot * tokens + q_first + row
+        begin = tl.load(START + row_index, mask=exists, other=0)
+        end = tl.load(STOP + row_index, mask=exists, other=0)
         seen = seen | ((key >= begin) & (key < end))
     if COLUMN_START is not None:
         begin = tl.load(COLUMN_START + k_first + key, mask=key < keys, other=0)
         end = tl.load(COLUMN_STOP + k_first + key, mask=key < keys, other=0)
         seen = seen & (row >= begin) & (row < end)
     if WORD is not None:
-        bits = tl.load(SEES + q_first + row, mask=real, other=0)
+        bits = tl.load(SEES + q_first + row, mask=exists, other=0)
         word = tl.load(WORD + k_first + key, mask=key < keys, other=0)
         seen = seen & ((bits & word) != 0)
     return seen
@@ -161,18 +161,19 @@ def compute_visible(mask, bounds, row, key, SLOTS: tl.constexpr):
 @triton.jit
 def tanh(x):
     """Approximate tanh within 3e-7 relative error by the rational function of Eigen's ptanh, without branches."""
+    # Beyond these bounds, the float32 result is 1 or -1.
     x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
-    y = x * x
-    up = y * -2.76076847742355e-16 + 2.00018790482477e-13
-    up = y * up - 8.60467152213735e-11
-    up = y * up + 5.12229709037114e-08
-    up = y * up + 1.48572235717979e-05
-    up = y * up + 6.37261928875436e-04
-    up = y * up + 4.89352455891786e-03
-    down = y * 1.19825839466702e-06 + 1.18534705686654e-04
-    down = y * down + 2.26843463243900e-03
-    down = y * down + 4.89352518554385e-03
-    return x * up / down
+    squared = x * x
+    numerator = squared * -2.76076847742355e-16 + 2.00018790482477e-13
+    numerator = squared * numerator - 8.60467152213735e-11
+    numerator = squared * numerator + 5.12229709037114e-08
+    numerator = squared * numerator + 1.48572235717979e-05
+    numerator = squared * numerator + 6.37261928875436e-04
+    numerator = squared * numerator + 4.89352455891786e-03
+    denominator = squared * 1.19825839466702e-06 + 1.18534705686654e-04
+    denominator = squared * denominator + 2.26843463243900e-03
+    denominator = squared * denominator + 4.89352518554385e-03
+    return x * numerator / denominator
 
 
 @triton.jit
@@ -185,19 +186,22 @@ def sigmoid(x):
 def compute_offsets(bounds, row, key, reach):
     """Compute each pair's index into the position table; the position of a query is row + keys - rows."""
     _q_first, _k_first, rows, keys, _tokens, _head = bounds
-    apart = key - (row + (keys - rows))
-    return tl.minimum(tl.maximum(apart, 1 - reach), reach - 1) + (reach - 1)
+    distance = key - (row + (keys - rows))
+    return tl.minimum(tl.maximum(distance, 1 - reach), reach - 1) + (reach - 1)
 
 
 @triton.jit
 def compute_time_buckets(bias, bounds, row, key):
-    """Compute the bucket of each pair's time difference; rows and keys past the end use the time of the last one."""
+    """Compute the bucket of each pair's time difference, as `compute_bucket` in calls/bias.py does.
+
+    Rows and keys past the end use the time of the last one.
+    """
     _POSITION, _TIME, TIME_Q, TIME_K, _position_stride, _time_stride, _reach, steps, buckets = bias
     q_first, k_first, rows, keys, _tokens, _head = bounds
     time_q = tl.load(TIME_Q + q_first + tl.minimum(row, rows - 1))
     time_k = tl.load(TIME_K + k_first + tl.minimum(key, keys - 1))
-    between = tl.maximum(tl.abs(time_q - time_k), 1).to(tl.float32)
-    octaves = (between.to(tl.int32, bitcast=True) - 0x3F800000) >> 8
+    difference = tl.maximum(tl.abs(time_q - time_k), 1).to(tl.float32)
+    octaves = (difference.to(tl.int32, bitcast=True) - 0x3F800000) >> 8
     return tl.minimum((octaves.to(tl.float32) * (steps * (1.0 / 32768.0))).to(tl.int32), buckets - 1)
 
 

@@ -43,32 +43,32 @@ class BeamTreeRule:
         h = geometry.expand_to_queries(self.history, "history")
         p = geometry.place_T
         offset = p - h
-        inside = (offset >= 0) & (offset < self.levels * self.width)
+        is_beam = (offset >= 0) & (offset < self.levels * self.width)
         level = (offset // self.width).clamp(0, self.levels - 1)
         beam = offset.clamp_min(0) % self.width
-        tree = geometry.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(geometry.sequence_T)
+        tree_T = geometry.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(geometry.sequence_T)
         slots = [(torch.zeros_like(p), (p + 1).clamp_max(h))]  # type: ignore[arg-type]
         for ancestor_level in range(self.levels):
-            key = h + ancestor_level * self.width + ancestor_BLLW[tree, level, ancestor_level, beam]
-            slots.append((key, torch.where(inside & (level >= ancestor_level), key + 1, key)))
+            key = h + ancestor_level * self.width + ancestor_BLLW[tree_T, level, ancestor_level, beam]
+            slots.append((key, torch.where(is_beam & (level >= ancestor_level), key + 1, key)))
         return MaskRows(tuple(slots))
 
-    def _compute_ancestors(self, at: PackedGeometry) -> Tensor:
-        """Compute the index of the ancestor [b, level, above, beam] of each beam at each level `above` up to its own.
+    def _compute_ancestors(self, geometry: PackedGeometry) -> Tensor:
+        """Compute the index of each beam's ancestor at each level, as [b, level of the beam, level of the ancestor, beam].
 
         The shape is [B or 1, L, L, W]. At its own level a beam is its own ancestor; entries of later levels are unused.
         """
         parents = self.parents if self.parents.ndim == 3 else self.parents[None]
-        sequences = len(at.cu_q) - 1
-        if len(parents) not in (1, sequences) or parents.device != at.cu_q.device:
+        sequences = len(geometry.cu_q) - 1
+        if len(parents) not in (1, sequences) or parents.device != geometry.cu_q.device:
             raise ConfigError(
                 f"parents of shape {list(self.parents.shape)} on {parents.device}; this batch wants "
-                f"[{sequences}, levels - 1, {self.width}] or [levels - 1, {self.width}] on {at.cu_q.device}."
+                f"[{sequences}, levels - 1, {self.width}] or [levels - 1, {self.width}] on {geometry.cu_q.device}."
             )
-        own = torch.arange(self.width, device=parents.device).expand(len(parents), -1)
-        ancestors_by_level = [own.expand(self.levels, *own.shape)]
+        own_index = torch.arange(self.width, device=parents.device).expand(len(parents), -1)
+        ancestors_by_level = [own_index.expand(self.levels, *own_index.shape)]
         for level in range(1, self.levels):
-            parent = parents[:, level - 1].long().expand(self.levels, -1, -1)
-            ancestors = ancestors_by_level[-1].gather(2, parent)
-            ancestors_by_level.append(torch.cat([ancestors[:level], own[None], ancestors[level + 1 :]]))
+            parent_index = parents[:, level - 1].long().expand(self.levels, -1, -1)
+            ancestors = ancestors_by_level[-1].gather(2, parent_index)
+            ancestors_by_level.append(torch.cat([ancestors[:level], own_index[None], ancestors[level + 1 :]]))
         return torch.stack(ancestors_by_level).permute(2, 0, 1, 3)

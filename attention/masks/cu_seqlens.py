@@ -1,4 +1,4 @@
-"""Checks of cu_seqlens, so that an invalid one is reported before anything is computed.
+"""Checks of cu_seqlens (cumulative sequence lengths, also called cuts), so that errors are reported before anything is computed.
 
 Values are read only where this is free: on the host, outside torch.compile. On an accelerator only shapes, types and devices are
 checked, since reading a value would wait for the device.
@@ -15,7 +15,10 @@ from nonet.errors import ConfigError
 
 
 def check_cuts(cu_q: Tensor, cu_k: Tensor, tokens_q: int | None, tokens_k: int | None) -> None:
-    """Raise ConfigError unless both are [B + 1] integers rising from 0 to their tokens, of equally many sequences."""
+    """Raise ConfigError unless both are [B + 1] integers that rise from 0 to the number of tokens, of equally many sequences.
+
+    A number of tokens that is None is not checked.
+    """
     for name, cuts, tokens in (("q", cu_q, tokens_q), ("k", cu_k, tokens_k)):
         if cuts.ndim != 1 or not len(cuts) or cuts.dtype not in (torch.int32, torch.int64):
             raise ConfigError(

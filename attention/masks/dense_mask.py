@@ -11,13 +11,14 @@ from torch.nn.functional import pad
 from nonet.attention.masks.interval_table import IntervalTable
 
 # Shapes: T packed query tokens, S packed key tokens, K slots, Q queries and N keys of a block.
-_FLEX_BLOCK = 128
+_FLEX_BLOCK = 128  # FlexAttention's block size.
+_MAX_BLOCK_PAIRS = 1 << 22  # The pairs whose visibility is computed at a time to count them.
 
 
 def compute_visible(
     table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: Any = slice(None)
 ) -> Tensor:
-    """Compute the mask [Q, N] of some queries and keys of one sequence.
+    """Compute the mask of some queries and keys of one sequence, bool [Q, N], true for visible pairs.
 
     Args:
         table: The interval table.
@@ -57,7 +58,7 @@ def count_visible_pairs(table: IntervalTable) -> int:
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     for b in range(len(cu_q) - 1):
         place = torch.arange(cu_k[b + 1] - cu_k[b], device=table.start.device)
-        block_rows = max(1, (1 << 22) // max(len(place), 1))
+        block_rows = max(1, _MAX_BLOCK_PAIRS // max(len(place), 1))
         for first in range(0, cu_q[b + 1] - cu_q[b], block_rows):
             row = torch.arange(
                 first, min(first + block_rows, cu_q[b + 1] - cu_q[b]), device=table.start.device
@@ -67,15 +68,15 @@ def count_visible_pairs(table: IntervalTable) -> int:
 
 
 def to_flex(table: IntervalTable) -> Any:
-    """Convert a table to FlexAttention's BlockMask of the packed batch; B and H are broadcast."""
+    """Convert a table to FlexAttention's BlockMask of the packed batch, one mask for every batch index and head."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(
         make_flex_mod(table),
-        None,
-        None,
-        table.start.shape[1],
-        int(table.cu_k[-1]),
+        B=None,
+        H=None,
+        Q_LEN=table.start.shape[1],
+        KV_LEN=int(table.cu_k[-1]),
         device=str(table.start.device),
     )
 
@@ -90,15 +91,14 @@ def make_flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
 
     A compiled mask_mod can be used for another batch by copying that batch's tensors into these.
     """
-    tokens_q, tokens_k = (
-        table.start.shape[1],
-        len(table.word) if table.word is not None else int(table.cu_k[-1]),
-    )
+    tokens_q = table.start.shape[1]
+    tokens_k = len(table.word) if table.word is not None else int(table.cu_k[-1])
     sequence_q, row = _compute_places(table.cu_q, tokens_q)
     sequence_k, place = _compute_places(table.cu_k, tokens_k)
     tensors = {
         "start": table.start,
         "stop": table.stop,
+        # These never match padding, which is 0: see `make_mask_mod`.
         "sequence_q": sequence_q + 1,
         "sequence_k": sequence_k + 2,
     }
@@ -136,6 +136,7 @@ def make_mask_mod(tensors: dict[str, Tensor]) -> Any:
 
 
 def _compute_places(cuts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the sequence of each packed token and the token's position in it, both [tokens]."""
     token = torch.arange(tokens, device=cuts.device)
     sequence = torch.searchsorted(cuts[1:].contiguous(), token.to(cuts.dtype), right=True)
     return sequence, token - cuts[sequence]

@@ -1,7 +1,8 @@
 """Rules that convert a dense or callable mask to intervals exactly, or raise an error.
 
-A row of more than four runs is tried as columns (each key seen by one run of queries). Reading costs O(N^2) once,
-in blocks of rows, and produces O(N) integers.
+A run is a maximal interval of visible keys in a row. If a row has more than four runs, the mask is converted to columns, in
+which each key has one run of queries that see it. Evaluating the mask takes O(N^2) operations once, in blocks of rows, and
+produces O(N) integers.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from nonet.attention.masks.packed import MaskRows, PackedGeometry
 from nonet.errors import ConfigError
 
 # Shapes: n_q queries and n_k keys of one sequence, T packed query tokens, S packed key tokens, K slots.
-_BLOCK = 1 << 22  # Dense entries per block.
+_BLOCK_ENTRIES = 1 << 22  # The maximum number of entries of the dense mask that are evaluated at a time.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseRule:
-    """One bool [n_q, n_k] for each sequence."""
+    """A mask that is given as one bool matrix [n_q, n_k] for each sequence, true for visible pairs."""
 
     seen: Sequence[Tensor]
 
@@ -42,7 +43,10 @@ class DenseRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskModRule:
-    """FlexAttention's mask_mod(b, h, q, k) -> bool, with q and k in places of the own sequence and b its number."""
+    """A mask that is given as FlexAttention's mask_mod(b, h, q, k) -> bool.
+
+    b is the number of the sequence; q is the number of the query and k that of the key in their sequence.
+    """
 
     mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     heads: int
@@ -55,78 +59,105 @@ class MaskModRule:
             lambda b, first, last: self._evaluate_block(b, torch.arange(first, last), keys[b], geometry),
         )
 
-    def _evaluate_block(self, b: int, row: Tensor, keys: int, at: PackedGeometry) -> Tensor:
-        """Evaluate the mask for query rows of sequence b, and check that all heads agree."""
-        device = at.cu_q.device
+    def _evaluate_block(self, b: int, row: Tensor, keys: int, geometry: PackedGeometry) -> Tensor:
+        """Evaluate the mask for query rows of sequence b and its keys, and check that all heads agree.
+
+        Returns:
+            The mask of these rows, bool [len(row), keys].
+        """
+        device = geometry.cu_q.device
         grid_q, grid_k = row.to(device)[:, None], torch.arange(keys, device=device)[None]
-        number = torch.tensor(b, device=device)
-        heads = [
+        sequence = torch.tensor(b, device=device)
+        mask_by_head = [
             torch.broadcast_to(
-                self.mod(number, torch.tensor(h, device=device), grid_q, grid_k), (len(row), keys)
+                self.mod(sequence, torch.tensor(h, device=device), grid_q, grid_k), (len(row), keys)
             )
             for h in range(self.heads)
         ]
-        if any(not torch.equal(heads[0], other) for other in heads[1:]):
+        if any(not torch.equal(mask_by_head[0], other) for other in mask_by_head[1:]):
             raise ConfigError(
                 "this mask_mod differs between heads; a UniMask is one mask for all heads. Split the call by head."
             )
-        return heads[0].bool()
+        return mask_by_head[0].bool()
 
 
 def read_rows(geometry: PackedGeometry, evaluate_block: Callable[[int, int, int], Tensor]) -> MaskRows:
-    """Convert a dense mask, given in blocks, to row intervals, or to columns if rows need too many runs."""
-    slots: list[list[Tensor]] = [[] for _ in range(2 * MOST_SLOTS)]
-    most = 0
-    for b, first, last, _ in _iterate_blocks(geometry):
+    """Convert a dense mask to row intervals, or to columns if a row needs more than four intervals.
+
+    Args:
+        geometry: The sequences of the batch.
+        evaluate_block: Returns the mask of rows [first, last) of sequence b, bool [last - first, n_k], given (b, first, last).
+    """
+    slots: list[list[Tensor]] = [
+        [] for _ in range(2 * MOST_SLOTS)
+    ]  # By slot: its starts, then its stops, of each block.
+    max_runs = 0
+    for b, first, last in _iterate_blocks(geometry):
         starts, stops, runs = _find_runs(evaluate_block(b, first, last))
-        most = max(most, runs)
+        max_runs = max(max_runs, runs)
         for j in range(MOST_SLOTS):
             slots[2 * j].append(starts[j])
             slots[2 * j + 1].append(stops[j])
-    if most > MOST_SLOTS:
-        return _read_columns(geometry, evaluate_block, most)
+    if max_runs > MOST_SLOTS:
+        return _read_columns(geometry, evaluate_block, max_runs)
     empty = torch.zeros(0, dtype=torch.int64, device=geometry.cu_q.device)
     packed = [torch.cat([empty, *slot]) for slot in slots]
-    return MaskRows(tuple((packed[2 * j], packed[2 * j + 1]) for j in range(max(most, 1))))
+    return MaskRows(tuple((packed[2 * j], packed[2 * j + 1]) for j in range(max(max_runs, 1))))
 
 
-def _read_columns(at: PackedGeometry, dense: Callable[[int, int, int], Tensor], most: int) -> MaskRows:
-    """Convert a dense mask to the column form: full rows, and one run of queries per key."""
+def _read_columns(
+    geometry: PackedGeometry, evaluate_block: Callable[[int, int, int], Tensor], row_runs: int
+) -> MaskRows:
+    """Convert a dense mask to the column form: full rows, and one run of queries per key.
+
+    Raises:
+        ConfigError: If a key needs several runs; the message also has `row_runs`, the number of runs that rows need.
+    """
     starts, stops = [], []
-    for b, (n_q, n_k) in enumerate(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True)):
-        seen = [dense(b, first, last) for b_of, first, last, _ in _iterate_blocks(at) if b_of == b]
+    lengths = zip(geometry.cu_q.diff().tolist(), geometry.cu_k.diff().tolist(), strict=True)
+    for b, (n_q, n_k) in enumerate(lengths):
+        seen = [
+            evaluate_block(b, first, last)
+            for block_b, first, last in _iterate_blocks(geometry)
+            if block_b == b
+        ]
         start, stop, runs = (
-            _find_runs(torch.cat(seen).T) if n_q and n_k else ([at.cu_q.new_zeros(n_k)] * 4,) * 2 + (0,)
+            _find_runs(torch.cat(seen).T) if n_q and n_k else ([geometry.cu_q.new_zeros(n_k)] * 4,) * 2 + (0,)
         )
         if runs > 1:
             raise ConfigError(
-                f"this mask needs {most} intervals in a row and {runs} in a column; uni_attention expresses "
+                f"this mask needs {row_runs} intervals in a row and {runs} in a column; uni_attention expresses "
                 f"{MOST_SLOTS} a row or 1 a column. Split it into masks and merge by log-sum-exp, or use FlexAttention."
             )
         starts.append(start[0])
         stops.append(stop[0])
-    whole = (torch.zeros_like(at.keys_T), at.keys_T)
-    return MaskRows((whole,), column=(torch.cat(starts), torch.cat(stops)))
+    all_keys = (torch.zeros_like(geometry.keys_T), geometry.keys_T)
+    return MaskRows((all_keys,), column=(torch.cat(starts), torch.cat(stops)))
 
 
-def _iterate_blocks(at: PackedGeometry) -> Iterator[tuple[int, int, int, int]]:
-    """Yield sequence, first row, row past the last, and keys of blocks of bounded size."""
-    for b, (n_q, n_k) in enumerate(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True)):
-        size = max(1, _BLOCK // max(n_k, 1))
+def _iterate_blocks(geometry: PackedGeometry) -> Iterator[tuple[int, int, int]]:
+    """Yield the sequence, the first row and the row past the last of blocks of rows of bounded size."""
+    lengths = zip(geometry.cu_q.diff().tolist(), geometry.cu_k.diff().tolist(), strict=True)
+    for b, (n_q, n_k) in enumerate(lengths):
+        size = max(1, _BLOCK_ENTRIES // max(n_k, 1))
         for first in range(0, n_q, size):
-            yield b, first, min(first + size, n_q), n_k
+            yield b, first, min(first + size, n_q)
 
 
 def _find_runs(seen_QN: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
-    """Return the first four runs of each row, start and stop [Q] each, and the largest number of runs in a row."""
-    pad = torch.nn.functional.pad(seen_QN.to(torch.int8), (1, 1))
-    edge = pad[:, 1:] - pad[:, :-1]
-    rank = (edge == 1).cumsum(1)
-    most = int(rank[:, -1].max()) if rank.numel() else 0
+    """Find the runs of visible keys in each row.
+
+    Returns:
+        The starts [Q] and the stops [Q] of the first four runs of each row (0 if a row has fewer), and the largest number of
+        runs in a row.
+    """
+    padded = torch.nn.functional.pad(seen_QN.to(torch.int8), (1, 1))
+    edge = padded[:, 1:] - padded[:, :-1]  # 1 where a run starts, -1 where one stops.
+    runs_started, runs_stopped = (edge == 1).cumsum(1), (edge == -1).cumsum(1)
+    max_runs = int(runs_started[:, -1].max()) if runs_started.numel() else 0
     starts, stops = [], []
     place = torch.arange(edge.shape[1], device=edge.device)
-    ended = (edge == -1).cumsum(1)
     for j in range(1, MOST_SLOTS + 1):
-        starts.append(((edge == 1) & (rank == j)).mul(place).sum(1))
-        stops.append(((edge == -1) & (ended == j)).mul(place).sum(1))
-    return starts, stops, most
+        starts.append(((edge == 1) & (runs_started == j)).mul(place).sum(1))
+        stops.append(((edge == -1) & (runs_stopped == j)).mul(place).sum(1))
+    return starts, stops, max_runs

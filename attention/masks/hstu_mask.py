@@ -53,7 +53,7 @@ class HstuRule:
         start, stop = torch.where(sees_only_itself, p, start), torch.where(sees_only_itself, p + 1, stop)
         if isinstance(self.targets, int) and self.targets == 0:
             return MaskRows(((start, stop),))
-        own = (p >= h) & ~sees_only_itself
+        own = (p >= h) & ~sees_only_itself  # Targets, whose own key is the second slot.
         return MaskRows(((start, stop), (p, torch.where(own, p + 1, p))))
 
     def _find_window_start(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
@@ -61,8 +61,9 @@ class HstuRule:
         if self.length <= 0:
             return torch.zeros_like(p)
         shift = (c - 1).clamp_min(0) if isinstance(c, Tensor) else max(c - 1, 0)  # id = p - shift
-        lowest = torch.minimum(p, h) - shift - self.length
-        start = torch.where(lowest <= 0, 0, lowest + shift)
+        lowest_id = torch.minimum(p, h) - shift - self.length
+        # Id 0 has all contextual tokens, from position 0.
+        start = torch.where(lowest_id <= 0, 0, lowest_id + shift)
         if self.full > 0:
             start = start.masked_fill(torch.minimum(p, h) >= h - self.full, 0)
         return start
@@ -84,7 +85,10 @@ class TargetGroupsRule:
         """Compute the row intervals of this mask for a packed batch."""
         p = geometry.place_T
         h = geometry.keys_T - geometry.expand_to_queries(self.targets, "targets")
-        group = h + (p - h) // self.size * self.size
+        group_start = h + (p - h) // self.size * self.size
         return MaskRows(
-            ((torch.zeros_like(p), torch.minimum(p + 1, h)), (group, torch.where(p >= h, p + 1, group)))
+            (
+                (torch.zeros_like(p), torch.minimum(p + 1, h)),
+                (group_start, torch.where(p >= h, p + 1, group_start)),
+            )
         )

@@ -15,21 +15,31 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalTable:
-    """Slot-major int32 intervals in positions of the token's own sequence; a slot is empty where start >= stop.
+    """Row intervals in K slots, in positions of the token's own sequence; a slot of a row is empty where start >= stop.
 
-    A slot keeps its meaning over rows (slot 0 the history, slot 1 the own group, ...), else the unmasked cores of
-    tiles collapse. `stop` never passes the sequence's keys, `start` is never negative.
+    A slot has the same meaning in all rows (for example, slot 0 is the history and slot 1 the own group). Otherwise tiles would
+    have few keys that all their rows see, and few blocks could be computed without a mask.
+
+    Attributes:
+        start: The first key of each interval, at least 0, int32 [K, T].
+        stop: The key past the last of each interval, at most the number of keys of the sequence, int32 [K, T].
+        cu_q: Cuts of the queries, from 0 to T, int32 [B + 1].
+        cu_k: Cuts of the keys, from 0 to S, int32 [B + 1].
+        max_q: The number of queries of the longest sequence, or an upper bound.
+        max_k: The number of keys of the longest sequence, or an upper bound.
+        column_start: The first query row that may see each key, int32 [S].
+        column_stop: The query row past the last that may see each key, int32 [S].
+        sees: The class bits that each query may see, int32 [T].
+        word: The class bits of each key, int32 [S].
     """
 
-    start: Tensor  # [K, T]
-    stop: Tensor  # [K, T]
-    cu_q: Tensor  # [B + 1] int32, from 0 to T
-    cu_k: Tensor  # [B + 1] int32, from 0 to S
-    max_q: int  # Length of the longest query run.
+    start: Tensor
+    stop: Tensor
+    cu_q: Tensor
+    cu_k: Tensor
+    max_q: int
     max_k: int
-    column_start: Tensor | None = (
-        None  # [S] first query position that may see this key; column_stop is past the last
-    )
-    column_stop: Tensor | None = None  # [S]
-    sees: Tensor | None = None  # [T] int32 class bits a query may see
-    word: Tensor | None = None  # [S] int32 class bits of a key
+    column_start: Tensor | None = None
+    column_stop: Tensor | None = None
+    sees: Tensor | None = None
+    word: Tensor | None = None

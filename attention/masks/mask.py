@@ -1,8 +1,8 @@
 """UniMask: an attention mask as data, with at most four row intervals per query, independent of the batch.
 
-`build_table` converts it to O(N) integers for sequences of given lengths, where a dense mask is O(N^2). The whole
-HSTU family is two intervals per row, a beam tree of three levels four. `a & b` has the keys that both allow.
-NVIDIA's recsys-examples uses the same form for SID decoding.
+`build_table` converts it to O(N) integers for sequences of given lengths; a dense mask would be O(N^2). The masks of the
+HSTU family have two intervals per row, a beam tree of three levels has four. `a & b` has the keys that both masks allow.
+NVIDIA's recsys-examples uses the same form for decoding semantic ids.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from nonet.attention.masks.windows import (
 )
 from nonet.errors import ConfigError
 
-# Shapes: T packed query tokens, S packed key tokens, B sequences, K intervals a row.
-# Predicates below use positions in one sequence: p of the query, k of the key, n keys. Queries are the newest of their
-# sequence, p = row + n_k - n_q; "numbers" are one int for all sequences or an int tensor [B].
+# Shapes: T packed query tokens, S packed key tokens, B sequences, K intervals per row, M documents or sessions of a batch.
+# Conditions below use positions in one sequence: p of the query and k of the key. A sequence has n_q queries and n_k keys,
+# and its queries are the newest positions: p = row + n_k - n_q. An argument of type PerSequence is one int for all
+# sequences or an int tensor [B].
 
 
 @dataclass(frozen=True, slots=True)
 class UniMask:
-    """A mask that defines which keys of its sequence each query sees, created by the constructors below."""
+    """A mask that defines which keys of its sequence each query sees; the static methods create one."""
 
     rule: MaskRule
 
     @staticmethod
     def full() -> UniMask:
-        """Create a mask of every key."""
+        """Create a mask in which a query sees every key of its sequence."""
         return UniMask(FullRule())
 
     @staticmethod
     def causal(window: int | None = None) -> UniMask:
-        """Create a mask of k <= p; with `window` only the newest `window` of these, including p."""
+        """Create a mask of k <= p; with `window` only the newest `window` of these keys, including p itself."""
         if window is not None and window < 1:
             raise ConfigError(
                 f"causal(window={window}): a window holds at least 1 key. Leave it out for no window."
@@ -64,7 +65,7 @@ class UniMask:
 
     @staticmethod
     def prefix_lm(prefix: PerSequence) -> UniMask:
-        """Create a mask of k < prefix or k <= p, given numbers of prefix keys."""
+        """Create a mask of k < prefix or k <= p; `prefix` is the number of prefix keys of a sequence."""
         return UniMask(PrefixLmRule(prefix))
 
     @staticmethod
@@ -93,13 +94,21 @@ class UniMask:
 
     @staticmethod
     def document(cuts: Tensor, *, causal: bool = False) -> UniMask:
-        """Create a mask of the query's own document; `cuts` [M + 1] are packed key offsets of the documents."""
-        return UniMask(SegmentsRule(cuts, causal, 0))
+        """Create a mask of the keys in the query's own document; `cuts` [M + 1] are packed key offsets of the documents.
+
+        With `causal`, only the keys up to the query itself.
+        """
+        return UniMask(SegmentsRule(cuts, causal, prefix=0))
 
     @staticmethod
     def session(cuts: Tensor, *, prefix: PerSequence = 0) -> UniMask:
-        """Create a mask of k <= p and (k in p's session or k < prefix); `cuts` [M + 1] are packed key offsets."""
-        return UniMask(SegmentsRule(cuts, True, prefix))
+        """Create a mask of k <= p and (k in p's session or k < prefix).
+
+        Args:
+            cuts: Packed key offsets of the sessions [M + 1].
+            prefix: The number of keys at the start of a sequence that all its queries see.
+        """
+        return UniMask(SegmentsRule(cuts, causal=True, prefix=prefix))
 
     @staticmethod
     def hstu(
@@ -111,34 +120,37 @@ class UniMask:
     ) -> UniMask:
         """Create HSTU's mask of [contextual | history | targets].
 
-        The history is causal and within `max_attn_len` (0: no limit; not applied to the newest
-        `min_full_attn_len`). Contextual rows see the history; targets see the history and themselves.
+        History rows see the history causally, contextual rows see the contextual keys and the history, and each target sees
+        these and itself.
 
         Args:
             targets: The number of targets.
             contextual: The number of contextual keys.
-            max_attn_len: The maximum attention length.
-            min_full_attn_len: The number of newest history rows with full attention.
+            max_attn_len: The number of keys before itself that a row sees; 0: no limit.
+            min_full_attn_len: The number of newest history rows to which `max_attn_len` does not apply.
         """
         _check_minimum("hstu", 0, max_attn_len=max_attn_len, min_full_attn_len=min_full_attn_len)
         return UniMask(HstuRule(targets, contextual, max_attn_len, min_full_attn_len))
 
     @staticmethod
     def target_groups(targets: PerSequence, size: int) -> UniMask:
-        """Create a mask of causal history and groups of `size` targets, causal within; size 1 isolates targets."""
+        """Create a mask of [history | groups of `size` targets].
+
+        Every row sees the history causally; a target also sees its own group causally. With size 1, no target sees another.
+        """
         _check_minimum("target_groups", 1, size=size)
         return UniMask(TargetGroupsRule(targets, size))
 
     @staticmethod
     def beam_tree(history: PerSequence, parents: Tensor) -> UniMask:
-        """Create a mask of [history | level 0: W beams | level 1: W | ...].
+        """Create a mask of [history | level 0: W beams | level 1: W beams | ...].
 
         A query sees the history causally, its ancestors and itself.
 
         Args:
             history: The number of history keys.
-            parents: For each level after the first, each beam's parent in the level before, [B, L - 1, W] or [L -
-                1, W].
+            parents: For each of the L levels after the first, each beam's parent in the level before, [B, L - 1, W] or
+                [L - 1, W] for all sequences.
         """
         if parents.ndim not in (2, 3) or not parents.shape[-1] > 0 or parents.shape[-2] + 2 > MOST_SLOTS:
             raise ConfigError(
@@ -149,18 +161,23 @@ class UniMask:
 
     @staticmethod
     def classes(sees: Tensor, words: Tensor) -> UniMask:
-        """Create a mask of (sees[q] & words[k]) != 0, for 32-bit words sees [T] and words [S]; combine it with &."""
+        """Create a mask of (sees[q] & words[k]) != 0, in which a bit stands for a class of keys; combine it with &.
+
+        Args:
+            sees: 32-bit words with the classes that each query sees [T].
+            words: 32-bit words with the classes of each key [S].
+        """
         return UniMask(ClassesRule(sees, words))
 
     @staticmethod
     def bos_interval(period: int) -> UniMask:
-        """Create a mask of k <= p, where every `period`-th key is seen only for p < k + period (column form)."""
+        """Create a mask of k <= p, in which every `period`-th key is visible only to queries at p < k + period."""
         _check_minimum("bos_interval", 1, period=period)
         return UniMask(BosIntervalRule(period))
 
     @staticmethod
     def cross(time_q: Tensor | None = None, time_k: Tensor | None = None, *, strict: bool = False) -> UniMask:
-        """Create a mask of every key of the other side; with times, of keys up to the query's time.
+        """Create a mask of every key of another sequence; with times, of its keys up to the query's time.
 
         Args:
             time_q: Times of the queries [T].
@@ -173,7 +190,10 @@ class UniMask:
 
     @staticmethod
     def intervals(start: Tensor, stop: Tensor) -> UniMask:
-        """Create a mask of explicit start and stop [T, K] integers, K <= 4; intervals of a row may overlap."""
+        """Create a mask of explicit intervals [start, stop) of key positions, both [T, K] integers with K <= 4.
+
+        The intervals of a row may overlap. The mask is valid only for the batch of these T queries.
+        """
         if start.shape != stop.shape or start.ndim != 2:
             raise ConfigError(
                 f"intervals: start {tuple(start.shape)} and stop {tuple(stop.shape)} must both be [tokens, intervals]."
@@ -187,12 +207,15 @@ class UniMask:
 
     @staticmethod
     def from_dense(seen: Tensor | Sequence[Tensor]) -> UniMask:
-        """Create a mask of exactly these bools: one [n_q, n_k] matrix, or one per sequence."""
+        """Create a mask from bools that are true for visible pairs: one [n_q, n_k] matrix, or one per sequence."""
         return UniMask(DenseRule([seen] if isinstance(seen, Tensor) and seen.ndim == 2 else list(seen)))
 
     @staticmethod
     def from_mask_mod(mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], heads: int = 2) -> UniMask:
-        """Create a mask from FlexAttention's mask_mod(b, h, q, k), evaluated densely for the first `heads`."""
+        """Create a mask from FlexAttention's mask_mod(b, h, q, k), evaluated densely for the first `heads` heads.
+
+        These heads must agree, because a UniMask is one mask for all heads.
+        """
         return UniMask(MaskModRule(mod, heads))
 
     def __and__(self, other: UniMask) -> UniMask:
@@ -213,9 +236,10 @@ class UniMask:
         tokens_q: int | None = None,
         tokens_k: int | None = None,
     ) -> IntervalTable:
-        """Build the table for sequences cut at cu_q and cu_k.
+        """Build the interval table for sequences cut at cu_q and cu_k.
 
-        With tokens_q and tokens_k, no value is read from the device, and they bound the longest runs.
+        If tokens_q and tokens_k are given, no value is read from the device; the table's lengths of the longest sequences are
+        then these upper bounds.
 
         Args:
             cu_q: Cuts of the queries [B + 1].
@@ -224,23 +248,23 @@ class UniMask:
             tokens_k: The number of packed keys.
         """
         cu_k = cu_q if cu_k is None else cu_k
-        known = tokens_q is not None and tokens_k is not None
-        if not known:
+        counts_given = tokens_q is not None and tokens_k is not None
+        if not counts_given:
             check_cuts(cu_q, cu_k, None, None)
         tokens_q = int(cu_q[-1]) if tokens_q is None else tokens_q
         tokens_k = int(cu_k[-1]) if tokens_k is None else tokens_k
-        at = PackedGeometry.from_cuts(cu_q, cu_k, tokens_q, tokens_k)
-        rows = self.rule.compute_rows(at)
+        geometry = PackedGeometry.from_cuts(cu_q, cu_k, tokens_q, tokens_k)
+        rows = self.rule.compute_rows(geometry)
         slots = drop_empty_slots(list(rows.slots))
-        made_q = cu_q.int()
+        table_cu_q = cu_q.int()
         start, stop = (torch.stack([slot[i].expand(tokens_q) for slot in slots]) for i in (0, 1))
         return IntervalTable(
             start=start.clamp_min(0).int(),
-            stop=torch.minimum(stop, at.keys_T).int(),
-            cu_q=made_q,
-            cu_k=made_q if cu_k is cu_q else cu_k.int(),
-            max_q=tokens_q if known else _find_longest(cu_q),
-            max_k=tokens_k if known else _find_longest(cu_k),
+            stop=torch.minimum(stop, geometry.keys_T).int(),
+            cu_q=table_cu_q,
+            cu_k=table_cu_q if cu_k is cu_q else cu_k.int(),
+            max_q=tokens_q if counts_given else _find_longest(cu_q),
+            max_k=tokens_k if counts_given else _find_longest(cu_k),
             column_start=None if rows.column is None else rows.column[0].int(),
             column_stop=None if rows.column is None else rows.column[1].int(),
             sees=None if rows.words is None else rows.words[0].int(),
@@ -269,19 +293,30 @@ class UniMask:
         value_width: int | None = None,
         backward: bool = False,
     ) -> int:
-        """Count the floating-point operations of visible pairs: two matrix products forward, five backward."""
+        """Count the floating-point operations of all visible pairs and heads: two matrix products forward, five backward.
+
+        Args:
+            cu_q: Cuts of the queries [B + 1].
+            cu_k: Cuts of the keys [B + 1]; cu_q by default.
+            heads: The number of query heads.
+            width: The width of queries and keys.
+            value_width: The width of values; `width` by default.
+            backward: Whether to count the backward pass instead of the forward pass.
+        """
         from nonet.attention.masks.dense_mask import count_visible_pairs
 
-        value = width if value_width is None else value_width
-        per_pair = 2 * (3 * width + 2 * value) if backward else 2 * (width + value)
-        return count_visible_pairs(self.build_table(cu_q, cu_k)) * heads * per_pair
+        value_width = width if value_width is None else value_width
+        pair_flops = 2 * (3 * width + 2 * value_width) if backward else 2 * (width + value_width)
+        return count_visible_pairs(self.build_table(cu_q, cu_k)) * heads * pair_flops
 
 
 def _find_longest(cuts: Tensor) -> int:
+    """Return the length of the longest sequence."""
     return int(cuts.diff().max()) if len(cuts) > 1 else 0
 
 
-def _check_minimum(name: str, least: int, **values: int) -> None:
+def _check_minimum(name: str, minimum: int, **values: int) -> None:
+    """Raise ConfigError if an argument of the constructor `name` is below `minimum`."""
     for argument, value in values.items():
-        if value < least:
-            raise ConfigError(f"{name}({argument}={value}): at least {least}.")
+        if value < minimum:
+            raise ConfigError(f"{name}({argument}={value}): at least {minimum}.")

@@ -1,8 +1,8 @@
 """The geometry of one packed batch, and the rows that a mask computes for it.
 
-Queries are the newest n_q positions of their sequence: query row i of a sequence is at place i + n_k - n_q, so that
-the few queries of a decoding step see what the same rows of a whole pass would. All arithmetic uses tensors on the
-device of the cuts: no value is copied to the host, and shapes come from the caller.
+A place is a position among the keys of a sequence. Queries are the newest n_q positions of their sequence: query row i is at
+place i + n_k - n_q, so that the few queries of a decoding step see the same keys as these rows of a complete pass would. All
+arithmetic uses tensors on the device of the cuts: no value is copied to the host, and shapes come from the caller.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from torch import Tensor
 
 from nonet.errors import ConfigError
 
-# Shapes: T packed query tokens, S packed key tokens, B sequences, K slots a row.
+# Shapes: T packed query tokens, S packed key tokens, B sequences.
 PerSequence: TypeAlias = int | Tensor  # One number for all sequences, or one per sequence [B].
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRows:
-    """Slots of (start [T], stop [T]) in key places, disjoint in every row; the rest as in IntervalTable."""
+    """The rows that a mask computes for a packed batch, from which an `IntervalTable` is built.
+
+    Attributes:
+        slots: Intervals of key places as (start [T], stop [T]), disjoint in every row.
+        column: For each key, the interval of query rows that may see it, as (start [S], stop [S]); None for no restriction.
+        words: Class bits of the queries [T] and of the keys [S], which must share one; None for no restriction.
+    """
 
     slots: tuple[tuple[Tensor, Tensor], ...]
     column: tuple[Tensor, Tensor] | None = None
@@ -30,17 +36,25 @@ class MaskRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedGeometry:
-    """The place of each token of a packed batch in its sequence."""
+    """The sequences of a packed batch, and the place of each query in its sequence.
 
-    cu_q: Tensor  # [B + 1] int64
+    Attributes:
+        cu_q: Cuts of the queries [B + 1] int64.
+        cu_k: Cuts of the keys [B + 1] int64.
+        tokens_q: The number of packed queries T.
+        tokens_k: The number of packed keys S.
+        sequence_T: The sequence of each query.
+        place_T: The place of each query; negative if there are more queries than keys.
+        keys_T: The number of keys of each query's sequence.
+    """
+
+    cu_q: Tensor
     cu_k: Tensor
     tokens_q: int
     tokens_k: int
-    sequence_T: Tensor  # sequence of each query
-    place_T: (
-        Tensor  # Its position among the keys of its sequence; negative if there are more queries than keys.
-    )
-    keys_T: Tensor  # number of keys of its sequence
+    sequence_T: Tensor
+    place_T: Tensor
+    keys_T: Tensor
 
     @classmethod
     def from_cuts(cls, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int) -> PackedGeometry:
@@ -49,13 +63,13 @@ class PackedGeometry:
         token_T = torch.arange(tokens_q, device=cu_q.device)
         sequence_T = torch.searchsorted(cu_q[1:].contiguous(), token_T, right=True)
         keys_B = cu_k.diff()
-        ahead_B = keys_B - cu_q.diff() - cu_q[:-1]
+        shift_B = keys_B - cu_q.diff() - cu_q[:-1]  # From a query's packed index to its place.
         return cls(
-            cu_q, cu_k, tokens_q, tokens_k, sequence_T, token_T + ahead_B[sequence_T], keys_B[sequence_T]
+            cu_q, cu_k, tokens_q, tokens_k, sequence_T, token_T + shift_B[sequence_T], keys_B[sequence_T]
         )
 
     def expand_to_queries(self, value: PerSequence, name: str) -> PerSequence:
-        """Return a number unchanged, or a per-sequence number at each query [T]."""
+        """Return an int unchanged, and a tensor of one number per sequence as one number per query [T]."""
         return value if isinstance(value, int) else self._check_numbers(value, name)[self.sequence_T]
 
     def locate_keys(self) -> tuple[Tensor, Tensor]:
@@ -73,7 +87,7 @@ class PackedGeometry:
         return self._check_device(value, name)
 
     def _check_numbers(self, value: Tensor, name: str) -> Tensor:
-        """Return a number per sequence as int64, expanding a scalar."""
+        """Check numbers per sequence and return them as int64 [B], expanding a scalar."""
         sequences = len(self.cu_q) - 1
         if value.ndim == 0:
             value = value.expand(sequences)

@@ -1,4 +1,7 @@
-"""Mask rules that are not spans: class words, BOS intervals as columns, keys of another sequence, explicit intervals."""
+"""Further mask rules: class words, BOS intervals in column form, keys of another sequence, and explicit intervals.
+
+In the first line of each rule, a query at position p attends to the key at position k if the condition is true.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from torch import Tensor
 from nonet.attention.masks.packed import MaskRows, PackedGeometry
 from nonet.errors import ConfigError
 
-# Shapes: T packed query tokens, S packed key tokens, K intervals a row; p the query's place, n the keys of its sequence.
+# Shapes: T packed query tokens, S packed key tokens, K intervals per row. p is a query's position among the keys, n the number
+# of keys of its sequence.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassesRule:
-    """(sees[q] & words[k]) != 0: sees [T] and words [S], 32-bit."""
+    """Classes: (sees[q] & words[k]) != 0, for 32-bit words `sees` of the queries [T] and `words` of the keys [S]."""
 
     sees: Tensor
     words: Tensor
@@ -29,7 +33,10 @@ class ClassesRule:
 
 @dataclass(frozen=True, slots=True)
 class BosIntervalRule:
-    """k <= p, and a BOS key (every `period`-th) only for p < k + period. A row would need n / period intervals, a key one."""
+    """Causal attention in which a BOS key (every `period`-th key) is visible only to its period: k <= p, and p < k + period.
+
+    A row would need n / period intervals, but the queries that see a key are one interval, so the rule uses the column form.
+    """
 
     period: int
 
@@ -37,18 +44,17 @@ class BosIntervalRule:
         """Compute the row intervals of this mask for a packed batch."""
         sequence_S, place_S = geometry.locate_keys()
         queries_S = geometry.cu_q.diff()[sequence_S]
-        row_S = place_S - (
-            geometry.cu_k.diff()[sequence_S] - queries_S
-        )  # The query row at this key's position.
-        bos_S = (place_S + 1) % self.period == 0
-        stop_S = torch.where(bos_S, torch.minimum(row_S + self.period, queries_S), queries_S)
-        causal = (torch.zeros_like(geometry.place_T), geometry.place_T + 1)
-        return MaskRows((causal,), column=(row_S.clamp_min(0), stop_S.clamp_min(0)))
+        # The query row at each key's position.
+        row_S = place_S - (geometry.cu_k.diff()[sequence_S] - queries_S)
+        is_bos_S = (place_S + 1) % self.period == 0
+        stop_S = torch.where(is_bos_S, torch.minimum(row_S + self.period, queries_S), queries_S)
+        causal_slot = (torch.zeros_like(geometry.place_T), geometry.place_T + 1)
+        return MaskRows((causal_slot,), column=(row_S.clamp_min(0), stop_S.clamp_min(0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossRule:
-    """Every key; with times, the keys no younger than the query (older, if `strict`). time_k rises in each sequence."""
+    """Every key; with times, time_k[k] <= time_q[q], or < if `strict`. time_k must not decrease within a sequence."""
 
     time_q: Tensor | None
     time_k: Tensor | None
@@ -64,24 +70,27 @@ class CrossRule:
         return MaskRows(((torch.zeros_like(stop_T), stop_T),))
 
 
-def _count_below(time_q: Tensor, time_k: Tensor, at: PackedGeometry, right: bool) -> Tensor:
-    """Count the keys [T] of a query's sequence below its time, by bisection in all sequences at once."""
-    low, high = at.cu_k[at.sequence_T], at.cu_k[at.sequence_T] + at.keys_T
-    begin = low
+def _count_below(time_q: Tensor, time_k: Tensor, geometry: PackedGeometry, right: bool) -> Tensor:
+    """Count the keys of each query's sequence below its time [T], by bisection for all queries at once.
+
+    With `right`, keys at the query's own time are counted too.
+    """
+    low, high = geometry.cu_k[geometry.sequence_T], geometry.cu_k[geometry.sequence_T] + geometry.keys_T
+    sequence_start = low
     # Under torch.compile the number of keys is symbolic: there are enough bisections for any, so that one graph is valid for all.
-    halvings = 32 if torch.compiler.is_compiling() else max(at.tokens_k, 1).bit_length()
+    halvings = 32 if torch.compiler.is_compiling() else max(geometry.tokens_k, 1).bit_length()
     for _ in range(halvings):
         open_T = low < high
         middle = (low + high) // 2
-        time = time_k[middle.clamp_max(max(at.tokens_k - 1, 0))] if at.tokens_k else time_q
+        time = time_k[middle.clamp_max(max(geometry.tokens_k - 1, 0))] if geometry.tokens_k else time_q
         below = open_T & ((time <= time_q) if right else (time < time_q))
         low, high = torch.where(below, middle + 1, low), torch.where(open_T & ~below, middle, high)
-    return low - begin
+    return low - sequence_start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalsRule:
-    """Explicit start and stop [T, K] of the packed queries, made disjoint."""
+    """Explicit intervals: start[q, i] <= k < stop[q, i] for any i, with start and stop [T, K]."""
 
     start: Tensor
     stop: Tensor
@@ -108,5 +117,5 @@ def make_disjoint(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
         return start, stop
     order = torch.where(start < stop, start, torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)
     sorted_start, sorted_stop = start.gather(1, order), stop.gather(1, order)
-    ended = torch.cat([torch.zeros_like(stop[:, :1]), sorted_stop.cummax(1).values[:, :-1]], 1)
-    return torch.empty_like(start).scatter(1, order, torch.maximum(sorted_start, ended)), stop
+    previous_stop = torch.cat([torch.zeros_like(stop[:, :1]), sorted_stop.cummax(1).values[:, :-1]], 1)
+    return torch.empty_like(start).scatter(1, order, torch.maximum(sorted_start, previous_stop)), stop

@@ -80,12 +80,12 @@ class SinksWindowRule:
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
         """Compute the row intervals of this mask for a packed batch."""
         stop_T = geometry.place_T + 1
-        first = (torch.zeros_like(stop_T), stop_T.clamp_max(self.sinks))
-        near_T = (stop_T - self.window).clamp_min(self.sinks)
+        sinks_slot = (torch.zeros_like(stop_T), stop_T.clamp_max(self.sinks))
+        window_start_T = (stop_T - self.window).clamp_min(self.sinks)
         if self.sinks_see_all:
-            sink_T = (geometry.place_T >= 0) & (geometry.place_T < self.sinks)
-            first = (first[0], torch.where(sink_T, geometry.keys_T, first[1]))
-        return MaskRows((first, (near_T, stop_T)))
+            is_sink_T = (geometry.place_T >= 0) & (geometry.place_T < self.sinks)
+            sinks_slot = (sinks_slot[0], torch.where(is_sink_T, geometry.keys_T, sinks_slot[1]))
+        return MaskRows((sinks_slot, (window_start_T, stop_T)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,15 +110,19 @@ class SegmentsRule:
                 f"segment cuts of shape {list(self.cuts.shape)} on {self.cuts.device}; wanted [segments + 1] packed key "
                 f"offsets from 0 to {geometry.tokens_k} on {geometry.cu_q.device}."
             )
-        begin_T = geometry.cu_k[geometry.sequence_T]
+        sequence_start_T = geometry.cu_k[geometry.sequence_T]
         cuts = self.cuts.long()
-        segment_T = torch.searchsorted(cuts[1:].contiguous(), geometry.place_T + begin_T, right=True)
-        last = max(len(cuts) - 2, 0)
-        start = (cuts[segment_T.clamp_max(last)] - begin_T).clamp_min(0)
-        stop = geometry.place_T + 1 if self.causal else cuts[(segment_T + 1).clamp_max(last + 1)] - begin_T
-        stop = stop.masked_fill(geometry.place_T < 0, 0)
+        segment_T = torch.searchsorted(cuts[1:].contiguous(), geometry.place_T + sequence_start_T, right=True)
+        last_segment = max(len(cuts) - 2, 0)
+        start = (cuts[segment_T.clamp_max(last_segment)] - sequence_start_T).clamp_min(0)
+        stop = (
+            geometry.place_T + 1
+            if self.causal
+            else cuts[(segment_T + 1).clamp_max(last_segment + 1)] - sequence_start_T
+        )
+        stop = stop.masked_fill(geometry.place_T < 0, 0)  # A query before all keys is in no segment.
         if isinstance(self.prefix, int) and self.prefix == 0:
             return MaskRows(((start, stop),))
         prefix = geometry.expand_to_queries(self.prefix, "prefix")
-        shared = (geometry.place_T + 1).clamp_max(prefix)  # type: ignore[arg-type]
-        return MaskRows(((torch.zeros_like(shared), shared), (start.clamp_min(prefix), stop)))  # type: ignore[arg-type]
+        prefix_stop = (geometry.place_T + 1).clamp_max(prefix)  # type: ignore[arg-type]
+        return MaskRows(((torch.zeros_like(prefix_stop), prefix_stop), (start.clamp_min(prefix), stop)))  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
     keys = bound_tiles(_bound_keys(table), sequences, block_k)
     base_q, base_k = count_tiles_before(table.cu_q, block_q), count_tiles_before(table.cu_k, block_k)
     refined = table.column_start is not None or table.sees is not None
-    spans = MOST_RUNS if refined else len(table.start)
+    max_spans = MOST_RUNS if refined else len(table.start)
     zeros = table.start.new_zeros
-    query = Tiles(zeros(queries, 3), zeros(queries, spans, 4))
+    query = Tiles(zeros(queries, 3), zeros(queries, max_spans, 4))
     key = Tiles(zeros(keys, 3), zeros(keys, MOST_RUNS, 4))
     rows, search_steps = zeros(queries), sequences.bit_length() + 1
     summary = zeros(keys, 8) if refined else None
@@ -52,7 +52,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
                 table.start.shape[1],
             ),
             K=len(table.start),
-            S=spans,
+            S=max_spans,
             BM=block_q,
             BN=block_k,
             COLUMNS=table.column_start is not None,
@@ -61,7 +61,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
     if keys:
         key_kernel[(keys,)](
             *(key.place, key.spans, base_k, base_q, query.place, query.spans, rows, sequences, search_steps),
-            S=spans,
+            S=max_spans,
             R=MOST_RUNS,
             BM=block_q,
             num_warps=1,  # pyright: ignore[reportCallIssue]

@@ -12,13 +12,20 @@ import torch
 
 from nonet.errors import ConfigError
 
-WIDEST = 256
+WIDEST = 256  # The widest head that the kernels support.
 PLAIN_SLOTS = 2  # Masks with more slots use the `rich` configurations, whose tiles are smaller.
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTile:
-    """The tile size (queries by keys) of one kernel and its compiler options."""
+    """The tile size of one kernel and its compiler options.
+
+    Attributes:
+        block_q: The queries of a tile.
+        block_k: The keys of a tile.
+        warps: Triton's `num_warps`.
+        stages: Triton's `num_stages`, the depth of the software pipeline.
+    """
 
     block_q: int
     block_k: int
@@ -54,20 +61,21 @@ def select_config(
     """
     if not 1 <= width <= WIDEST:
         raise ConfigError(f"The attention head width is {width}; the kernels support 1 to {WIDEST}.")
-    wide = next(w for w in WIDTHS if width <= w)
-    half = dtype in (torch.bfloat16, torch.float16)
-    chip = max((c for c in CHIPS if c <= capability), default=CHIPS[0])
-    rows = (_HALF_RICH if rich else _HALF) if half else _SINGLE
-    forward, dq, dkv = rows[chip, wide]
-    if silu and half and not rich:
-        forward = _SILU_FORWARD.get((chip, wide), forward)
-    if silu and half and rich:
-        dkv = _SILU_DKV.get((chip, wide), dkv)
-    piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma of sm_90 multiplies 64 rows at a time.
+    table_width = next(w for w in WIDTHS if width <= w)
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    table_chip = max((c for c in CHIPS if c <= capability), default=CHIPS[0])
+    tiles_by_key = (_HALF_RICH if rich else _HALF) if is_half else _SINGLE
+    forward, dq, dkv = tiles_by_key[table_chip, table_width]
+    if silu and is_half and not rich:
+        forward = _SILU_FORWARD.get((table_chip, table_width), forward)
+    if silu and is_half and rich:
+        dkv = _SILU_DKV.get((table_chip, table_width), dkv)
+    # wgmma of sm_90 multiplies 64 rows at a time.
+    piece = 16 if table_width > 128 else 64 if table_chip == 90 else 32
     return TileConfig(KernelTile(*forward), KernelTile(*dq), KernelTile(*dkv), min(piece, dq[0]))
 
 
-CHIPS, WIDTHS = (80, 90, 100), (32, 64, 128, 256)
+CHIPS, WIDTHS = (80, 90, 100), (32, 64, 128, 256)  # The compute capabilities and widths of the tables below.
 _Row = tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int, int, int]]
 
 # By (compute capability, width): (queries, keys, warps, stages) of the forward, dQ and dK/dV kernels.

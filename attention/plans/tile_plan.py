@@ -20,28 +20,30 @@ from nonet.attention.plans.tiles import TilePlan, TilePlans, Tiles, count_tiles_
 from nonet.errors import ConfigError
 
 # Shapes: N tiles, S spans of a tile, T tokens, B sequences, K slots.
-_BLOCKS = (16, 32, 64, 128, 256)
+_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
 def make_plans(table: IntervalTable, config: TileConfig) -> TilePlans:
-    """Make all plans of a forward and a backward under this configuration, once per batch."""
-    made: dict[tuple[int, int], TilePlan] = {}
+    """Make the plans of the forward and backward kernels for these tile sizes; kernels with equal sizes share a plan."""
+    plans: dict[tuple[int, int], TilePlan] = {}
     for tile in (config.forward, config.dq, config.dkv):
-        blocks = tile.block_q, tile.block_k
-        made[blocks] = made.get(blocks) or make_plan(table, *blocks)
-    forward, dq, dkv = (made[tile.block_q, tile.block_k] for tile in (config.forward, config.dq, config.dkv))
+        sizes = tile.block_q, tile.block_k
+        plans[sizes] = plans.get(sizes) or make_plan(table, *sizes)
+    forward, dq, dkv = (plans[tile.block_q, tile.block_k] for tile in (config.forward, config.dq, config.dkv))
     return TilePlans(forward, dq, dkv)
 
 
 def make_plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
-    """Plan tiles of block_q queries by block_k keys; powers of two from 16 to 256.
+    """Plan tiles of block_q queries by block_k keys; both are powers of two from 16 to 256.
 
     On a GPU the plan is made on the device, without a transfer to the host. It then has room for the maximum number of tiles, and
     unused ones have sequence -1.
     """
     for name, block in (("block_q", block_q), ("block_k", block_k)):
-        if block not in _BLOCKS:
-            raise ConfigError(f"plan: {name} is {block}; it must be one of {', '.join(map(str, _BLOCKS))}.")
+        if block not in _BLOCK_SIZES:
+            raise ConfigError(
+                f"plan: {name} is {block}; it must be one of {', '.join(map(str, _BLOCK_SIZES))}."
+            )
     if table.start.device.type != "cpu":
         from nonet.attention.plans.on_device import plan_on_device  # it imports Triton
 
@@ -57,10 +59,8 @@ def make_plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
 
 def _make_tiles(cuts_B1: Tensor, block: int) -> TileSide:
     """Cut the tokens of each sequence into tiles of at most `block` rows."""
-    cuts, base_B1 = (
-        cuts_B1.numpy().astype(np.int64),
-        count_tiles_before(cuts_B1, block).numpy().astype(np.int64),
-    )
+    cuts = cuts_B1.numpy().astype(np.int64)
+    base_B1 = count_tiles_before(cuts_B1, block).numpy().astype(np.int64)
     sequence_N = np.arange(len(cuts) - 1).repeat(np.diff(base_B1))
     tile_N = np.arange(len(sequence_N)) - base_B1[sequence_N]
     first_N = cuts[sequence_N] + tile_N * block
@@ -69,7 +69,7 @@ def _make_tiles(cuts_B1: Tensor, block: int) -> TileSide:
 
 
 def _compute_spans(table: IntervalTable, query: TileSide, block_k: int) -> np.ndarray:
-    """Compute the disjoint spans of key tiles that each tile of queries reads, per slot."""
+    """Compute the disjoint spans of key blocks that each tile of queries reads, [N, S, 4], at most one per slot."""
     if not len(query.first):
         return np.zeros((0, len(table.start), 4), dtype=np.int32)
     start_KT, stop_KT = table.start.numpy(), table.stop.numpy()

@@ -12,13 +12,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """Tiles of one side and the blocks of the other side that each computes, sorted by work, longest first.
+    """Tiles of queries (or keys) and the blocks of keys (or queries) that each one reads, the tiles with most work first.
 
-    A span is four block numbers within the sequence: masked [0, 1), unmasked [1, 2), masked [2, 3).
+    A span is four block numbers (a, b, c, d) within the sequence: blocks [a, b) need a mask, [b, c) need none, [c, d) need one.
+
+    Attributes:
+        place: The sequence of each tile (-1: no tile), its number within the sequence and its spans in use, int32 [N, 3].
+        spans: The disjoint spans of each tile, int32 [N, S, 4].
     """
 
-    place: Tensor  # [N, 3] int32: sequence (-1: no tile), tile within the sequence, spans in use
-    spans: Tensor  # [N, S, 4] int32, disjoint
+    place: Tensor
+    spans: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +31,11 @@ class TilePlan:
 
     block_q: int
     block_k: int
-    query: Tiles  # tiles of queries, spans over blocks of keys: forward and dQ
-    key: Tiles  # tiles of keys, spans over blocks of queries: dK and dV
+    query: Tiles  # Tiles of queries with spans of key blocks, for the forward and dQ kernels.
+    key: Tiles  # Tiles of keys with spans of query blocks, for the dK and dV kernel.
 
     def count_bytes(self) -> int:
-        """Return the size of the plan without the table."""
+        """Return the size of the plan in bytes, without the interval table."""
         tensors = (self.query.place, self.query.spans, self.key.place, self.key.spans)
         return sum(x.numel() * x.element_size() for x in tensors)
 
@@ -46,7 +50,7 @@ class TilePlans:
 
 
 def bound_tiles(tokens: int, sequences: int, block: int) -> int:
-    """Return the maximum number of tiles for any lengths."""
+    """Return the maximum number of tiles of this many packed tokens, for any lengths of the sequences."""
     return tokens // block + min(sequences, tokens)
 
 
@@ -58,7 +62,7 @@ def count_tiles_before(cuts_B1: Tensor, block: int) -> Tensor:
 
 
 def sort_by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
-    """Sort the longest work first, so that no long tile starts when the others are done."""
+    """Sort tiles by their number of blocks, descending, so that no long tile starts when the others have ended."""
     work_N = (spans_NS4[..., 3] - spans_NS4[..., 0]).sum(1)
     order_N = work_N.argsort(descending=True, stable=True)
     used_N1 = (spans_NS4[..., 3] > spans_NS4[..., 0]).sum(1, keepdim=True)

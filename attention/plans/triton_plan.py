@@ -1,7 +1,8 @@
 """Triton kernels that make a tile plan on the device, with one program per tile and without a transfer to the host.
 
-The spans equal those of tile_plan.py. The tensors have room for the maximum number of tiles; unused ones have sequence -1. Key
-tiles scan the query tiles of their sequence, which are 32 for 2,000 tokens.
+The spans equal those of tile_plan.py. The tensors have space for the maximum number of tiles; unused ones have sequence -1. The
+program of a key tile scans the query tiles of its sequence, of which a sequence of 2,000 tokens has 32. PLACE and SPANS are the
+tensors of `Tiles`; BASE has the first tile of each sequence.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
@@ -13,19 +14,19 @@ import triton
 import triton.language as tl
 
 # Shapes: BM queries and BN keys of a tile, K slots, S spans per tile of queries, R spans per tile of keys.
-_FAR = tl.constexpr(2**30)
+_FAR = tl.constexpr(2**30)  # The begin of an empty interval, after every block.
 
 
 @triton.jit
 def find_sequence(BASE, tile, sequences, turns):
-    """Find the sequence of a tile by binary search: the last one whose first tile is not after this tile."""
+    """Find the sequence of a tile by a binary search of `turns` steps: the last one whose first tile is not after this tile."""
     low = 0
     high = sequences
     for _ in range(turns):
         middle = (low + high) // 2
-        below = tl.load(BASE + middle) <= tile
-        low = tl.where(below & (middle > low), middle, low)
-        high = tl.where(below, high, middle)
+        starts_before = tl.load(BASE + middle) <= tile
+        low = tl.where(starts_before & (middle > low), middle, low)
+        high = tl.where(starts_before, high, middle)
     return low
 
 
@@ -54,52 +55,63 @@ def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequenc
     sequence = find_sequence(BASE, tile, sequences, turns)
     first = tl.load(CU_K + sequence) + (tile - tl.load(BASE + sequence)) * BN
     token = first + tl.arange(0, BN)
-    real = token < tl.load(CU_K + sequence + 1)
+    exists = token < tl.load(CU_K + sequence + 1)
     at = SUMMARY + tile * 8
     if COLUMN_START is not None:
-        begin = tl.load(COLUMN_START + token, mask=real, other=0)
-        end = tl.load(COLUMN_STOP + token, mask=real, other=0)
-        seen = real & (end > begin)
+        begin = tl.load(COLUMN_START + token, mask=exists, other=0)
+        end = tl.load(COLUMN_STOP + token, mask=exists, other=0)
+        seen = exists & (end > begin)
         tl.store(at, tl.min(tl.where(seen, begin, _FAR)))
         tl.store(at + 1, tl.max(tl.where(seen, end, 0)))
-        tl.store(at + 2, tl.max(tl.where(real, begin, 0)))
-        tl.store(at + 3, tl.min(tl.where(real, end, _FAR)))
+        tl.store(at + 2, tl.max(tl.where(exists, begin, 0)))
+        tl.store(at + 3, tl.min(tl.where(exists, end, _FAR)))
     if WORD is not None:
-        word = tl.load(WORD + token, mask=real, other=0)
-        tl.store(at + 4, tl.reduce(tl.where(real, word, 0), 0, combine_any_bits))
-        tl.store(at + 5, tl.reduce(tl.where(real, word, -1), 0, combine_all_bits))
-        tl.store(at + 6, tl.min(tl.where(real & (word == 0), 0, 1)))
+        word = tl.load(WORD + token, mask=exists, other=0)
+        tl.store(at + 4, tl.reduce(tl.where(exists, word, 0), 0, combine_any_bits))
+        tl.store(at + 5, tl.reduce(tl.where(exists, word, -1), 0, combine_all_bits))
+        tl.store(at + 6, tl.min(tl.where(exists & (word == 0), 0, 1)))
 
 
 @triton.jit
 def write_span(SPANS, count, begin, inner, outer, end):
-    """Write a span if it has blocks, and return the number of spans so far. An empty core is written as [begin, begin)."""
+    """Write a span as number `count` if it has blocks, and return the number of spans so far.
+
+    An empty core is written as [begin, begin).
+    """
     filled = (begin < end) & (begin < _FAR)
-    hollow = inner >= outer
+    no_core = inner >= outer
     at = SPANS + count * 4
     tl.store(at, begin, mask=filled)
-    tl.store(at + 1, tl.where(hollow, begin, inner), mask=filled)
-    tl.store(at + 2, tl.where(hollow, begin, outer), mask=filled)
+    tl.store(at + 1, tl.where(no_core, begin, inner), mask=filled)
+    tl.store(at + 2, tl.where(no_core, begin, outer), mask=filled)
     tl.store(at + 3, end, mask=filled)
     return count + tl.where(filled, 1, 0)
 
 
 @triton.jit
 def extend(SPANS, count, state_begin, state_end, core, longest, core_at, block, keep, full, most):
-    """Add one block to the spans: start, extend or end a span. From span number `most` on, blocks extend the last span."""
+    """Add one block to the spans of a tile: start, extend or end a span.
+
+    `keep` says whether the tile reads the block, `full` whether the block needs no mask. From span number `most` on, blocks
+    extend the last span. The state of the current span is its blocks [state_begin, state_end), the number `core` of unmasked
+    blocks at its end, and its longest core: `longest` blocks from block `core_at`.
+
+    Returns:
+        The number of written spans and the new state.
+    """
     gap = keep & (state_end > 0) & (block != state_end) & (count < most - 1)
     written = write_span(
         SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin)
     )
     count = tl.where(gap, written, count)
-    fresh = gap | (state_end == 0)
-    state_begin = tl.where(keep & fresh, block, state_begin)
+    starts = gap | (state_end == 0)
+    state_begin = tl.where(keep & starts, block, state_begin)
     longest = tl.where(gap, 0, longest)
     # `core` counts the unmasked blocks that end just before this one.
     core = tl.where(keep & full, tl.where(block == state_end, core, 0) + 1, tl.where(keep, 0, core))
-    better = keep & full & (core >= longest) & (core > 0)
-    longest = tl.where(better, core, longest)
-    core_at = tl.where(better, block + 1 - core, core_at)
+    is_longest = keep & full & (core >= longest) & (core > 0)
+    longest = tl.where(is_longest, core, longest)
+    core_at = tl.where(is_longest, block + 1 - core, core_at)
     state_end = tl.where(keep, block + 1, state_end)
     return count, state_begin, state_end, core, longest, core_at
 
@@ -119,28 +131,28 @@ def query_kernel(
     first = tl.load(CU_Q + sequence) + number * BM
     rows = tl.minimum(tl.load(CU_Q + sequence + 1) - first, BM)
     row = tl.arange(0, BM)
-    real = row < rows
+    exists = row < rows
     slot = tl.arange(0, 4)
     begins = tl.full([4], _FAR, tl.int32)
     inners, outers, ends = begins, begins, begins
     for k in tl.static_range(K):
-        start = tl.load(START + k * tokens + first + row, mask=real, other=0)
-        stop = tl.load(STOP + k * tokens + first + row, mask=real, other=0)
-        seen = real & (stop > start)
-        some = tl.max(tl.where(seen, 1, 0)) > 0
-        whole = tl.min(tl.where(seen | (row >= rows), 1, 0)) > 0
-        begin = tl.min(tl.where(seen, start, _FAR)) // BN
-        end = (tl.max(tl.where(seen, stop, 0)) + BN - 1) // BN
-        inner = (tl.max(tl.where(real, start, 0)) + BN - 1) // BN
-        outer = tl.min(tl.where(real, stop, _FAR)) // BN
-        solid = whole & (inner < outer)
-        inner = tl.where(solid, inner, begin)
-        outer = tl.where(solid, outer, begin)
-        here = (slot == k) & some
-        begins = tl.where(here, begin, begins)
-        inners = tl.where(here, inner, inners)
-        outers = tl.where(here, outer, outers)
-        ends = tl.where(here, end, ends)
+        start = tl.load(START + k * tokens + first + row, mask=exists, other=0)
+        stop = tl.load(STOP + k * tokens + first + row, mask=exists, other=0)
+        sees_keys = exists & (stop > start)
+        has_keys = tl.max(tl.where(sees_keys, 1, 0)) > 0
+        all_rows_see = tl.min(tl.where(sees_keys | (row >= rows), 1, 0)) > 0
+        begin = tl.min(tl.where(sees_keys, start, _FAR)) // BN
+        end = (tl.max(tl.where(sees_keys, stop, 0)) + BN - 1) // BN
+        inner = (tl.max(tl.where(exists, start, 0)) + BN - 1) // BN
+        outer = tl.min(tl.where(exists, stop, _FAR)) // BN
+        has_core = all_rows_see & (inner < outer)
+        inner = tl.where(has_core, inner, begin)
+        outer = tl.where(has_core, outer, begin)
+        is_slot = (slot == k) & has_keys
+        begins = tl.where(is_slot, begin, begins)
+        inners = tl.where(is_slot, inner, inners)
+        outers = tl.where(is_slot, outer, outers)
+        ends = tl.where(is_slot, end, ends)
     spans = SPANS + tile * S * 4
     hulls = spans
     if SUMMARY is not None:
@@ -149,15 +161,15 @@ def query_kernel(
     if SUMMARY is not None:
         bits_any = 0
         bits_all = 0
-        lit = 0
+        no_blank = 0
         if SEES is not None:
-            word = tl.load(SEES + first + row, mask=real, other=0)
-            bits_any = tl.reduce(tl.where(real, word, 0), 0, combine_any_bits)
-            bits_all = tl.reduce(tl.where(real, word, -1), 0, combine_all_bits)
-            lit = tl.min(tl.where(real & (word == 0), 0, 1))
+            word = tl.load(SEES + first + row, mask=exists, other=0)
+            bits_any = tl.reduce(tl.where(exists, word, 0), 0, combine_any_bits)
+            bits_all = tl.reduce(tl.where(exists, word, -1), 0, combine_all_bits)
+            no_blank = tl.min(tl.where(exists & (word == 0), 0, 1))
         used = refine(
             spans, hulls, used, SUMMARY + tl.load(KEY_BASE + sequence) * 8, number * BM, number * BM + rows,
-            bits_any, bits_all, lit, COLUMNS, SEES is not None,
+            bits_any, bits_all, no_blank, COLUMNS, SEES is not None,
         )  # fmt: skip
     tl.store(PLACE + tile * 3, sequence)
     tl.store(PLACE + tile * 3 + 1, number)
@@ -172,34 +184,34 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
     It computes the same as `spans.make_disjoint`, for one tile.
     """
     slot = tl.arange(0, 4)
-    free = tl.full([4], 1, tl.int32)
+    is_left = tl.full([4], 1, tl.int32)
     count = 0
     c_begin = 0
     c_inner = 0
     c_outer = 0
     c_end = 0
     for turn in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
-        left = tl.where((free == 1) & (slot < K), begins, 2147483647)
-        pick = tl.min(tl.where(left == tl.min(left), slot, 4))
-        chosen = slot == pick
-        free = tl.where(chosen, 0, free)
-        begin = tl.sum(tl.where(chosen, begins, 0))
-        inner = tl.sum(tl.where(chosen, inners, 0))
-        outer = tl.sum(tl.where(chosen, outers, 0))
-        end = tl.sum(tl.where(chosen, ends, 0))
+        next_begin = tl.where((is_left == 1) & (slot < K), begins, 2147483647)
+        first_slot = tl.min(tl.where(next_begin == tl.min(next_begin), slot, 4))
+        is_chosen = slot == first_slot
+        is_left = tl.where(is_chosen, 0, is_left)
+        begin = tl.sum(tl.where(is_chosen, begins, 0))
+        inner = tl.sum(tl.where(is_chosen, inners, 0))
+        outer = tl.sum(tl.where(is_chosen, outers, 0))
+        end = tl.sum(tl.where(is_chosen, ends, 0))
         if turn > 0:
-            apart = begin >= c_end
+            is_disjoint = begin >= c_end
             cut = tl.minimum(tl.maximum(c_outer, begin), tl.maximum(c_end, c_begin))
-            cut = tl.where(apart, c_end, cut)
+            cut = tl.where(is_disjoint, c_end, cut)
             count = write_span(SPANS, count, c_begin, c_inner, tl.minimum(c_outer, cut), cut)
-            rest = tl.where(apart, end, tl.maximum(end, c_end))
+            new_end = tl.where(is_disjoint, end, tl.maximum(end, c_end))
             begin = tl.maximum(begin, cut)
-            end = tl.maximum(rest, begin)
+            end = tl.maximum(new_end, begin)
             inner = tl.maximum(inner, begin)
             outer = tl.minimum(outer, end)
-            solid = inner < outer
-            inner = tl.where(solid, inner, begin)
-            outer = tl.where(solid, outer, begin)
+            has_core = inner < outer
+            inner = tl.where(has_core, inner, begin)
+            outer = tl.where(has_core, outer, begin)
         c_begin = begin
         c_inner = inner
         c_outer = outer
@@ -209,12 +221,13 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
 
 @triton.jit
 def refine(
-    SPANS, HULLS, used, SUMMARY, first, last, bits_any, bits_all, lit,
+    SPANS, HULLS, used, SUMMARY, first, last, bits_any, bits_all, no_blank,
     COLUMNS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Convert the blocks of the hulls that columns and classes leave to spans, and return their number.
+    """Convert the blocks of the hulls that columns and classes allow to spans, and return the number of spans.
 
-    This is refine.refine_spans with scalars.
+    It computes the same as `refine.refine_spans`, for one tile of queries [first, last). `no_blank` says whether all
+    queries have a bit.
     """
     count = 0
     run_begin = 0
@@ -233,12 +246,12 @@ def refine(
                 keep = keep & (tl.load(at) < last) & (tl.load(at + 1) > first)
                 full = full & (tl.load(at + 2) <= first) & (tl.load(at + 3) >= last)
             if WORDS:
-                some, every = tl.load(at + 4), tl.load(at + 5)
-                keep = keep & ((bits_any & some) != 0)
-                whole = (bits_all & every) != 0
-                whole = whole | (((some & ~bits_all) == 0) & (tl.load(at + 6) == 1))
-                whole = whole | (((bits_any & ~every) == 0) & (lit == 1))
-                full = full & whole
+                block_bits_any, block_bits_all = tl.load(at + 4), tl.load(at + 5)
+                keep = keep & ((bits_any & block_bits_any) != 0)
+                all_share = (bits_all & block_bits_all) != 0
+                all_share = all_share | (((block_bits_any & ~bits_all) == 0) & (tl.load(at + 6) == 1))
+                all_share = all_share | (((bits_any & ~block_bits_all) == 0) & (no_blank == 1))
+                full = full & all_share
             count, run_begin, run_end, core, longest, core_at = extend(  # pyright: ignore[reportGeneralTypeIssues]
                 SPANS, count, run_begin, run_end, core, longest, core_at, block, keep, full & keep, 4
             )
@@ -250,7 +263,7 @@ def key_kernel(
     PLACE, SPANS, BASE, QUERY_BASE, QUERY_PLACE, QUERY_SPANS, ROWS, sequences, turns,
     S: tl.constexpr, R: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Place and spans of one tile of keys: the query tiles of its sequence, one by one."""
+    """Compute the place and the spans of one tile of keys by scanning the query tiles of its sequence."""
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):
         tl.store(PLACE + tile * 3, -1)

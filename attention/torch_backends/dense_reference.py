@@ -29,7 +29,7 @@ def attend_reference(
     sink: Tensor | None = None,
     bias: RelativeBias | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute outputs [T, H, E] and log-sum-exp [H, T] in nats (zeros for "silu"); arguments as in kernels.forward."""
+    """Compute outputs [T, H, E] and log-sum-exp [H, T] in nats (zeros for "silu"); arguments are as in `uni_attention`."""
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     outs, sums = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(q.shape[1], 0)]
@@ -74,9 +74,9 @@ def _compute_softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) ->
         score_HQN = torch.cat([score_HQN, column_HQ1], -1)
     blind_Q = ~seen_QN.any(-1, keepdim=True) if sink is None else seen_QN.new_zeros(len(seen_QN), 1)
     weight = score_HQN.masked_fill(blind_Q, 0.0).softmax(-1).masked_fill(blind_Q, 0.0)
-    total = score_HQN.masked_fill(blind_Q, 0.0).logsumexp(-1) if score_HQN.shape[-1] else score_HQN.sum(-1)
-    total = total.masked_fill(blind_Q.squeeze(-1), -torch.inf)
-    return weight[..., : seen_QN.shape[1]], total
+    lse = score_HQN.masked_fill(blind_Q, 0.0).logsumexp(-1) if score_HQN.shape[-1] else score_HQN.sum(-1)
+    lse = lse.masked_fill(blind_Q.squeeze(-1), -torch.inf)
+    return weight[..., : seen_QN.shape[1]], lse
 
 
 def _compute_bias(bias: RelativeBias, rows: slice, columns: slice) -> Tensor:

@@ -20,10 +20,8 @@ from nonet.errors import ConfigError
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width; n queries and m keys of a sequence.
 DEVICE = "npu"
 _TRIANGLE = 2048  # Side of the compressed causal mask that sparse_mode 3 requires.
-_WHOLE, _BOTTOM_RIGHT = (
-    0,
-    3,
-)  # Values of sparse_mode: a mask of the whole sequence; causal, with the last query aligned to the last key.
+# Values of sparse_mode: a mask of the whole sequence; causal, with the last query aligned to the last key.
+_WHOLE, _BOTTOM_RIGHT = 0, 3
 
 
 def is_available(q: Tensor, v: Tensor, call: AttentionCall) -> bool:
@@ -52,14 +50,14 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall)
     """Compute the gradients of q, k and v; None for the sink and tables, which this backend does not support."""
     packed_gradients = [torch.zeros_like(x) for x in (q, k, v)]
     for rows, keys, options, blind_rows in _iterate_sequences(call, len(q), len(k)):
-        index = (rows, keys, keys)
-        leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), index, strict=True)]
+        token_slices = (rows, keys, keys)
+        leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), token_slices, strict=True)]
         with torch.enable_grad():
             part, _ = _run_fused(leaves[0], leaves[1], leaves[2], call.scale, options)
             gradients = torch.autograd.grad(
                 part, leaves, grad[rows].masked_fill(blind_rows[:, None, None], 0.0)
             )
-        for packed, i, gradient in zip(packed_gradients, index, gradients, strict=True):
+        for packed, i, gradient in zip(packed_gradients, token_slices, gradients, strict=True):
             packed[i] = gradient
     return [*packed_gradients, None, None, None]
 
@@ -101,17 +99,16 @@ def _iterate_sequences(
         if not len(query_index) or not len(key_index):
             continue
         if call.form != "table":
-            no_rows = torch.zeros(len(query_index), dtype=torch.bool, device=device)
+            no_blind_rows = torch.zeros(len(query_index), dtype=torch.bool, device=device)
             if call.form == "causal" and triangle is None:
                 triangle = torch.ones(_TRIANGLE, _TRIANGLE, dtype=torch.bool, device=device).triu(1)
             options = {"atten_mask": triangle, "sparse_mode": _BOTTOM_RIGHT} if call.form == "causal" else {}
-            yield rows, keys, options, no_rows
+            yield rows, keys, options, no_blind_rows
             continue
         seen = compute_visible(
             table, query_index + rows.start, key_index + keys.start, query_index, key_index
         )
         blind_rows = ~seen.any(1)
-        hidden = ~(
-            seen | blind_rows[:, None]
-        )  # Rows without visible keys get all keys, else the kernel divides by zero.
+        # Rows without visible keys get all keys, else the kernel divides by zero.
+        hidden = ~(seen | blind_rows[:, None])
         yield rows, keys, {"atten_mask": hidden, "sparse_mode": _WHOLE}, blind_rows

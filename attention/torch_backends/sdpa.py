@@ -25,29 +25,41 @@ from nonet.attention.torch_backends.tiles import MaskPiece, split_mask
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width of queries, keys and values (the narrower are
 # padded), n or N rows and m or M keys of a piece.
-_SHORT = 256  # Maximum number of keys of a sequence in a padded call.
-_SMALL = (
-    1 << 18
-)  # With fewer scores, torch's half-precision backward is slower than float32 (3 times at 128^2 scores).
-_BLIND = 1e30  # Log-sum-exp in the backward of rows without visible keys, which makes all of their weights 0.
+_MAX_SHORT = 256  # Maximum number of queries and of keys of a sequence in a padded call.
+# With fewer scores, torch's half-precision backward is slower than float32 (3 times at 128^2 scores).
+_MIN_HALF_SCORES = 1 << 18
+_BLIND_LSE = (
+    1e30  # Log-sum-exp in the backward of rows without visible keys, which makes all of their weights 0.
+)
 
+_NO_DROPOUT = 0.0
+# (q, k, v [1, H, n, D], dropout probability, whether the mask is causal) -> (output, log-sum-exp)
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SplitPlan:
-    """The buckets and pieces of one mask and batch, which all layers and the backward share."""
+    """How the scores of one mask and batch are computed, shared by all layers and the backward.
+
+    Attributes:
+        buckets: The short sequences, in padded calls.
+        pieces: The pieces of the masks of the long sequences.
+    """
 
     buckets: list[SequenceBucket]
     pieces: list[MaskPiece]
 
 
-_WORKS: Any = WeakIdKeyDictionary()  # Cached plans, by a tensor of the call that lives as long as its batch.
+# Cached plans, by a tensor of the call that exists as long as its batch: (form, heads and version), cu_k if it differs, plan.
+_PLANS: Any = WeakIdKeyDictionary()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute the output [T, H, E] and the log-sum-exp [T, H] with the sink; it is -inf in rows without visible keys and sink."""
+    """Compute the output [T, H, E] and the log-sum-exp [T, H].
+
+    The log-sum-exp includes the sink. Without a sink, it is -inf in rows without visible keys.
+    """
     plan, width = _get_split(call, q.shape[1]), v.shape[-1]
     q, k, v = _expand_heads(q, k, v)
     if len(plan.buckets) == 1 and not plan.pieces and plan.buckets[0].query.whole:
@@ -55,23 +67,23 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
     else:
         out, lse = _forward_parts(q, k, v, call, plan)
     if call.sink is not None:
-        total = torch.logaddexp(lse, call.sink.to(lse.dtype))
-        out, lse = out * (lse - total).exp()[..., None].to(out.dtype), total
+        lse_with_sink = torch.logaddexp(lse, call.sink.to(lse.dtype))
+        out, lse = out * (lse - lse_with_sink).exp()[..., None].to(out.dtype), lse_with_sink
     return out[..., :width].contiguous(), lse.contiguous()
 
 
 def _forward_parts(
-    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, work: _SplitPlan
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, plan: _SplitPlan
 ) -> tuple[Tensor, Tensor]:
-    """Compute the outputs and log-sum-exps of all buckets and pieces, and merge pieces with the same query rows."""
+    """Compute the outputs [T, H, D] and log-sum-exps [T, H] of all buckets and pieces, and merge those of the same rows."""
     sum_dtype = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
     out = torch.zeros(q.shape, dtype=sum_dtype, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=sum_dtype, device=q.device)
-    for bucket in work.buckets:
+    for bucket in plan.buckets:
         part, part_lse = buckets.forward(bucket, q, k, v, call.scale)
         out.index_copy_(0, bucket.query.token, part.to(sum_dtype))
         lse.index_copy_(0, bucket.query.token, part_lse)
-    for piece in work.pieces:
+    for piece in plan.pieces:
         rows = slice(piece.q0, piece.q1)
         part, part_lse = _forward_piece(piece, q, k, v, call)
         if piece.first:
@@ -84,17 +96,18 @@ def _forward_parts(
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the gradients of q, k, v and sink."""
-    plan, widths, groups = _get_split(call, q.shape[1]), (q.shape[-1], v.shape[-1]), q.shape[1] // k.shape[1]
-    sink = None
+    """Compute the gradients of q, k, v and sink (None without one), from forward's `out` and `lse`."""
+    plan, groups = _get_split(call, q.shape[1]), q.shape[1] // k.shape[1]
+    width, value_width = q.shape[-1], v.shape[-1]
+    grad_sink = None
     if call.sink is not None:
         delta_TH = (grad * out).sum(-1, dtype=lse.dtype)
-        sink = -((call.sink - lse).exp() * delta_TH).sum(0).to(call.sink.dtype)
-    if call.form != "causal":
-        lse = lse.masked_fill(lse == -torch.inf, _BLIND)
+        grad_sink = -((call.sink - lse).exp() * delta_TH).sum(0).to(call.sink.dtype)
+    if call.form != "causal":  # In a causal call, every row sees itself.
+        lse = lse.masked_fill(lse == -torch.inf, _BLIND_LSE)
     q, k, v = _expand_heads(q, k, v)
-    if q.shape[-1] != widths[1]:
-        grad, out = pad(grad, (0, q.shape[-1] - widths[1])), pad(out, (0, q.shape[-1] - widths[1]))
+    if q.shape[-1] != value_width:
+        grad, out = (pad(x, (0, q.shape[-1] - value_width)) for x in (grad, out))
     if (
         len(plan.buckets) == 1
         and not plan.pieces
@@ -107,10 +120,10 @@ def backward(
     if groups > 1:
         gk, gv = gk.unflatten(1, (-1, groups)).sum(2), gv.unflatten(1, (-1, groups)).sum(2)
     return (
-        gq[..., : widths[0]].contiguous(),
-        gk[..., : widths[0]].contiguous(),
-        gv[..., : widths[1]].contiguous(),
-        sink,
+        gq[..., :width].contiguous(),
+        gk[..., :width].contiguous(),
+        gv[..., :value_width].contiguous(),
+        grad_sink,
     )
 
 
@@ -122,17 +135,17 @@ def _backward_parts(
     out: Tensor,
     lse: Tensor,
     call: AttentionCall,
-    work: _SplitPlan,
+    plan: _SplitPlan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of all buckets and pieces, and add those of the same rows or keys."""
+    """Compute the gradients of q, k and v in all buckets and pieces, and add those of the same rows or keys."""
     sum_dtype = lse.dtype
     gq, gk, gv = (torch.zeros(x.shape, dtype=sum_dtype, device=x.device) for x in (q, k, v))
-    for bucket in work.buckets:
+    for bucket in plan.buckets:
         rows, keys = bucket.query.token, bucket.key.token
         parts = buckets.backward(bucket, grad, q, k, v, out, lse, call.scale)
         for sums, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
             sums.index_copy_(0, index, part.to(sum_dtype))
-    for piece in work.pieces:
+    for piece in plan.pieces:
         rows, keys = slice(piece.q0, piece.q1), slice(piece.k0, piece.k1)
         parts = _backward_piece(piece, grad[rows], q, k, v, out[rows], lse[rows], call)
         for sums, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
@@ -145,7 +158,7 @@ def _forward_piece(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output [n, H, D] and the log-sum-exp [n, H] of a piece, as if its rows had no other keys."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
-    if piece.kind == "self":
+    if piece.kind == "self":  # With one key per row, the weight is 1 and the log-sum-exp is the score.
         return v, (q * k).sum(-1, dtype=_get_sum_dtype(q)) * call.scale
     if piece.kind == "masked":
         score_HNM = _compute_scores(piece, q, k, call)
@@ -154,7 +167,7 @@ def _forward_piece(
         return (weight.to(v.dtype) @ v.transpose(0, 1)).transpose(0, 1), lse_HN.T
     if piece.kind == "anti":  # In reverse order, this is a causal square.
         q, k, v = (x.flip(0) for x in (q, k, v))
-    out, lse = _flash(*map(_add_batch, (q, k, v)), 0.0, piece.kind != "dense", scale=call.scale)
+    out, lse = _flash(*map(_add_batch, (q, k, v)), _NO_DROPOUT, piece.kind != "dense", scale=call.scale)
     out, lse = out[0].transpose(0, 1), lse[0].T
     return (out.flip(0), lse.flip(0)) if piece.kind == "anti" else (out, lse)
 
@@ -171,7 +184,7 @@ def _backward_piece(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of a piece's rows and keys, from the rows' final output and log-sum-exp."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
-    if len(q) * len(k) < _SMALL:
+    if len(q) * len(k) < _MIN_HALF_SCORES:
         grad, q, k, v, out = (x.to(lse.dtype) for x in (grad, q, k, v, out))
     if piece.kind == "self":
         weight = ((q * k).sum(-1, dtype=lse.dtype) * call.scale - lse).exp_()
@@ -188,7 +201,11 @@ def _backward_piece(
     if piece.kind == "anti":
         grad, q, k, v, out, lse = (x.flip(0) for x in (grad, q, k, v, out, lse))
     grads = _flash_backward(
-        *map(_add_batch, (grad, q, k, v, out)), lse.T[None], 0.0, piece.kind != "dense", scale=call.scale
+        *map(_add_batch, (grad, q, k, v, out)),
+        lse.T[None],
+        _NO_DROPOUT,
+        piece.kind != "dense",
+        scale=call.scale,
     )
     packed = (x[0].transpose(0, 1) for x in grads)
     return tuple(x.flip(0) if piece.kind == "anti" else x for x in packed)  # type: ignore[return-value]
@@ -208,11 +225,11 @@ def _compute_scores(piece: MaskPiece, q: Tensor, k: Tensor, call: AttentionCall)
 
 
 def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge the results of a piece into `out` and `lse`, in place."""
-    total = torch.logaddexp(lse, part_lse)
-    base = total.masked_fill(total == -torch.inf, 0.0)
+    """Merge the output `part` and the log-sum-exp of a piece into `out` and `lse`, in place."""
+    total_lse = torch.logaddexp(lse, part_lse)
+    base = total_lse.masked_fill(total_lse == -torch.inf, 0.0)  # -inf - -inf would be NaN.
     out.mul_((lse - base).exp_()[..., None]).add_(part * (part_lse - base).exp_()[..., None])
-    lse.copy_(total)
+    lse.copy_(total_lse)
 
 
 def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
@@ -220,31 +237,33 @@ def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
     anchor = call.cu_q if call.table is None else call.table.start
     if anchor.is_inference():  # Inference tensors have no version counter that shows a change.
         return _make_split(call, heads)
-    other = None if call.cu_k is call.cu_q else call.cu_k
-    cached = _WORKS.get(anchor)
+    separate_cu_k = None if call.cu_k is call.cu_q else call.cu_k
+    cached = _PLANS.get(anchor)
     tag = (call.form, heads, anchor._version)
-    if cached is not None and cached[0] == tag and cached[1] is other:
+    if cached is not None and cached[0] == tag and cached[1] is separate_cu_k:
         return cached[2]
     plan = _make_split(call, heads)
-    _WORKS[anchor] = (tag, other, plan)
+    _PLANS[anchor] = (tag, separate_cu_k, plan)
     return plan
 
 
 def _make_split(call: AttentionCall, heads: int) -> _SplitPlan:
     """Divide the sequences into buckets of short sequences and pieces of long ones."""
     cu_q, cu_k = call.cu_q.tolist(), call.cu_k.tolist()
-    n_q, n_k = ([b - a for a, b in itertools.pairwise(cuts)] for cuts in (cu_q, cu_k))
+    n_q, n_k = ([stop - start for start, stop in itertools.pairwise(cuts)] for cuts in (cu_q, cu_k))
     filled = [b for b in range(len(n_q)) if n_q[b] and n_k[b]]
-    short = [b for b in filled if n_k[b] <= _SHORT and n_q[b] <= _SHORT]
-    if len(short) < 2 and call.form != "table":
+    short = [b for b in filled if n_k[b] <= _MAX_SHORT and n_q[b] <= _MAX_SHORT]
+    if len(short) < 2 and call.form != "table":  # A single sequence needs no padding.
         short = []
     long = [b for b in filled if b not in set(short)]
-    layout = buckets.make_buckets(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
+    short_buckets = buckets.make_buckets(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
     if call.table is not None:
-        return _SplitPlan(layout, split_mask(call.table, long))
+        return _SplitPlan(short_buckets, split_mask(call.table, long))
     kind = "causal" if call.form == "causal" else "dense"
-    pieces = [MaskPiece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, (), True) for b in long]
-    return _SplitPlan(layout, pieces)
+    pieces = [
+        MaskPiece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, slots=(), first=True) for b in long
+    ]
+    return _SplitPlan(short_buckets, pieces)
 
 
 def _expand_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,4 +282,5 @@ def _add_batch(x_NHD: Tensor) -> Tensor:
 
 
 def _get_sum_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of sums over x: float32 for half precision, else x's own."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
