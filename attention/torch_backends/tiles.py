@@ -83,10 +83,7 @@ def _find_regular_rows(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
     """
     empty = s >= e
     # Empty rows are equal, and no change to another row is regular.
-    s, e = (
-        np.where(empty, -9, s),
-        np.where(empty, -9, e),
-    )
+    s, e = np.where(empty, -9, s), np.where(empty, -9, e)
     ds, de = np.diff(s), np.diff(e)
     # The kind of the change from each row to the next.
     kind = np.where(ds == 0, np.where(de == 0, _STILL, np.where(de == 1, _GROWING, _IRREGULAR)), _IRREGULAR)
