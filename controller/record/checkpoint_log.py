@@ -58,18 +58,17 @@ class CheckpointLog:
 
     Args:
         run: The folder of the run.
-        scenario: The sha256 of the scenario's file.
+        scenario_sha256: The sha256 of the scenario's file.
         keep_last: The number of newest checkpoints that are kept.
     """
 
-    def __init__(self, run: RunFolder, scenario: str, keep_last: int):
-        self._run, self._scenario, self._keep_last = run, scenario, keep_last
+    def __init__(self, run: RunFolder, scenario_sha256: str, keep_last: int):
+        self._run, self._scenario_sha256, self._keep_last = run, scenario_sha256, keep_last
         self.checkpoints, self.journal = Checkpoints(run.checkpoints), Journal(run.journal)
         self.newest: tuple[Path, Manifest] | None = None
         self._open_step: tuple[StageSetup, int] | None = None
-        self._being_written: tuple[
-            Path, Manifest
-        ]  # staging directory and manifest of the newest checkpoint that was begun
+        # The staging directory and the manifest of the checkpoint that was begun last.
+        self._being_written: tuple[Path, Manifest]
         self._stage_ends: dict[str, Path] = {}  # the checkpoints that ended stages in this process
         self.kept_steps: frozenset[int] = frozenset()
 
@@ -89,7 +88,10 @@ class CheckpointLog:
         self._open_step = stage, step
 
     def read_groups(self, stage: str) -> list[dict[str, Any]]:
-        """Return the journal records of a stage's prompt groups in order: a group was begun, committed or aborted."""
+        """Return the journal records of a stage's prompt groups in order.
+
+        Each record says that a group was begun, committed or aborted.
+        """
         return [
             record
             for record in read_journal(self._run.journal)
@@ -116,7 +118,7 @@ class CheckpointLog:
         Args:
             stage: The stage.
             applied_steps: The number of applied steps of the stage.
-            version: The version of the weights.
+            version: The number of the newest published version of the weights.
             artifacts: The sha256 of each artifact, by kind.
             ranks_by_role: The number of ranks that write, by role.
             last: Whether the checkpoint ends its stage; by default it does if all steps are applied. `end_stage` marks a
@@ -132,7 +134,7 @@ class CheckpointLog:
             stage_step=applied_steps,
             last=applied_steps == stage.steps if last is None else last,
             version=version,
-            scenario=self._scenario,
+            scenario=self._scenario_sha256,
             artifacts=dict(artifacts),
             participants=dict(ranks_by_role),
             journal=self.journal.records,
@@ -203,7 +205,7 @@ class CheckpointLog:
         if newest is None:
             raise ConfigError(f"{self._run.path} has no complete checkpoint to resume from; run it afresh")
         path, manifest = newest
-        if manifest.scenario != self._scenario:
+        if manifest.scenario != self._scenario_sha256:
             raise CheckpointError(f"{path} was trained from another scenario than {self._run.path} holds")
         self.newest = newest
         return newest

@@ -29,7 +29,7 @@ class EventFeed:
             self._next_number += 1
             if len(self._events) > self._max_events:
                 step_indices = (i for i, event in enumerate(self._events) if event["kind"] == "step")
-                del self._events[next(step_indices, 0)]
+                del self._events[next(step_indices, 0)]  # the first step, or the first event without one
 
     def list_since(self, number: int) -> list[dict[str, Any]]:
         """Return the retained events whose number is at least `number`."""

@@ -28,7 +28,6 @@ class ChromeTrace:
     """
 
     def __init__(self, path: Path):
-        self._path = path
         self._lane_ids: dict[str, int] = {}  # thread ids of the trace, by the name of the lane
         # By role: busy seconds per worker, returned bytes, the start of the first span and the end of the last one.
         self._busy_s: dict[str, float] = defaultdict(float)
@@ -135,6 +134,6 @@ def open_trace(path: Path) -> ChromeTrace:
         text = path.read_text(encoding="utf-8").rstrip()
         if text.endswith("]"):  # closed: remove the end of the array
             path.write_text(text.removesuffix("]").rstrip() + ",\n", encoding="utf-8")
-        elif text and not text.endswith((",", "[")):  # a crash cut the last line
+        elif text and not text.endswith((",", "[")):  # a crash cut the last line: remove it
             path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
     return ChromeTrace(path)

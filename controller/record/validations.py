@@ -111,9 +111,9 @@ class ValidationRecord:
             judge: A function from the "parts" of a step to the trained reward and the largest shortfall to a floor. The
                 trained reward is None if a reward with a weight was not measured at that step.
         """
-        for entry in self.rewards.values():
-            if entry["parts"]:
-                entry["reward"], entry["missing"] = judge(entry["parts"])
+        for rewards in self.rewards.values():
+            if rewards["parts"]:
+                rewards["reward"], rewards["missing"] = judge(rewards["parts"])
         for entry in self.history:
             if (rewards := self.rewards.get(str(entry["step"]))) is not None:
                 entry["reward"], entry["missing"] = rewards["reward"], rewards["missing"]

@@ -32,8 +32,8 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     problem = _choose_problem(problems, document)
     loc = _list_keys_in_document(problem["loc"], document, is_missing=problem["type"] == "missing")
     path = ".".join(map(str, loc))
-    kind, value = problem["type"], _HiddenValue() if is_hidden(loc) else problem.get("input")
-    if kind == "extra_forbidden":
+    problem_type, value = problem["type"], _HiddenValue() if is_hidden(loc) else problem.get("input")
+    if problem_type == "extra_forbidden":
         known_keys = _list_keys(loc[:-1], model, document, files)
         if loc[-1] in known_keys:
             uses = _list_uses_with_key(str(loc[-1]), _find_class(loc[:-1], model, document, files))
@@ -42,14 +42,14 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
             text = f"unknown key{suggest_inline(str(loc[-1]), known_keys)}" + (
                 f"; known keys: {', '.join(known_keys)}" if known_keys else ""
             )
-    elif kind == "missing":
+    elif problem_type == "missing":
         text = "is required and missing"
-    elif kind == "value_error":
+    elif problem_type == "value_error":
         text = problem["msg"].removeprefix("Value error, ")
-    elif kind in ("model_type", "model_attributes_type"):
+    elif problem_type in ("model_type", "model_attributes_type"):
         keys_text = ", ".join(_list_keys(loc, model, document, files))
         text = f"wanted a map, got {'nothing' if value is None else repr(value)}; its keys: {keys_text}"
-    elif kind == "dict_type":
+    elif problem_type == "dict_type":
         text = f"wanted a map of names, got {'nothing' if value is None else repr(value)}"
     else:
         message = problem["msg"][:1].lower() + problem["msg"][1:]
@@ -76,6 +76,7 @@ def _choose_problem(problems: Sequence[Any], document: Any) -> Any:
     """
     first = problems[0]
     loc = first["loc"]
+    # The last part of the path is no key of the document but the name of a union member.
     is_in_union = _list_keys_in_document(loc, document) == _list_keys_in_document(loc[:-1], document)
     if not isinstance(first.get("input"), dict | list) or not loc or not is_in_union:
         return first

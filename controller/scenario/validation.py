@@ -18,9 +18,7 @@ from nonet.suggest import suggest_sentence
 
 PREFERRED = "ndcg@10"  # the metric that chooses the best checkpoint, if it is measured and no other is named
 _MIN_VALIDATIONS, _MAX_VALIDATIONS = 4, 20  # of one stage, unless `evaluate.every` sets their interval
-_MIN_STEPS_APART = (
-    50  # smallest number of steps between validations, as a validation costs as much as many steps
-)
+_MIN_STEPS_APART = 50  # between validations, one of which costs as much as many steps
 _MIN_RL_STEPS_APART = 10  # the same in an RL stage, whose steps take longer
 _SCORE_GAP = 1e6  # larger than any reward or metric, so that scores minus the gap are below all others
 # Values of `best.by` of an RL stage besides metrics.

@@ -26,7 +26,7 @@ from nonet.workers.roles import SceneSetup
 _INTEGRAL_GAIN, _PROPORTIONAL_GAIN = 0.05, 3.0
 SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
 """Scenario keys that can be set during a run: the stage (by default the current one), the reward, and its option."""
-_SHORTFALL_DECAY = 0.8  # weight per step of the running mean so far, which thus covers about five steps
+_SHORTFALL_DECAY = 0.8  # decay per step of the running mean, which covers about 1 / (1 - 0.8) = 5 steps
 
 
 class RewardObjectives:
@@ -45,7 +45,7 @@ class RewardObjectives:
         # The running mean of the shortfall to each floor; None before the first step.
         self._shortfalls: dict[str, float | None] = dict.fromkeys(self._integrals)
         # Mean rewards of served lists that no step has been compared with yet.
-        self._served: dict[str, float] = {}
+        self._served_means: dict[str, float] = {}
         # Mean of served lists divided by mean of rollouts, at the last evaluation.
         self._served_ratios: dict[str, float] = {}
 
@@ -75,19 +75,17 @@ class RewardObjectives:
 
         The rollouts of the next step come from the same policy and are compared with these means.
         """
-        self._served = {name: means[name] for name in self._integrals if name in means}
+        self._served_means = {name: means[name] for name in self._integrals if name in means}
 
     def _convert_to_served(self, name: str, mean: float) -> float:
         """Convert a mean reward of rollouts to that of the lists that would be served.
 
         If `note_served` was called since the last step, its mean is returned and removed, and the ratio is updated.
         """
-        served = self._served.pop(name, None)
+        served = self._served_means.pop(name, None)
         if served is not None:
-            has_ratio = (
-                mean * served > 0
-            )  # with different signs or a zero, a ratio would not carry over to other steps
-            self._served_ratios[name] = served / mean if has_ratio else 1.0
+            # With different signs or a zero, the ratio would not carry over to other steps.
+            self._served_ratios[name] = served / mean if mean * served > 0 else 1.0
             return served
         return mean * self._served_ratios.get(name, 1.0)
 
@@ -211,7 +209,7 @@ class RewardObjectives:
     def remove(self, name: str) -> None:
         """Remove a reward and its multiplier."""
         del self.rewards[name]
-        self._served.pop(name, None)
+        self._served_means.pop(name, None)
         self._served_ratios.pop(name, None)
         self._integrals.pop(name, None)
         self._shortfalls.pop(name, None)
@@ -220,7 +218,9 @@ class RewardObjectives:
         """Return the state of the floors that a resumed stage needs, as fields of a journal record; empty without floors."""
         if not self._integrals:
             return {}
-        served = {name: [self._served.get(name), self._served_ratios.get(name)] for name in self._integrals}
+        served = {
+            name: [self._served_means.get(name), self._served_ratios.get(name)] for name in self._integrals
+        }
         return {
             "floors": {name: [self._integrals[name], self._shortfalls[name]] for name in self._integrals},
             "served": served,
@@ -233,7 +233,7 @@ class RewardObjectives:
                 self._integrals[name], self._shortfalls[name] = integral, shortfall
         for name, (served, ratio) in state.get("served", {}).items():
             if name in self._integrals:
-                self._served |= {} if served is None else {name: served}
+                self._served_means |= {} if served is None else {name: served}
                 self._served_ratios |= {} if ratio is None else {name: ratio}
 
 

@@ -84,6 +84,25 @@ class Session:
         from_run: The run whose weights and sparse rows this run starts from, as `init: {from, stage}` in a scenario.
         stage: The stage of `from_run` whose last checkpoint is used; by default the last stage that ended.
 
+    Attributes:
+        run: The folder of the run.
+        scenario: The scenario; once entered, with the run's copies of the user's own files.
+        deadlines: The timeouts of the run's waits.
+        facts: What the tokenise stage reported about the data and artifacts, once entered.
+        plan: The plan of the run, once entered.
+        stages: The settings of all stages by name, once entered.
+        groups: The worker groups, once entered.
+        checkpoint_log: The checkpoints and the journal, once entered.
+        trace: The trace of workers and controller, once entered.
+        restored: The manifest of the checkpoint that a resumed run continues from, or None.
+        step: The step of the current stage that was entered last.
+        version: The number of the newest published version of the weights.
+        validation: The validations of the current stage, or None if it is not validated.
+        objectives: The rewards of the current RL stage with their weights and multipliers, or None.
+        add_note: The function that shows a note of the run to its user.
+        seconds: The duration of each phase of entering, by its name.
+        dead_workers: The workers that had died when the session was left with an error.
+
     Raises:
         ConfigError: On entering, if another process runs in the folder.
     """
@@ -105,18 +124,19 @@ class Session:
         )
         check_runnable(loaded)
         loaded = fix_sources(loaded, resume=resume, run=run, from_run=from_run, stage=stage)
-        self.scenario, self.folder = restore_values(loaded)[0], folder or scenario_folder
+        self.scenario, _ = restore_values(loaded)  # the values of `env.vars`
+        self.folder = folder or scenario_folder
         self.deadlines = loaded.deadlines
         self.run = run or create_run(loaded.name)
         self.resume = resume
         self._life_s = life_s
         self.version = 0
         self.restored: Manifest | None = None
-        self.seconds: dict[str, float] = {}  # duration of each phase of entering, by its name
+        self.seconds: dict[str, float] = {}
         self.dead_workers: list[str] = []
         self.add_note: Callable[[str], None] = lambda text: None
         self._stage: str | None = None  # the name of the current stage
-        self.step = 0  # the most recently entered step of the stage
+        self.step = 0
         self.validation: StageValidation | None = None
         self.objectives: RewardObjectives | None = None
         self.checkpoint_writer = CheckpointWriter(self)
@@ -158,7 +178,8 @@ class Session:
         self.trace = open_trace(self.run.trace)
         first_stage = next(iter(self.scenario.stages))
         if self.resume:
-            first_stage = self.checkpoint_log.find_resume_checkpoint()[1].stage
+            _, manifest = self.checkpoint_log.find_resume_checkpoint()
+            first_stage = manifest.stage
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)

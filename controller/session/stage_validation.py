@@ -73,13 +73,8 @@ class StageValidation:
         compare: Callable[[str, str, str], GroupFuture] | None = None,
     ):
         self.rule, self.points, self.record = rule, points, record
-        self._stage, self._validate, self._find_checkpoint, self._deadline = (
-            stage,
-            validate,
-            find_checkpoint,
-            deadline,
-        )
-        self._compare = compare
+        self._stage, self._deadline = stage, deadline
+        self._validate, self._find_checkpoint, self._compare = validate, find_checkpoint, compare
         self._start_name: str | None = None  # the folder name of the checkpoint that the stage began from
         self.served: dict[int, list[GroupFuture]] = {}
         self._pending: dict[int, GroupFuture] = {}  # requested validations without a recorded result, by step
@@ -93,7 +88,7 @@ class StageValidation:
     def request(self, step: int) -> None:
         """Request the validation of the checkpoint after `step` applied steps.
 
-        Nothing happens if that is no validation point, if it has a request or a result, or if its checkpoint is not complete.
+        No request is sent if that is no validation point, if it has a request or a result, or if its checkpoint is missing.
         """
         if step not in self.points or step in self._pending or step in self._list_validated_steps():
             return
@@ -128,7 +123,7 @@ class StageValidation:
 
         For a rule with `last`, the last validation counts as the best.
         """
-        metric_before = self._find_start_value() if self.rule.reward else None
+        metric_before = self._wait_for_start_value() if self.rule.reward else None
         if self.rule.last and self.record.history:
             return self.record.history[-1]
         scores = [self._compute_score(entry, metric_before) for entry in self.record.history]
@@ -144,14 +139,14 @@ class StageValidation:
             metric_before: The value of the metric before the stage; None if unknown.
         """
         reward = entry.get("reward")
-        if self.rule.reward and reward is None and any("reward" in each for each in self.record.history):
+        if self.rule.reward and reward is None and any("reward" in other for other in self.record.history):
             return math.nan
         return self.rule.score_validation(
             self.get_value(entry), reward, metric_before, floor_shortfall=entry.get("missing")
         )
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Request the validation of the checkpoint that the stage begins from, which may also end the stage.
+        """Request the validation of the checkpoint that the stage begins from, which `select` may select.
 
         Args:
             checkpoint: The folder of that checkpoint, or None if there is none.
@@ -165,10 +160,10 @@ class StageValidation:
 
         A stage that is judged by its metric selects its start if the best step is significantly worse (a paired bootstrap
         over users). A stage that is judged by its reward selects its start if the start has a higher trained reward than
-        the best step. If no step of it passed the guard (the share `least` of the metric before the stage), it is judged
-        like the former. `best: {by: last}` always selects the last step.
+        the best step; but if none of its steps passed the guard (the share `least` of the metric before the stage), it
+        selects its start as a stage that is judged by its metric. `best: {by: last}` always selects the last step.
         """
-        best, metric_before = self.find_best(), self._find_start_value()
+        best, metric_before = self.find_best(), self._wait_for_start_value()
         if best is None or self.rule.last:
             return StageSelection(best)
         guard = self._compute_guard(best, metric_before)
@@ -220,8 +215,8 @@ class StageValidation:
         is_worse = interval["low"] > 0 if self.rule.lower else interval["high"] < 0
         return dict(interval) if is_worse else None
 
-    def _find_start_value(self) -> float | None:
-        """Return the metric of the start, or None if it is not validated; record its result first if it was requested."""
+    def _wait_for_start_value(self) -> float | None:
+        """Return the metric of the start, or None if it is not validated; wait for a requested result and record it first."""
         if self._start_future is not None:
             future, self._start_future = self._start_future, None
             self.record.begin(future.get(self._deadline))
@@ -248,4 +243,5 @@ class StageValidation:
             self.record.add(step, self._pending.pop(step).get(self._deadline))
 
     def _list_validated_steps(self) -> set[int]:
+        """Return the steps of the stage that have a result."""
         return {entry["step"] for entry in self.record.history}

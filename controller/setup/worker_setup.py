@@ -1,6 +1,6 @@
 """Settings that workers receive, derived from a scenario. Workers do not read the scenario itself.
 
-Functions named `make_..._options` return {"use": name, ...}: the name of a part and its keyword arguments.
+The options of a part, such as a model or a source, are {"use": name or reference, ...} with its keyword arguments.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def make_source_options(scenario: Scenario) -> dict[str, Any]:
     The options are limited to the time before the held-out events, if the split has such a time.
     """
     data = scenario.data
-    has_choice = data.source.spec.engines != ("local",)
-    engine_option = {"engine": data.engine} if data.engine and has_choice else {}
+    takes_engine = data.source.spec.engines != ("local",)
+    engine_option = {"engine": data.engine} if data.engine and takes_engine else {}
     training_end = get_training_end({"use": data.split.use, **data.split.get_options()})
     options = data.source.spec.until(data.source.get_options(), training_end)
     return {"use": data.source.address, **options, **engine_option}
@@ -137,7 +137,7 @@ def make_role_specs(scenario: Scenario, run: RunFolder) -> dict[str, RoleSpec]:
     shared_arguments = {"run": make_run_setup(scenario), "evaluate": scenario.evaluate.locate_baselines()}
     copies = read_copies(run)
     resolved = resolve_run(scenario)
-    roles = dict(resolved.roles)
+    roles = dict(resolved.roles)  # these take precedence over roles of a stage with the same name
     for stage_roles in resolved.stage_roles.values():
         roles = {**stage_roles, **roles}
     kinds = {name: role.find_kind(name) for name, role in roles.items()}

@@ -6,9 +6,10 @@
     ALGORITHMS.get("package.module:SPEC")        # any importable module
     ALGORITHMS.get("theirs")                     # an entry point of the group nonet.algorithms
 
-A plug-in is described by its spec, a data class of plain values; a shipped module defines its spec as `SPEC`. A spec names
-objects that need torch or Ray by a dotted path, `package.module:Name`, which `load_heavy` imports where they are needed. No
-other file names a plug-in, so a new plug-in is one new file.
+A plug-in is described by its spec, a data class of plain values; a shipped module defines its spec as `SPEC`. A scenario
+names a plug-in by its name or by a reference, `file.py:Name` or `package.module:Name`. A spec names objects that need torch
+or Ray by such a dotted path, which `load_heavy` imports where they are needed. No other file names a plug-in, so a new
+plug-in is one new file.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def load_reference(use: str, files: PluginFiles, title: str) -> Any:
 
 
 def parse_file(use: Any) -> str | None:
-    """Return the `file.py` part of a reference `file.py[:Name]`, or None if the reference does not name a file."""
+    """Return the path of the file in a reference `file.py[:Name]`, or None if the reference does not name a file."""
     path = str(use).partition(":")[0]
     return path if path.endswith(".py") else None
 
@@ -252,15 +253,15 @@ def import_file(path: Path, title: str) -> ModuleType:
     module_name = f"{OWN}{path.stem}_{digest[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018  a .py file always has both
-    module = importlib.util.module_from_spec(spec)
+    module_spec = importlib.util.spec_from_file_location(module_name, path)
+    assert module_spec is not None and module_spec.loader is not None  # noqa: PT018  a .py file always has both
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module  # dataclasses and pickle look up the module of a class
     folder = path.resolve().parent
     _remove_modules_of_other_folders(folder)
     sys.path.insert(0, str(folder))
     try:
-        spec.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[module_name]
         raise _to_config_error(error, title) from error

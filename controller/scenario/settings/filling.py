@@ -55,7 +55,7 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
     data: Document = document["data"]
     keep = _get_part(data, "keep")
     profile = read_data_profile(data, folder, keep or {})
-    # The derived split tests and validates on one event each, so that a user needs a third one to train on.
+    # The derived split tests and validates on at least one event each, so that a user needs a third one to train on.
     min_events = 3 if _get_part(data, "split") is None else 2
     _check_profile(profile, min_events)
     reasons: dict[str, str] = {}
