@@ -7,7 +7,8 @@ call per batch; older versions are read in batches too (`hbase_versions.py`). HB
 column is read as of the time separately; a row without any cell before the time is missing.
 """
 
-# Shapes: K requested keys, C requested columns. A row is one distinct key, and a slot is one column of one row.
+# Shapes: K requested keys, C requested columns, U distinct cells of a column.
+# A row is one distinct key, a slot is one column of one row, and a source is a column's family:qualifier as bytes.
 
 from __future__ import annotations
 
@@ -162,13 +163,12 @@ class HBaseStore(Store):
             before: Times [K] in the unit of the cells.
         """
         sources = [self._source_and_codec[name][0] for name in columns]
+        # The slot of column c of row r is r * C + c. Each key requests all slots of its row.
         slots = (row_K[:, None] * len(columns) + np.arange(len(columns))).reshape(-1)
-        search = VersionSearch(slots, np.repeat(before, len(columns)), len(row_keys) * len(columns))
-        cells = [
-            None if cells_of_row is None else cells_of_row.get(source)
-            for cells_of_row in newest_cells
-            for source in sources
-        ]
+        search = VersionSearch(
+            slots, np.repeat(before, len(columns)), slot_count=len(row_keys) * len(columns)
+        )
+        cells = [None if row is None else row.get(source) for row in newest_cells for source in sources]
         search.add_versions(np.arange(len(cells)), cells)
         while groups := list(search.iterate_groups()):
             self._read_round(row_keys, sources, search, groups)
@@ -177,15 +177,14 @@ class HBaseStore(Store):
         cell_KC, chosen_rows = cell_KC[has_value], row_K[has_value]
         arrays = []
         for column, name in enumerate(columns):
-            # Each cell is decoded once, however many keys get it; `first_use` has a key of it for error messages.
-            cell_indices, first_use, index = np.unique(
+            # Each cell is decoded once, however many keys get it; the row of its first key is named in error messages.
+            cells_U, first_use_U, index = np.unique(
                 cell_KC[:, column], return_index=True, return_inverse=True
             )
-            cell_bytes = [None if i < 0 else search.cells[i] for i in cell_indices.tolist()]
-            values = self._source_and_codec[name][1].decode(
-                cell_bytes, [row_keys[chosen_rows[i]] for i in first_use.tolist()], self.name
-            )
-            arrays.append(values.take(pa.array(index)))
+            cell_bytes = [None if i < 0 else search.cells[i] for i in cells_U.tolist()]
+            cell_rows = [row_keys[chosen_rows[i]] for i in first_use_U.tolist()]
+            _, codec = self._source_and_codec[name]
+            arrays.append(codec.decode(cell_bytes, cell_rows, self.name).take(pa.array(index)))
         schema = pa.schema([self.schema.field(name) for name in columns])
         return StoreRows(
             pa.RecordBatch.from_arrays(arrays, schema=schema),
@@ -211,17 +210,17 @@ class HBaseStore(Store):
         single_slots = [
             (time, slot) for time, slots in groups if len(slots) <= search.rounds for slot in slots.tolist()
         ]
-        row_reads = []
+        calls = []
         for time, slots in large_groups:
             group_rows = np.unique(slots // len(sources))
             group_sources = [sources[column] for column in np.unique(slots % len(sources))]
-            for at in range(0, len(group_rows), self._batch):
-                row_reads.append(
-                    ([row_keys[i] for i in group_rows[at : at + self._batch]], group_sources, time)
+            for start in range(0, len(group_rows), self._batch):
+                calls.append(
+                    ([row_keys[i] for i in group_rows[start : start + self._batch]], group_sources, time)
                 )
         cells_by_row: dict[tuple[int, bytes], Any] = {}
         for (_, _, time), cells_read in zip(
-            row_reads, self._readers.map(lambda row_read: self._read_rows(*row_read), row_reads), strict=True
+            calls, self._readers.map(lambda arguments: self._read_rows(*arguments), calls), strict=True
         ):
             cells_by_row |= {(time, row_key): cells for row_key, cells in cells_read.items()}
 
@@ -248,7 +247,7 @@ class HBaseStore(Store):
     def _read_newest(self, row_keys: list[bytes], columns: list[str]) -> list[Any]:
         """Read the newest cells of distinct rows, {source: (value, time)}; None for a missing row."""
         sources = [self._source_and_codec[name][0] for name in columns]
-        parts = [row_keys[at : at + self._batch] for at in range(0, len(row_keys), self._batch)]
+        parts = [row_keys[start : start + self._batch] for start in range(0, len(row_keys), self._batch)]
 
         def read(part: list[bytes]) -> dict[bytes, Any]:
             return self._read_rows(part, sources)
@@ -307,7 +306,7 @@ class HBaseStore(Store):
                 table = connection.table(self._table)
                 with table.batch(
                     timestamp=None if times is None else time, batch_size=self._batch
-                ) as pending:
+                ) as mutations:
                     for row in rows_of_time.tolist():
                         data = {
                             source: value
@@ -315,7 +314,7 @@ class HBaseStore(Store):
                             if value is not None
                         }
                         if data:
-                            pending.put(row_keys[row], data)
+                            mutations.put(row_keys[row], data)
 
             self._connections.write(write)
 

@@ -89,11 +89,11 @@ class VersionSearch:
         self._pending = self._pending[self._oldest[self._slots[self._pending]] != NO_VERSION]
         self.rounds += 1
         slots, first = np.unique(self._slots[self._pending], return_index=True)
-        request_time, oldest_known = self._before[self._pending[first]], self._oldest[slots]
-        order = np.argsort(oldest_known, kind="stable")
-        start = 0
-        sorted_low, sorted_high = request_time[order].tolist(), oldest_known[order].tolist()
-        for at in range(1, len(order) + 1):
-            if at == len(order) or sorted_low[at] > sorted_high[start]:
-                yield max(sorted_low[start:at]), slots[order[start:at]]
-                start = at
+        newest_request, oldest_version = self._before[self._pending[first]], self._oldest[slots]
+        order = np.argsort(oldest_version, kind="stable")
+        group_start = 0
+        starts, ends = newest_request[order].tolist(), oldest_version[order].tolist()
+        for next_slot in range(1, len(order) + 1):
+            if next_slot == len(order) or starts[next_slot] > ends[group_start]:
+                yield max(starts[group_start:next_slot]), slots[order[group_start:next_slot]]
+                group_start = next_slot

@@ -136,8 +136,11 @@ class StoreJoin:
             ConfigError: The store cannot be opened, or a column does not exist.
         """
         store = open_store(use, columns, **(options or {}))
-        names = _map_columns(columns)
-        return cls(store, {name: name for name in names} if use.startswith("hbase:") else names, as_of)
+        source_by_name = _map_columns(columns)
+        # The store was opened with the mapping, so its columns have the names in the run.
+        if use.startswith("hbase:"):
+            source_by_name = {name: name for name in source_by_name}
+        return cls(store, source_by_name, as_of)
 
     def describe_warning(self) -> str | None:
         """Return a warning if events may get values from after them, or may miss versions that the store has dropped.
@@ -148,15 +151,13 @@ class StoreJoin:
         if not self.store.versions and self._as_of is None:
             return (
                 f"{self.store.name} keeps no versions, so events of every age get today's values, which may "
-                f"come from after them; "
-                "write it with times, or say as_of: newest to mean it"
+                "come from after them; write it with times, or say as_of: newest to mean it"
             )
         if self.timed and self.store.kept_versions is not None:
             version_count = self.store.kept_versions
             return (
                 f"{self.store.name} keeps {version_count} version{'s' if version_count > 1 else ''} of each value (VERSIONS), so "
-                f"older events find the "
-                "values of that time gone"
+                "older events find the values of that time gone"
             )
         return None
 
@@ -246,12 +247,10 @@ class StoreJoins:
         """
         columns = {}
         for name in self._joins:
-            values_by_column = self.open_join(name).read(
-                items if self._get_key(name) == ITEM else users, times
-            )
+            keys = items if self._get_key(name) == ITEM else users
             columns |= {
                 column: _convert_for_models(values)
-                for column, values in values_by_column.items()
+                for column, values in self.open_join(name).read(keys, times).items()
                 if not pa.types.is_nested(values.type)
             }
         return columns

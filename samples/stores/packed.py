@@ -261,11 +261,11 @@ class StoreSegment:
 
 def gather_rows(segment: StoreSegment, columns: list[str], row_K: np.ndarray) -> StoreRows:
     """Gather the rows of a segment by their indices [K]; -1 for a key without a row."""
-    found = row_K >= 0
+    has_row = row_K >= 0
     offsets = np.zeros(len(row_K) + 1, np.int64)
-    np.cumsum(found, out=offsets[1:])
-    index = row_K if offsets[-1] == len(row_K) else row_K[found]
-    return StoreRows(segment.batch.select(columns).take(pa.array(index)), offsets)
+    np.cumsum(has_row, out=offsets[1:])
+    found_rows = row_K if offsets[-1] == len(row_K) else row_K[has_row]
+    return StoreRows(segment.batch.select(columns).take(pa.array(found_rows)), offsets)
 
 
 def _find_end_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:

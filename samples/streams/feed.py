@@ -41,7 +41,7 @@ class StreamFeed(SliceReader):
 
     Args:
         stream: The stream.
-        rows: Number of rows of a slice.
+        slice_rows: Number of rows of a slice.
         step_rows: Number of rows of a global step.
         engine: "local" or "ray"; None to choose by the size of the files.
         manifest: The files as an earlier opening found them; None to inspect them.
@@ -51,13 +51,13 @@ class StreamFeed(SliceReader):
     def __init__(
         self,
         stream: StreamPlan,
-        rows: int,
+        slice_rows: int,
         step_rows: int,
         engine: str | None,
         manifest: DataManifest | None,
         name: str = "",
     ):
-        super().__init__(stream, rows, step_rows, manifest, name)
+        super().__init__(stream, slice_rows, step_rows, manifest, name)
         self.engine = self._choose_engine(engine)
 
     @cached_property
@@ -72,8 +72,8 @@ class StreamFeed(SliceReader):
         return _hash_facts(facts)
 
     def make_ledger(self) -> SampleLedger:
-        """Create a new ledger for the rows of this feed."""
-        # In ledger format 1, the names of the orders did not have the name of a stage.
+        """Create a new ledger for the rows of this feed, which can also restore a ledger of format 1."""
+        # In ledger format 1, the order of rows did not depend on the name of the stage.
         first_orders = [leaf.order.rename(f"samples {index}") for index, leaf in enumerate(self.leaves)]
 
         def use_first_rules() -> None:
@@ -98,7 +98,7 @@ class StreamFeed(SliceReader):
 
     def iterate_steps(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
         """Return the slices that rank `rank` of `world` reads from a step on, epoch after epoch without end."""
-        return StepRange(self.steps, first_step, None, rank, world)
+        return StepRange(self.steps, first_step, None, rank, world)  # None: there is no last step.
 
     def iterate_epoch(
         self, epoch: int, *, rank: int = 0, world: int = 1, first_step: int = 0
@@ -112,9 +112,8 @@ class StreamFeed(SliceReader):
             first_step: First step within the epoch.
         """
         steps_per_epoch = self.steps.an_epoch
-        slices = StepRange(
-            self.steps, epoch * steps_per_epoch + first_step, (epoch + 1) * steps_per_epoch, rank, world
-        )
+        start, stop = epoch * steps_per_epoch + first_step, (epoch + 1) * steps_per_epoch
+        slices = StepRange(self.steps, start, stop, rank, world)
         for batch in self.iterate_batches(slices, shared=world > 1):
             if len(batch):
                 yield batch
@@ -152,7 +151,8 @@ class StreamFeed(SliceReader):
         # At least 0, because a `map` operator may add rows.
         filtered = max(0, raw.read - len(raw.skipped) - len(raw.rows))
         if self.stream.tokens is None:
-            return [StreamBatch(to_tensors(raw.rows), raw.slice, raw.ranges, 0, 1, filtered, raw.skipped)]
+            tensors = to_tensors(raw.rows)
+            return [StreamBatch(tensors, raw.slice, raw.ranges, filtered=filtered, skipped=raw.skipped)]
         from nonet.samples.batches import split_by_size
 
         column, max_tokens = self.stream.tokens
@@ -161,8 +161,8 @@ class StreamFeed(SliceReader):
         parts = split_by_size(list_lengths, max_tokens)  # Ranges of rows.
         tensors_of_parts = (to_tensors(raw.rows.slice(part.start, part.stop - part.start)) for part in parts)
         return [
-            StreamBatch(tensors, raw.slice, raw.ranges, part_index, len(parts), filtered, raw.skipped)
-            for part_index, tensors in enumerate(tensors_of_parts)
+            StreamBatch(tensors, raw.slice, raw.ranges, number, len(parts), filtered, raw.skipped)
+            for number, tensors in enumerate(tensors_of_parts)
         ]
 
     def explain(self) -> str:
@@ -197,6 +197,7 @@ class StreamFeed(SliceReader):
 
 
 def _hash_facts(facts: Any) -> str:
+    """Return a hash of the `repr` of values."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -205,7 +206,8 @@ def _explain_leaf(leaf: StreamLeaf) -> list[str]:
     files, read_groups = leaf.manifest.files, len(leaf.groups)
     all_groups = len(leaf.manifest.group_rows)
     lines = [
-        f"read {leaf.form}: {len(files)} files, {_format_bytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in {all_groups} groups"
+        f"read {leaf.file_format}: {len(files)} files, {_format_bytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in "
+        f"{all_groups} groups"
     ]
     read_names = leaf.files.columns or leaf.schema.names
     lines.append("  columns: " + ", ".join(f"{name} {leaf.schema.field(name).type}" for name in read_names))

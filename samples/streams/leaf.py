@@ -74,7 +74,7 @@ class StreamLeaf:
     Attributes:
         stream: The stream.
         files: The stream's options of reading.
-        form: Format of the files.
+        file_format: Format of the files.
         schema: Names and types of the columns of all files and of their folders.
         manifest: The files and their row groups.
         groups: Indices in the manifest of the row groups that are read; the others can have no matching row.
@@ -95,17 +95,17 @@ class StreamLeaf:
             for located_file in _locate_files(path, self.files.format)
         ]
         self._partitions = FolderColumns.from_files([path for _, path in self._located_files])
-        self.form = detect_format(self._located_files[0][1], self.files.format)
+        self.file_format = detect_format(self._located_files[0][1], self.files.format)
         if manifest is None:
-            opened_files = _inspect_files(self._located_files, self.form)
+            opened_files = _inspect_files(self._located_files, self.file_format)
             self.schema = self._unify_file_schemas(opened_files)
-            self.manifest = DataManifest(tuple(each.file for each in opened_files))
+            self.manifest = DataManifest(tuple(opened.file for opened in opened_files))
         else:
             self.manifest = _relocate_manifest(manifest, self._located_files)
             # The first file with rows has the schema; the others are not opened.
             first_with_rows = next((i for i, file in enumerate(manifest.files) if file.rows), 0)
             schema_file = self._located_files[first_with_rows]
-            self.schema = self._unify_file_schemas(_inspect_files([schema_file], self.form))
+            self.schema = self._unify_file_schemas(_inspect_files([schema_file], self.file_format))
         self._check_columns()
         self.groups = np.flatnonzero(~self._is_pruned)
         group_rows = self.manifest.group_rows[self.groups]
@@ -126,7 +126,7 @@ class StreamLeaf:
         file, index_in_file = self.manifest.files[file_index], self.manifest.get_group_in_file(group_index)
         try:
             system = self._located_files[file_index][0]
-            rows = read_group(system, file, index_in_file, self.form, self.schema, self._read_columns)
+            rows = read_group(system, file, index_in_file, self.file_format, self.schema, self._read_columns)
         except CorruptDataError:
             if self.files.on_bad_rows == "fail":
                 raise
@@ -148,7 +148,7 @@ class StreamLeaf:
         files = [
             (path, file) for (_, path), file in zip(self._located_files, self.manifest.files, strict=True)
         ]
-        content = repr((files, self.files, str(self.schema), self.form))
+        content = repr((files, self.files, str(self.schema), self.file_format))
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
     def _unify_file_schemas(self, opened_files: Sequence[OpenedFile]) -> pa.Schema:
@@ -248,7 +248,7 @@ class StreamLeaf:
         if self.files.where is None:
             return is_pruned
         expression = compile_condition(self.files.where, self.schema, name="where")
-        if self.form != "parquet":
+        if self.file_format != "parquet":
             return is_pruned
         parquet_format = ds.ParquetFileFormat()
         # The index in the manifest of each file's first group; `group_file` is ascending.
@@ -301,12 +301,12 @@ def _inspect_files(
     located_files: Sequence[tuple[pafs.FileSystem, str]], file_format: str
 ) -> list[OpenedFile]:
     """Inspect files in parallel, after the first one, whose columns the others are compared with."""
-    first = inspect_file(*located_files[0], file_format, None)
+    first_file = inspect_file(*located_files[0], file_format, None)
     with ThreadPoolExecutor(_INSPECTION_THREADS) as pool:
-        rest = pool.map(
-            lambda file: inspect_file(file[0], file[1], file_format, first.schema), located_files[1:]
+        other_files = pool.map(
+            lambda file: inspect_file(file[0], file[1], file_format, first_file.schema), located_files[1:]
         )
-        return [first, *rest]
+        return [first_file, *other_files]
 
 
 def _relocate_manifest(

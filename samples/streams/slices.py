@@ -73,7 +73,7 @@ class SliceReader:
 
     Args:
         stream: The stream.
-        rows: Number of rows of a slice.
+        slice_rows: Number of rows of a slice.
         step_rows: Number of rows of a global step.
         manifest: The files as an earlier opening found them; None to inspect them.
         name: Name, such as that of a stage, that the random order depends on in addition to the seed.
@@ -86,7 +86,12 @@ class SliceReader:
     """
 
     def __init__(
-        self, stream: StreamPlan, rows: int, step_rows: int, manifest: DataManifest | None, name: str = ""
+        self,
+        stream: StreamPlan,
+        slice_rows: int,
+        step_rows: int,
+        manifest: DataManifest | None,
+        name: str = "",
     ):
         self.stream = stream
         streams = [mixed_stream for mixed_stream, _ in stream.mixed] or [stream]
@@ -101,7 +106,7 @@ class SliceReader:
         self._turns = schedule_turns([share for _, share in stream.mixed]) if stream.mixed else None
         epoch_rows = self._count_epoch_rows()
         self.rows = epoch_rows if stream.most is None else min(epoch_rows, stream.most)
-        self.steps = EpochSteps(self.rows, step_rows, rows)
+        self.steps = EpochSteps(self.rows, step_rows, slice_rows)
 
     @cached_property
     def manifest(self) -> DataManifest:

@@ -45,14 +45,12 @@ def guess_roles(
     for role in roles:
         if role in source_by_role or ROLES.get(role, role) in source_by_role:
             continue
-        candidates = [normalised for normalised in NAMES[role].split() if normalised in name_by_normalised]
         candidates = [
-            normalised
-            for normalised in candidates
-            if name_by_normalised[normalised] not in source_by_role.values()
+            name_by_normalised[usual] for usual in NAMES[role].split() if usual in name_by_normalised
         ]
-        if candidates:
-            source_by_role[role] = name_by_normalised[candidates[0]]
+        free_names = [name for name in candidates if name not in source_by_role.values()]
+        if free_names:
+            source_by_role[role] = free_names[0]
     return source_by_role
 
 
@@ -89,12 +87,12 @@ def choose_time_column(table: pa.Table, names: Sequence[str], preferred: str) ->
         names: Names of the candidates.
         preferred: Name of the candidate that is preferred by its name; it is returned if no other is better.
     """
-    best, best_score = preferred, None
+    best_name, best_score = preferred, None
     for name in dict.fromkeys([preferred, *names]):
         score = _score_times(table[name], name)
         if score is not None and (best_score is None or score > best_score):
-            best, best_score = name, score
-    return best
+            best_name, best_score = name, score
+    return best_name
 
 
 def _score_times(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] | None:
@@ -116,11 +114,7 @@ def _score_times(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] |
 def list_time_candidates(names: Sequence[str]) -> list[str]:
     """Return the names among `names` that are usual for columns of times, in the order of preference."""
     name_by_normalised = {normalise_name(name): name for name in reversed(names)}
-    return [
-        name_by_normalised[normalised]
-        for normalised in NAMES["time"].split()
-        if normalised in name_by_normalised
-    ]
+    return [name_by_normalised[usual] for usual in NAMES["time"].split() if usual in name_by_normalised]
 
 
 def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
@@ -137,19 +131,12 @@ def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str
         `chosen` with the added roles.
     """
     source_by_role = dict(chosen)
-    time_names = [
-        field.name
-        for field in schema
-        if _is_time_type(field.type) and field.name not in source_by_role.values()
-    ]
+    free_fields = [field for field in schema if field.name not in chosen.values()]
+    time_names = [field.name for field in free_fields if _is_time_type(field.type)]
     if "time" not in source_by_role and len(time_names) == 1:
         source_by_role["time"] = time_names[0]
     missing_roles = [role for role in ("user", "item") if role not in source_by_role]
-    id_names = [
-        field.name
-        for field in schema
-        if _is_id_type(field.type) and field.name not in source_by_role.values()
-    ]
+    id_names = [field.name for field in free_fields if _is_id_type(field.type)]
     if len(missing_roles) == 1 and len(id_names) == 1:
         source_by_role[missing_roles[0]] = id_names[0]
     return source_by_role

@@ -39,20 +39,18 @@ def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str]
     Returns:
         The rows of all files, with the columns that all files and their `key=value` folders together have.
     """
-    found_files = find_files(path, label)
+    source = find_files(path, label)
     tables = []
-    for file in found_files.files:
-        table = _call_with_file(found_files.system, file, label, lambda parquet: _read_columns(parquet, only))
-        tables.append(found_files.partitions.add_to_table(table, file, None if only is None else list(only)))
+    for file in source.files:
+        table = _call_with_file(source.system, file, label, lambda parquet: _read_columns(parquet, only))
+        tables.append(source.partitions.add_to_table(table, file, None if only is None else list(only)))
     if len(tables) == 1:
         return tables[0]
     schemas_by_file = [
-        (file, table.schema, len(table)) for file, table in zip(found_files.files, tables, strict=True)
+        (file, table.schema, len(table)) for file, table in zip(source.files, tables, strict=True)
     ]
     schema = unify_schemas(schemas_by_file, f"{label} {path}")
-    filled_tables = [
-        (file, table) for file, table in zip(found_files.files, tables, strict=True) if len(table)
-    ]
+    filled_tables = [(file, table) for file, table in zip(source.files, tables, strict=True) if len(table)]
     return pa.concat_tables(
         [schema.empty_table(), *(conform(table, schema, f"{label} {file}") for file, table in filled_tables)]
     )
@@ -60,24 +58,22 @@ def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str]
 
 def read_first_rows(path: str | os.PathLike[str], label: str = "table") -> pa.Table:
     """Read the first row group that is not empty of the files at a path; return an empty table if there is none."""
-    found_files = find_files(path, label)
-    for file in found_files.files:
-        footer = read_parquet_footer(found_files.system, file, label)
+    source = find_files(path, label)
+    for file in source.files:
+        footer = read_parquet_footer(source.system, file, label)
         for group in range(footer.num_row_groups):
             if footer.row_group(group).num_rows:
                 table = read_groups(
-                    found_files.system, file, [group], label, footer.schema.to_arrow_schema().names
+                    source.system, file, [group], label, footer.schema.to_arrow_schema().names
                 )
-                return found_files.partitions.add_to_table(table, file)
+                return source.partitions.add_to_table(table, file)
     return read_parquet_schema(path, label).empty_table()
 
 
 def read_parquet_schema(path: str | os.PathLike[str], label: str) -> pa.Schema:
     """Read the schema of the Parquet files at a path, without rows."""
-    found_files = find_files(path, label)
-    return read_unified_schema(
-        found_files.system, found_files.files, found_files.partitions, f"{label} {path}", label
-    )
+    source = find_files(path, label)
+    return read_unified_schema(source.system, source.files, source.partitions, f"{label} {path}", label)
 
 
 def read_unified_schema(
@@ -105,8 +101,8 @@ def read_unified_schema(
 
 def count_rows(path: str | os.PathLike[str], label: str) -> int:
     """Count the rows of the files at a path by reading their footers."""
-    found_files = find_files(path, label)
-    return sum(read_parquet_footer(found_files.system, file, label).num_rows for file in found_files.files)
+    source = find_files(path, label)
+    return sum(read_parquet_footer(source.system, file, label).num_rows for file in source.files)
 
 
 def read_parquet_footer(system: pafs.FileSystem, file: str, label: str) -> pq.FileMetaData:
