@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from nonet.types import SampleBatch
 
-# Shapes: B sequences, T positions, M targets, A states from which each target is predicted, U prompts, W beams, L levels,
-# K codes, D width.
+# Shapes: B sequences, N events, T positions, M targets, m of them with several legal codes, A states from which each target is
+# predicted, U prompts, W beams, L levels, K codes of a level, D width.
 
 
 class PromptCache(Protocol):
@@ -106,8 +106,8 @@ class SidModel(Protocol):
     # It returns the logits [U, c] of code_c[i] after the prefix prefix_ml[row_c[i]], where row_c is ascending. All prompts have
     # the same prefixes [m, level]. It returns None if it would not be faster than `step`.
     #
-    # Optional: `extend`, which servers call instead of `prefill` for returning users if `extends` is True. `kept` are their
-    # cached prefixes, and `batch` has the events after them. It returns the cache that steps need, and the longer prefixes,
-    # which have an attribute `nbytes`:
+    # Optional: `extend`, which servers call instead of `prefill` for returning users if `extends` is True. `prefixes` are their
+    # cached prefixes (None for none), and `batch` has the events after them. It returns the cache that steps need, and the longer
+    # prefixes, which have an attribute `nbytes`:
     #
-    #     def extend(self, batch, rows, kept) -> tuple[PromptCache, list[Prefix]]
+    #     def extend(self, batch, rows, prefixes) -> tuple[PromptCache, list[Prefix]]

@@ -21,7 +21,7 @@ from nonet.units import Seconds
 Options = Mapping[str, Any]
 
 NATS = "nats"
-"""The measure that every validation has: the mean negative log-likelihood of held-out events."""
+"""Name of the metric that every validation computes: the mean negative log-likelihood of held-out events, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class ModelSize:
         positions_an_event: Number of positions per event.
         weight_bytes: Bytes per weight.
         assumed: Description of assumptions; "" if there are none.
-        depth_vectors: Vectors of the width that a level of the depth decoder keeps per position.
+        depth_vectors: Number of vectors of size `width` that each level of the depth decoder stores per position for the backward
+            pass.
         frozen: Number of parameters that are not trained.
         matrices: Number of parameters between hidden states, of which Muon keeps one moment; 0 if unknown.
     """
@@ -81,21 +82,21 @@ class ModelSize:
 
     @property
     def learned(self) -> int:
-        """Parameters that have gradients and an optimizer."""
+        """Number of parameters that are trained."""
         return self.parameters - self.frozen
 
     def estimate_activation_bytes(self, tokens: float) -> float:
         """Estimate the bytes kept for the backward pass of `tokens` positions; attention keeps no score matrix.
 
-        A layer keeps about 10 vectors of the width, 2 of the feed-forward and 2 of keys and values; the head keeps its logits
-        twice in fp32 (softmax and gradient). `depth_vectors` are those that a level of the depth decoder adds.
+        A layer stores about 10 vectors of size `width`, 2 of size `feed_forward` and 2 of size `kv_width`; the head stores its
+        logits twice in fp32 (softmax and gradient, 8 bytes). `depth_vectors` are those that a level of the depth decoder adds.
         """
         layer = 10 * self.width + 2 * self.feed_forward + 2 * self.kv_width
-        numbers = self.layers * layer + self.levels * self.depth_vectors * self.width
-        return tokens * (numbers * self.weight_bytes + 8 * self.vocabulary)
+        values_per_position = self.layers * layer + self.levels * self.depth_vectors * self.width
+        return tokens * (values_per_position * self.weight_bytes + 8 * self.vocabulary)
 
     def estimate_kv_bytes(self, tokens: float) -> float:
-        """Return the bytes of keys and values of `tokens` cached tokens."""
+        """Return the bytes of the keys and values of `tokens` cached positions."""
         return tokens * self.layers * 2 * self.kv_width * self.weight_bytes
 
 
@@ -103,19 +104,21 @@ class ModelSpec:
     """A kind of model; by default one that recommends by semantic ids.
 
     Attributes:
-        options: Its keys in a scenario.
-        build: (options, codes, features, seed) -> module, or the dotted path of that function.
-        roles: Classes of the roles that train, evaluate and prepare data for it, by role, if they are not the shipped ones.
+        options: Class of its options, which are its keys in a scenario.
+        build: Function (options, codes, features, seed) -> module, or its dotted path; `codes` is the number of codes per level,
+            `features` the row width of each sparse feature.
+        roles: Classes of the roles that train, evaluate and prepare data for it, or their dotted paths, by role; the shipped ones
+            for all others.
         learner: Dotted path of the learner of stages whose kind names none; "" for the learner of users' histories.
-        features: Sparse features that it reads; None for those of the tables.
+        features: Sparse features that it reads; None for all that have a table.
         makes_lists: Whether it recommends lists; then there are rollouts, RL, and a policy for repeats.
-        rows: Unit of a step's batch: "users" or "events".
-        cuts_steps: Whether trainers compute a step in chunks.
+        rows: Unit of which a step's batch consists: "users" or "events".
+        cuts_steps: Whether trainers divide a step into chunks that are computed one after another.
         blocks: Whether the module has `blocks`, which an engine may recompute or compile.
         ahead: Default number of future events that are targets.
         aligns: Whether stages can align semantic ids with words: the module has `compute_alignment_loss(sids, texts)`.
-        exports: (module, options, seed, folder): writes an additional export in the format of another library; or the dotted
-            path.
+        exports: Function (module, options, seed, folder) that writes an additional export in the format of another library, or
+            its dotted path; "" for none.
         runs: Whether this version can run it, or only plan it.
         lower_is_better: Names of its metrics for which lower values are better.
     """
@@ -137,11 +140,11 @@ class ModelSpec:
 
     @abstractmethod
     def size(self, options: Options, around: ModelContext) -> ModelSize:
-        """Return the size of the model."""
+        """Return the size of the model with these options for data of these dimensions."""
         raise NotImplementedError
 
     def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:
-        """Return the options that the builder takes."""
+        """Return the options that are passed to `build`."""
         return dict(options)
 
     def hash_base(self, options: Options) -> str | None:
@@ -177,7 +180,7 @@ class ModelSpec:
 
 
 def _build_module(options: Any, codes: Any, features: Any, seed: Any) -> Any:
-    """Declare the arguments of `ModelSpec.build`."""
+    """Signature of `ModelSpec.build`, which plug-ins are checked against."""
 
 
 MODELS = PluginRegistry("model", ModelSpec, "nonet.models", "spec", contract={"build": _build_module})
@@ -187,8 +190,8 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     """Build the module that `config["use"]` names (default: sid_decoder), with weights drawn from `seed`.
 
     Args:
-        config: Options of the model. With `memory`, the options of its voters, memory weights are attached
-            (`nonet.models.generation.memory`).
+        config: `use` and the options of the model. If `memory`, the names of the memory's voters, is not empty, memory weights
+            are attached to the module (`nonet.models.generation.memory`).
         codes: Number of codes of every level, including the collision level.
         features: Row width of each sparse feature.
         seed: Seed of the weights.
@@ -261,13 +264,13 @@ class Model(Replaceable):
     ] = "off"
 
     def make_count_options(self) -> dict[str, Any]:
-        """Return the options by which transitions are counted."""
+        """Return the options of counting transitions: those of the memory, or its defaults if it is off."""
         memory = self._get_memory() or Memory()
-        counted = {"reach", "neighbours", "events"}
-        return {**memory.model_dump(include=counted), "half_life_s": memory.half_life}
+        count_keys = {"reach", "neighbours", "events"}
+        return {**memory.model_dump(include=count_keys), "half_life_s": memory.half_life}
 
     def make_vote_options(self) -> dict[str, Any] | None:
-        """Return the options by which the memory votes; None without a memory."""
+        """Return the options of the memory's votes (`VoteOptions`); None without a memory."""
         memory = self._get_memory()
         return memory and {
             **memory.model_dump(include={"width", "last", "fade"}),

@@ -215,16 +215,16 @@ def _merge_voted_leaves(
     [U, W, L] and log-probabilities by level.
     """
     score_UV, leaf_UV, logp_UVL = beams
-    memory, voted_UVL, _ = remember(model, cache, trie, votes)
-    votes = memory.votes
+    mixture, voted_logp_UVL, _ = remember(model, cache, trie, votes)
+    votes = mixture.votes  # including those of the nearest items
     # Beams that repeat a voted leaf or are dead are left out.
     is_dropped_UV = (leaf_UV[:, :, None] == votes.leaf[:, None, :]).any(-1) | (score_UV == -torch.inf)
     leaf_UX = torch.cat([leaf_UV, votes.leaf.clamp_min(0)], 1)
     excluded_UX = torch.cat([is_dropped_UV, votes.leaf < 0], 1)
     if within is not None:
         excluded_UX = excluded_UX | within.mask_excluded(leaf_UX)
-    level_logp_UXL = torch.cat([logp_UVL.masked_fill(is_dropped_UV.unsqueeze(-1), 0.0), voted_UVL], 1)
-    level_logp_UXL = memory.mix_levels(trie, leaf_UX, level_logp_UXL)
+    level_logp_UXL = torch.cat([logp_UVL.masked_fill(is_dropped_UV.unsqueeze(-1), 0.0), voted_logp_UVL], 1)
+    level_logp_UXL = mixture.mix_levels(trie, leaf_UX, level_logp_UXL)
     total_UX = level_logp_UXL.sum(-1).masked_fill(excluded_UX, -torch.inf)
     score_UW, best_UW = select_top_k(total_UX, width)
     leaf_UW = leaf_UX.gather(1, best_UW)

@@ -166,8 +166,8 @@ def compute_leaf_log_probs(
     """
     if votes is None:
         return compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UW))
-    memory, _, logp_UWL = remember(model, cache, trie, votes, leaf_UW)
-    mixed_UWL = memory.mix_levels(trie, leaf_UW.clamp_min(0), logp_UWL)
+    mixture, _, logp_UWL = remember(model, cache, trie, votes, leaf_UW)
+    mixed_UWL = mixture.mix_levels(trie, leaf_UW.clamp_min(0), logp_UWL)
     return mixed_UWL.masked_fill(leaf_UW.unsqueeze(-1) < 0, 0.0)
 
 
@@ -177,8 +177,8 @@ def score_leaves(
     """Compute the log-probability [U, X] of leaves under the mixture, or under the model without votes; 0 for a leaf of -1."""
     if votes is None:
         return compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UX)).sum(-1)
-    memory, _, logp_UXL = remember(model, cache, trie, votes, leaf_UX)
-    mixed_UX = memory.mix_levels(trie, leaf_UX.clamp_min(0), logp_UXL).sum(-1)
+    mixture, _, logp_UXL = remember(model, cache, trie, votes, leaf_UX)
+    mixed_UX = mixture.mix_levels(trie, leaf_UX.clamp_min(0), logp_UXL).sum(-1)
     return mixed_UX.masked_fill(leaf_UX < 0, 0.0)
 
 

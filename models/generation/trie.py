@@ -175,12 +175,12 @@ class Trie:
             level: Level of the nodes.
             nodes: Node numbers [...] int64.
         """
-        width = self.codes[level]
-        flat = nodes.reshape(-1)
-        row_C, code_C, child_C = self.list_children(level, flat)
-        out = torch.full((len(flat) * width,), -1, dtype=torch.int64, device=nodes.device)
-        out[row_C * width + code_C] = child_C
-        return out.view(*nodes.shape, width)
+        n_codes = self.codes[level]
+        nodes_M = nodes.reshape(-1)
+        row_C, code_C, child_C = self.list_children(level, nodes_M)
+        children = torch.full((len(nodes_M) * n_codes,), -1, dtype=torch.int64, device=nodes.device)
+        children[row_C * n_codes + code_C] = child_C
+        return children.view(*nodes.shape, n_codes)
 
     def save(self, folder: str | Path) -> None:
         """Write the arrays as .npy files, then meta.json; `load` rejects a folder without meta.json as incomplete."""

@@ -203,10 +203,10 @@ class Backbone(nn.Module):
 
         cache = DynamicCache()
         cache_argument = {self._cache_argument: cache}
-        out = self.model(
+        outputs = self.model(
             inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **cache_argument
         )
-        return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
+        return outputs.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
     def compute_next_states(
         self, x_BQD: Tensor, position_BQ: Tensor, visible_BQN: Tensor, kv: list[tuple[Tensor, Tensor]]
@@ -232,7 +232,7 @@ class Backbone(nn.Module):
             ~visible_BQN, lowest
         )
         position_ids = {"position_ids": position_BQ} if self._takes_position_ids else {}
-        out = self.model(
+        outputs = self.model(
             inputs_embeds=x_BQD.to(self.dtype),
             attention_mask=mask[:, None],
             use_cache=True,
@@ -240,7 +240,7 @@ class Backbone(nn.Module):
             **position_ids,
             **{self._cache_argument: cache},
         )
-        return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
+        return outputs.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
     def cap_logits(self, logits: Tensor) -> Tensor:
         """Apply the model's soft cap to logits, if it has one."""

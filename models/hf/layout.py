@@ -59,8 +59,8 @@ class PromptLayout:
         counts_B = offsets.diff()
         sequence_N = torch.repeat_interleave(counts_B)
         place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]
-        most = int(counts_B.max()) if len(counts_B) else 0
-        return EventPositions(self, sequence_N, place_N, most, self.count_positions(counts_B))  # type: ignore[arg-type]
+        max_events = int(counts_B.max()) if len(counts_B) else 0
+        return EventPositions(self, sequence_N, place_N, max_events, self.count_positions(counts_B))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,20 @@ class EventPositions:
         layout: Layout of the sequences.
         sequence: Sequence [N] of each event.
         place: Index [N] of each event in its sequence.
-        most: Number of events of the longest sequence.
+        max_events: Number of events of the longest sequence.
         lengths: Number of positions [B] of each sequence.
     """
 
     layout: PromptLayout
     sequence: Tensor
     place: Tensor
-    most: int
+    max_events: int
     lengths: Tensor
 
     @property
     def width(self) -> int:
         """Number of positions S of a padded sequence."""
-        return int(self.layout.count_positions(self.most))
+        return int(self.layout.count_positions(self.max_events))
 
     def locate_queries(self, ahead: int = 1) -> Tensor:
         """Return the flat position [N] whose state predicts the first code of each event.

@@ -194,24 +194,27 @@ class HfRecommender(nn.Module):
 
         With `keep`, the keys and values of the prefixes are stored in `cache.nodes`, otherwise `cache.nodes` is cleared.
         """
-        users, width, level = prefix_UWl.shape
+        n_prompts, n_nodes, level = prefix_UWl.shape
         device = cache.x.device
-        chain = torch.arange(width * level, device=device) // level
-        depth = torch.arange(width * level, device=device) % level
+        chain = torch.arange(n_nodes * level, device=device) // level
+        depth = torch.arange(n_nodes * level, device=device) % level
+        # A position attends to the history and to its own chain up to itself.
         own_QQ = (chain[:, None] == chain) & (depth[:, None] >= depth)
         visible_UQN = torch.cat(
-            [cache.mask_history()[:, None].expand(-1, len(chain), -1), own_QQ.expand(users, -1, -1)], 2
+            [cache.mask_history()[:, None].expand(-1, len(chain), -1), own_QQ.expand(n_prompts, -1, -1)], 2
         )
         position_UQ = cache.lengths[:, None] + depth
         assert cache.kv is not None
-        with self._declare_sizes(torch.full_like(cache.lengths, level), cache.lengths, width):
+        with self._declare_sizes(
+            torch.full_like(cache.lengths, level), past_B=cache.lengths, n_chains=n_nodes
+        ):
             state_UQD, kv = self.backbone.compute_next_states(
                 self.embed_codes(prefix_UWl).flatten(1, 2), position_UQ, visible_UQN, cache.kv
             )
-        history = cache.x.shape[1]
-        key_positions_Wl = (history + torch.arange(width * level, device=device)).view(width, level)
-        cache.nodes = StepNodes(prefix_UWl, key_positions_Wl.expand(users, -1, -1), kv) if keep else None
-        return state_UQD.unflatten(1, (width, level))[:, :, -1]
+        n_history = cache.x.shape[1]
+        key_positions_Wl = (n_history + torch.arange(n_nodes * level, device=device)).view(n_nodes, level)
+        cache.nodes = StepNodes(prefix_UWl, key_positions_Wl.expand(n_prompts, -1, -1), kv) if keep else None
+        return state_UQD.unflatten(1, (n_nodes, level))[:, :, -1]
 
     def _compute_from_parents(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
         """Compute the states [U, W, D] after prefixes from their last codes and `cache.nodes`, which is replaced by the prefixes.
@@ -224,35 +227,37 @@ class HfRecommender(nn.Module):
         parent_UW = nodes.find_parents(prefix_UWl)
         if parent_UW is None:
             return None
-        users, width, level = prefix_UWl.shape
+        n_prompts, n_nodes, level = prefix_UWl.shape
         device, n_keys = cache.x.device, nodes.kv[0][0].shape[2]
         ancestor_keys_UWl = nodes.key_positions.gather(1, parent_UW[..., None].expand(-1, -1, level - 1))
-        new_key_W = n_keys + torch.arange(width, device=device)
-        visible_UWN = torch.zeros(users, width, n_keys + width, dtype=torch.bool, device=device)
+        new_key_W = n_keys + torch.arange(n_nodes, device=device)
+        visible_UWN = torch.zeros(n_prompts, n_nodes, n_keys + n_nodes, dtype=torch.bool, device=device)
         visible_UWN[:, :, : cache.x.shape[1]] = cache.mask_history()[:, None]
-        key_positions_UWl = torch.cat([ancestor_keys_UWl, new_key_W.expand(users, -1)[..., None]], -1)
+        key_positions_UWl = torch.cat([ancestor_keys_UWl, new_key_W.expand(n_prompts, -1)[..., None]], -1)
         visible_UWN.scatter_(2, key_positions_UWl, True)
-        position_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
+        position_UW = (cache.lengths + level - 1)[:, None].expand(-1, n_nodes)
         x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
-        with self._declare_sizes(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
+        with self._declare_sizes(
+            torch.ones_like(cache.lengths), past_B=cache.lengths + level - 1, n_chains=n_nodes
+        ):
             state_UWD, kv = self.backbone.compute_next_states(x_UWD, position_UW, visible_UWN, nodes.kv)
         cache.nodes = StepNodes(prefix_UWl, key_positions_UWl, kv)
         return state_UWD
 
     def _reread_histories(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor:
         """Compute the states [U, W, D] after prefixes by reading each history again, for backbones with unusable caches."""
-        users, width, level = prefix_UWl.shape
+        n_prompts, n_nodes, level = prefix_UWl.shape
         padded_UND = functional.pad(cache.x, (0, 0, 0, level))
         position_Ul = cache.lengths[:, None] + torch.arange(level, device=padded_UND.device)
         states = []
-        for node in range(width):
+        for node in range(n_nodes):
             index = position_Ul[..., None].expand(-1, -1, padded_UND.shape[-1])
             x_USD = padded_UND.scatter(
                 1, index, self.embed_codes(prefix_UWl[:, node : node + 1])[:, 0].to(padded_UND.dtype)
             )
             with self._declare_sizes(cache.lengths + level):
                 state_USD = self.backbone.read(x_USD)
-            states.append(state_USD[torch.arange(users, device=padded_UND.device), position_Ul[:, -1]])
+            states.append(state_USD[torch.arange(n_prompts, device=padded_UND.device), position_Ul[:, -1]])
         return torch.stack(states, 1)
 
     # --- rows ---------------------------------------------------------------------------------------------------
@@ -273,7 +278,7 @@ class HfRecommender(nn.Module):
     def _embed_inputs(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions) -> Tensor:
         """Build the input of the backbone [B, S, D], padded at the end."""
         n_sequences, width = len(batch.item), self.width
-        word_S = self.layout.get_word_ids(events.most).to(self.start.device)
+        word_S = self.layout.get_word_ids(events.max_events).to(self.start.device)
         frame_SD = self.start.new_zeros(len(word_S), width)
         if bool((word_S >= 0).any()):
             word_position = (word_S >= 0).nonzero().squeeze(1)

@@ -50,7 +50,7 @@ class TrieWalk:
 
     def __init__(self, model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None):
         self._model, self._cache, self._trie = model, cache, trie
-        self._memory = None if votes is None else remember(model, cache, trie, votes)[0]
+        self._mixture = None if votes is None else remember(model, cache, trie, votes)[0]
         self._device, self._users = cache.state.device, len(cache.state)
 
     def sample(self, noise_ULM: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> DrawnLeaves:
@@ -66,7 +66,7 @@ class TrieWalk:
         logp, sampling = [], []
         for level in range(self._trie.levels):
             child_UMK, model_UMK, mass_UMK = self._expand_children(level, *state)
-            policy_UMK = mass_UMK - state[1][..., None]
+            policy_UMK = mass_UMK - state[1][..., None]  # state[1]: log-masses of the parents
             sampling_UMK = _apply_temperature(policy_UMK, temperature, top_p)
             cumulative_UMK = sampling_UMK.exp().cumsum(-1)
             threshold_UM1 = noise_ULM[:, level, :, None].to(cumulative_UMK.dtype) * cumulative_UMK[..., -1:]
@@ -102,15 +102,15 @@ class TrieWalk:
             noisy_UV, flat_UV = select_top_k(noisy_UVK.flatten(1), max_leaves)
             parent_UV = flat_UV // n_codes
             logp_UVK = mass_UVK - mass_UV[..., None]
-            chosen = [
+            node_UV, mass_UV, model_UV, logp_UV = (
                 values.flatten(1).gather(1, flat_UV) for values in (child_UVK, mass_UVK, model_UVK, logp_UVK)
-            ]
-            node_UV, mass_UV, model_UV = chosen[0].clamp_min(0), chosen[1], chosen[2]
+            )
+            node_UV = node_UV.clamp_min(0)
             # With fewer legal leaves than draws, the rest of the draws are dead and continue at node 0.
             dead_UV = noisy_UV == -torch.inf
             mass_UV, model_UV = mass_UV.masked_fill(dead_UV, -1e9), model_UV.masked_fill(dead_UV, -1e9)
             sid_UVl = _append_level(sid_UVl, parent_UV, flat_UV % n_codes)
-            logp_UVl = _append_level(logp_UVl, parent_UV, chosen[3].masked_fill(dead_UV, 0.0))
+            logp_UVl = _append_level(logp_UVl, parent_UV, logp_UV.masked_fill(dead_UV, 0.0))
         return DrawnLeaves(node_UV, logp_UVl, logp_UVl, noisy_UV)
 
     def _start_at_root(self, n_draws: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -130,16 +130,16 @@ class TrieWalk:
         child_UVK = self._trie.find_children(level, node_UV)
         logits = self._model.step(self._cache, sid_UVl, level)
         model_UVK = model_UV[..., None] + legal_log_softmax(logits, child_UVK >= 0).double()
-        if self._memory is None:
+        if self._mixture is None:
             return child_UVK, model_UVK, model_UVK
         q_UVK = self._sum_votes_by_child(level, node_UV, child_UVK)
-        mass_UVK = self._memory.mix(model_UVK.flatten(1), q_UVK.flatten(1)).view_as(model_UVK)
+        mass_UVK = self._mixture.mix(model_UVK.flatten(1), q_UVK.flatten(1)).view_as(model_UVK)
         return child_UVK, model_UVK, mass_UVK.masked_fill(child_UVK < 0, -torch.inf)
 
     def _sum_votes_by_child(self, level: int, node_UV: Tensor, child_UVK: Tensor) -> Tensor:
         """Sum the memory's probabilities of the leaves below each child, [U, V, K]."""
-        assert self._memory is not None
-        votes, q_UX = self._memory.votes, self._memory.q.double()
+        assert self._mixture is not None
+        votes, q_UX = self._mixture.votes, self._mixture.q.double()
         leaf_UX = votes.leaf.clamp_min(0).contiguous()
         node_UX, child_UX = (self._trie.find_nodes(depth, leaf_UX) for depth in (level, level + 1))
         code_UX = self._trie.get_tensor("code", level, self._device)[child_UX].long()

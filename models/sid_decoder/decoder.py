@@ -129,9 +129,9 @@ class SidDecoder(nn.Module):
         With `ahead` 1 there always is one: a start position precedes the first event.
         """
         events_N, sequence_N, place_N = _locate_events(batch)
-        chosen = batch.loss_mask.values
-        position_M = (events_N + sequence_N)[chosen] - (ahead - 1)
-        return position_M.masked_fill(place_N[chosen] < ahead - 1, -1)
+        is_target_N = batch.loss_mask.values
+        position_M = (events_N + sequence_N)[is_target_N] - (ahead - 1)
+        return position_M.masked_fill(place_N[is_target_N] < ahead - 1, -1)
 
     def teacher_forced_logits(
         self,

@@ -18,7 +18,7 @@ from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 
 # Shapes: U prompts, W prefixes per prompt, T packed states of B sequences, M targets, A states that predict each, L levels,
-# K codes of the level, D width, R rank.
+# K codes of the level, D width, H hidden width, R rank; m prefixes that all prompts share, c (prefix, next code) pairs of these.
 _TILE = 1024  # Pairs of a prompt and a prefix per chunk of `compute_legal_logits`.
 _PATH_MULTIPLIER = 1_000_003  # Prime multiplier of the polynomial that combines the codes of a path.
 # Fibonacci hashing: 2^64 divided by the golden ratio, as a signed 64-bit number, which torch can multiply by.
@@ -70,11 +70,8 @@ class DepthDecoder(nn.Module):
         if self.training:
             return None
         state_UD, n_prefixes = cache.state, len(prefix_ml)
-        write, norm, out = (
-            self._get_linear(self.write, level),
-            self.norm[level],
-            self._get_linear(self.out, level),
-        )
+        write, out = self._get_linear(self.write, level), self._get_linear(self.out, level)
+        norm = self.norm[level]
         assert isinstance(norm, nn.LayerNorm)
         read_UH = self.read[level](state_UD)
         chosen_mH = read_UH.new_zeros(n_prefixes, read_UH.shape[1])
@@ -96,6 +93,7 @@ class DepthDecoder(nn.Module):
             for first_user in range(0, len(state_UD), users_per_tile):
                 users = slice(first_user, first_user + users_per_tile)
                 hidden = torch.add(read_UH[users, None], chosen_mH[start:stop]).relu_()
+                # The inputs of the norm, whose mean is 0 because of the folded weights.
                 wide = functional.linear(hidden, write_DH).add_(skip_UD[users, None])
                 scale = (wide.square().mean(2) + norm.eps).rsqrt_()
                 unscaled_logits = (wide @ out_DK).flatten(1).index_select(1, columns)
@@ -103,6 +101,7 @@ class DepthDecoder(nn.Module):
         return logits_Uc
 
     def _get_linear(self, modules: nn.ModuleList, level: int) -> nn.Linear:
+        """Return the linear layer of a level, with its type."""
         linear = modules[level]
         assert isinstance(linear, nn.Linear)
         return linear
