@@ -429,6 +429,8 @@ def _import_deepspeed(device: str) -> Any:
             f"engine deepspeed reads DeepSpeed's own attributes and was tested with {oldest} up to, but not with, {untested}; "
             f"{deepspeed.__version__} is installed: pip install 'nonet[deepspeed]'"
         )
+    # Its collective in shared memory serves inference only. On a CPU DeepSpeed would compile it first, for a minute.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 

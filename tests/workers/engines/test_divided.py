@@ -63,13 +63,15 @@ def test_two_ranks_of_fsdp2_take_the_steps_of_one_process(ring, tmp_path):
 
 
 @NEEDS_DEEPSPEED
-def test_a_commit_of_two_ranks_of_zero_3_goes_on_in_one_process(ring, tmp_path):
+def test_a_commit_of_two_ranks_of_zero_3_goes_on_in_one_process(ring, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 3], ["save", "half"], ["train", "pretrain", 3, 5]]
     two = ran(ring, tmp_path / "two", "deepspeed, zero: 3", "adamw", 2, acts)
     alone = ring.world("stages.pretrain.optimizer={use: adamw}", "stages.pretrain.epochs=60")
     assert two[:3] == pytest.approx([r["loss"] for r in alone.train("pretrain", 0, 3)], rel=1e-5)
     alone.load(tmp_path / "two" / "half", "pretrain")
     assert two[3:] == pytest.approx([r["loss"] for r in alone.train("pretrain", 3, 5)], rel=1e-5)
+    assert not (tmp_path / "extensions").exists(), "DeepSpeed compiles nothing"
 
 
 @NEEDS_DEEPSPEED
