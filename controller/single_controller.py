@@ -70,7 +70,7 @@ class SingleController:
         self._lease = Lease(task.timeout_s, detached=task.detached)
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._own_handle = ray.get_runtime_context().current_actor
-        self._lease_heartbeat = Heartbeat(self._check_lease, task.timeout_s / 6)
+        self._lease_heartbeat = Heartbeat(self._check_lease, every_s=task.timeout_s / 6)
         threading.Thread(target=self._run_task, name="conduct", daemon=True).start()
 
     @ray.method(concurrency_group="control")

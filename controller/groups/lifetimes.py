@@ -69,7 +69,7 @@ class Heartbeat:
 
     def __init__(self, beat: Callable[[], Iterable[str] | None], every_s: float):
         self._beat, self._every_s, self._ended = beat, every_s, threading.Event()
-        self._problems: Counter[str] = Counter()
+        self._failure_counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
@@ -81,14 +81,14 @@ class Heartbeat:
             except Exception as error:
                 causes = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
             with self._lock:
-                self._problems.update(causes)
+                self._failure_counts.update(causes)
 
     def pop_warning(self) -> str:
         """Return a warning with the number and causes of the failures since the last call; "" without failures."""
         with self._lock:
-            problems, self._problems = self._problems, Counter()
-        causes = ", ".join(f"{cause} ({count})" for cause, count in problems.most_common(_MAX_WARNING_CAUSES))
-        return f"warning: {problems.total()} failed heartbeats: {causes}" if problems else ""
+            failures, self._failure_counts = self._failure_counts, Counter()
+        causes = ", ".join(f"{cause} ({count})" for cause, count in failures.most_common(_MAX_WARNING_CAUSES))
+        return f"warning: {failures.total()} failed heartbeats: {causes}" if failures else ""
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -106,7 +106,7 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
             f"{worker} did not answer" for group in list(hosts.values()) for worker in group.send_heartbeats()
         ]
 
-    return Heartbeat(check_workers, timeout_s / 6)
+    return Heartbeat(check_workers, every_s=timeout_s / 6)
 
 
 def list_remains(run: str) -> tuple[list[str], list[str]]:
@@ -135,7 +135,7 @@ def reap_run(run: str) -> int:
         with contextlib.suppress(ValueError):  # the actor has ended in the meantime
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
     for name in placement_groups:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # the placement group has been removed in the meantime
             remove_placement_group(get_placement_group(name))
     deadline = time.monotonic() + _REAP_TIMEOUT_S
     while any(list_remains(run)) and time.monotonic() < deadline:

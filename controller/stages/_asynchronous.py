@@ -148,7 +148,7 @@ class _AsynchronousStage:
         return True
 
     def _probe(self, recorder: Recorder, done: int) -> dict[str, float]:
-        """Return metrics of held-out users after `done` steps, and score candidates by rewards that were attached since."""
+        """Return metrics of held-out users after `done` steps; if rewards have changed, also score earlier validations again."""
         with self._reward_lock.score_together():
             shown = probe_policy(self.session, self.name, done)
             if self.session.steering.pop_changed():
@@ -162,15 +162,15 @@ class _AsynchronousStage:
 
         The first future completes when the beams are generated, and the rollout can then take another group.
         """
-        step, part = divmod(number, self.groups_per_step)
-        prompts = PromptRequest(self.name, step, self.stage.users)
-        beams = self.session.rollout.generate_group(slot, prompts, (part, self.groups_per_step))
-        generated = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
-        return generated, self.threads.submit(self._score_group, step, generated)
+        step, part_index = divmod(number, self.groups_per_step)
+        prompts = PromptRequest(self.name, step, size=self.stage.users)
+        beams = self.session.rollout.generate_group(slot, prompts, (part_index, self.groups_per_step))
+        beams_future = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
+        return beams_future, self.threads.submit(self._score_group, step, beams_future)
 
-    def _score_group(self, step: int, generated: Future[GroupFuture]) -> Answer:
+    def _score_group(self, step: int, beams_future: Future[GroupFuture]) -> Answer:
         """Wait for the beams of a group, and return them with their scores; several groups are scored concurrently."""
-        beams = generated.result()
+        beams = beams_future.result()
         with self._reward_lock.score_together():
             scores = self.session.reward.score(beams, step=step)
         self.note_quarantined(step, scores)
@@ -179,7 +179,7 @@ class _AsynchronousStage:
     def train_groups(
         self, step: int, groups: Sequence[tuple[int, int]], answers: Sequence[Answer]
     ) -> Future[dict[str, float]]:
-        """Start an RL step on the beams and scores of groups, which are ordered by their numbers."""
+        """Start an RL step on the beams and scores of `groups`, which are (number, version) pairs in the order of the numbers."""
         trainer = self.session.trainer
         if self.session.steering.has_commands(step):
             with self._reward_lock.change_alone():  # rewards may only change while no group is being scored
