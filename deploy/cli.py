@@ -33,8 +33,8 @@ def main() -> None:
             sys.exit(code)
     except NonetError as error:
         _exit_with_error(error)
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
+    except typer.Exit as exit_request:
+        sys.exit(exit_request.exit_code)
     except typer.Abort:
         sys.exit(130)
     except OSError as error:
@@ -42,10 +42,10 @@ def main() -> None:
             raise
         _exit_with_error(ConfigError(f"{error.filename}: {error.strerror}; it cannot be read or written"))
     except Exception as error:
-        shown = getattr(error, "format_message", None)  # click's usage errors
-        if shown is None:
+        format_message = getattr(error, "format_message", None)  # click's usage errors have it
+        if format_message is None:
             raise
-        print(f"nonet: {shown()}", file=sys.stderr)
+        print(f"nonet: {format_message()}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -80,8 +80,8 @@ _COMMANDS = {
     "pack": data.pack,
     "bench": checking.bench,
 }
-for name, verb in _COMMANDS.items():
-    app.command(name)(verb)
+for name, function in _COMMANDS.items():
+    app.command(name)(function)
 
 reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
 reward.command("test")(steering.try_out_reward)
@@ -94,11 +94,11 @@ app.add_typer(data.store, name="store")
 
 
 def _exit_with_error(error: NonetError) -> None:
-    """Print an error in one line, after its traceback if the run failed, and exit with its code."""
+    """Print an error in one line, after the traceback of a worker if the run failed, and exit with its code."""
     text = " ".join(str(error).split())
-    trace = getattr(error, "traceback", "")
-    if error.exit_code == 1 and trace:
-        print(trace, file=sys.stderr)
+    traceback = getattr(error, "traceback", "")
+    if error.exit_code == 1 and traceback:
+        print(traceback, file=sys.stderr)
     print(f"nonet: {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.exit(error.exit_code)

@@ -152,11 +152,11 @@ def _load_other_data(
     interactions, _ = read_tables(str(path), None, setup.options.table_format)
     interactions = setup.attach_labels(interactions)
     items = evaluator.corpus.items
-    known = pc.is_in(
+    is_known = pc.is_in(
         interactions["item_id"].cast(pa.string()),
         value_set=items["item_id"].cast(pa.string()).combine_chunks(),
     )
-    known_events = interactions.filter(known)
+    known_events = interactions.filter(is_known)
     if not len(known_events):
         raise DataError(
             f"{path}: none of its {len(interactions):,} events has an item that {folder.id} knows"

@@ -234,7 +234,7 @@ def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
         items, times = stored["item"][order], stored["time"][order]
         return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
     if not len(rows):
-        close_ids = find_close_matches(user, ids, 3)
+        close_ids = find_close_matches(user, ids, max_matches=3)
         raise ConfigError(
             f"there is no user {user!r} in this run"
             + (f"; close: {', '.join(close_ids)}" if close_ids else f"; for example {', '.join(ids[:3])}")
@@ -295,16 +295,16 @@ def _find_item(corpus: Corpus, title: str) -> int:
         ConfigError: There is no such item.
     """
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
-    words = title.casefold().strip()
+    wanted_title = title.casefold().strip()
     events = corpus.items["events"].to_numpy()
     titles_without_year = [text.casefold().rsplit(" (", 1)[0] for text in titles]
-    for matches in (lambda text: text == words, lambda text: words in text):
+    for matches in (lambda text: text == wanted_title, lambda text: wanted_title in text):
         items = [item for item, text in enumerate(titles_without_year) if matches(text)] or [
             item for item, text in enumerate(titles) if matches(text.casefold())
         ]
         if items:
             return max(items, key=lambda item: events[item])
-    close_titles = find_close_matches(words, titles_without_year, 3, 0.5)  # three, at least half similar
+    close_titles = find_close_matches(wanted_title, titles_without_year, max_matches=3, cutoff=0.5)
     close = ", ".join(titles[titles_without_year.index(text)] for text in close_titles)
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 

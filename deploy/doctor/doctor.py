@@ -24,10 +24,12 @@ from nonet.embedding.tables import get_cache_folder
 from nonet.errors import ConfigError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
+# Optional packages, and what needs them.
 _OPTIONAL = {"triton": "attention kernels (interpreter on cpu)", "transformers": "Hugging Face backbones"}
 _COMPILERS = ("c++", "g++", "clang++")
 _SERVE_PORT = 8000  # the default of `nonet serve`
-_FILES, _SHM_BYTES, _MEMORY_BYTES = 4096, 200 << 20, 2 << 30
+# Smaller values give a warning: the limit of open files, shared memory (for Ray's object store), and memory.
+_MIN_OPEN_FILES, _MIN_SHM_BYTES, _MIN_MEMORY_BYTES = 4096, 200 << 20, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,10 @@ class MachineCheck:
     """The result of one check.
 
     Attributes:
-        name: What was checked.
+        name: The name of what was checked.
         state: OK, WARNING or FAILURE.
-        found: What was found.
-        advice: What to do about it, "" if nothing.
+        found: What was found, such as a version or a size.
+        advice: How to mend a warning or a failure, or its effect; "" if there is nothing to do.
     """
 
     name: str
@@ -70,36 +72,41 @@ def main(as_json: bool) -> int:
 def format_checks(checks: list[MachineCheck]) -> str:
     """Format the checks as lines, with a summary at the end."""
     marks = {OK: "ok     ", WARNING: "warning", FAILURE: "FAILURE"}
-    wide = max(len(check.name) for check in checks)
+    width = max(len(check.name) for check in checks)
     lines = [
-        f"{marks[c.state]}  {c.name.ljust(wide)}  {c.found}" + (f": {c.advice}" if c.advice else "")
-        for c in checks
+        f"{marks[check.state]}  {check.name.ljust(width)}  {check.found}"
+        + (f": {check.advice}" if check.advice else "")
+        for check in checks
     ]
-    bad, odd = (sum(c.state == state for c in checks) for state in (FAILURE, WARNING))
-    verdict = "ready" if not bad else f"not ready: {bad} failure{'s' if bad > 1 else ''}"
-    return "\n".join([*lines, "", verdict + (f", {odd} warning{'s' if odd > 1 else ''}" if odd else "")])
+    failures, warnings = (sum(check.state == state for check in checks) for state in (FAILURE, WARNING))
+    verdict = f"not ready: {failures} failure{'s' if failures > 1 else ''}" if failures else "ready"
+    verdict += f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    return "\n".join([*lines, "", verdict])
 
 
 def _check_versions() -> Iterator[MachineCheck]:
     """Check the versions of Python and of all required and optional packages."""
     python = platform.python_version_tuple()[:2]
-    good = ("3", "11") <= python < ("3", "13")
+    is_supported = ("3", "11") <= python < ("3", "13")
     yield MachineCheck(
-        "python", OK if good else FAILURE, platform.python_version(), "" if good else "3.11 or 3.12 is needed"
+        "python",
+        OK if is_supported else FAILURE,
+        platform.python_version(),
+        "" if is_supported else "3.11 or 3.12 is needed",
     )
-    for line in requires("nonet") or ():
-        if "extra ==" in line:
+    for requirement in requires("nonet") or ():  # such as "ray[default]>=2.9,<3; python_version < '3.13'"
+        if "extra ==" in requirement:
             continue
         name, bounds = re.fullmatch(
-            r"([A-Za-z0-9_.\-]+)(?:\[[^\]]*\])?\s*(.*)", line.split(";")[0].strip()
+            r"([A-Za-z0-9_.\-]+)(?:\[[^\]]*\])?\s*(.*)", requirement.split(";")[0].strip()
         ).groups()  # type: ignore[union-attr]
         try:
-            have = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             yield MachineCheck(name, FAILURE, "not installed", f"pip install '{name}{bounds}'")
             continue
-        fits = _is_within_bounds(have, bounds)
-        yield MachineCheck(name, OK if fits else FAILURE, have, "" if fits else f"{bounds} is needed")
+        fits = _is_within_bounds(installed, bounds)
+        yield MachineCheck(name, OK if fits else FAILURE, installed, "" if fits else f"{bounds} is needed")
     for name, use in _OPTIONAL.items():
         try:
             yield MachineCheck(name, OK, version(name))
@@ -114,22 +121,23 @@ def _is_within_bounds(installed: str, bounds: str) -> bool:
         return [int(part) for part in re.findall(r"\d+", text.split("+")[0])][:3]
 
     for bound in filter(None, bounds.split(",")):
-        low = bound.startswith(">=") and parse_version(installed) < parse_version(bound)
-        if low or (bound.startswith("<") and parse_version(installed) >= parse_version(bound)):
+        is_too_old = bound.startswith(">=") and parse_version(installed) < parse_version(bound)
+        is_too_new = bound.startswith("<") and parse_version(installed) >= parse_version(bound)
+        if is_too_old or is_too_new:
             return False
     return True
 
 
 def _check_devices() -> Iterator[MachineCheck]:
-    """Report CPU cores and accelerators."""
+    """Report the CPU cores and accelerators; they are never a problem."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
     yield MachineCheck("cores", OK, f"{cores}, {platform.machine()}, torch {torch.__version__}")
-    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    if count:
-        kind = torch.accelerator.current_accelerator()
-        yield MachineCheck("devices", OK, f"{count} x {kind.type if kind else 'unknown'}")
+    device_count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if device_count:
+        device = torch.accelerator.current_accelerator()
+        yield MachineCheck("devices", OK, f"{device_count} x {device.type if device else 'unknown'}")
     else:
         yield MachineCheck("devices", OK, "none other than cpu")
 
@@ -160,7 +168,7 @@ def _check_port() -> MachineCheck:
 
 
 def _check_compiler() -> MachineCheck:
-    """Check that there is a C++ compiler."""
+    """Check that there is a C++ compiler, which builds the native core of sparse tables."""
     path = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if path:
         return MachineCheck("compiler", OK, path)
@@ -174,47 +182,47 @@ def _check_compiler() -> MachineCheck:
 
 def _check_memory() -> Iterator[MachineCheck]:
     """Check memory, shared memory and the limit of open files."""
-    memory = get_host_memory_bytes()
-    small = memory < _MEMORY_BYTES
+    memory_bytes = get_host_memory_bytes()
+    is_small = memory_bytes < _MIN_MEMORY_BYTES
     yield MachineCheck(
         "memory",
-        WARNING if small else OK,
-        format_bytes(memory),
-        "runs may need more than 2 GB" if small else "",
+        WARNING if is_small else OK,
+        format_bytes(memory_bytes),
+        "runs may need more than 2 GB" if is_small else "",
     )
     try:
-        free = shutil.disk_usage("/dev/shm").free
-        tight = free < _SHM_BYTES
-        advice = (
-            "Ray's object store falls back to disk; start the container with --shm-size=1g" if tight else ""
+        free_bytes = shutil.disk_usage("/dev/shm").free
+        is_small = free_bytes < _MIN_SHM_BYTES
+        advice = "Ray's object store falls back to disk; start the container with --shm-size=1g"
+        yield MachineCheck(
+            "/dev/shm",
+            WARNING if is_small else OK,
+            f"{format_bytes(free_bytes)} free",
+            advice if is_small else "",
         )
-        yield MachineCheck("/dev/shm", WARNING if tight else OK, f"{format_bytes(free)} free", advice)
     except OSError:
         yield MachineCheck("/dev/shm", WARNING, "does not exist", "Ray's object store falls back to disk")
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = files < _FILES and files != resource.RLIM_INFINITY
-    yield MachineCheck("open files", WARNING if few else OK, f"{files}", f"ulimit -n {_FILES}" if few else "")
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_small = soft_limit < _MIN_OPEN_FILES and soft_limit != resource.RLIM_INFINITY
+    yield MachineCheck(
+        "open files",
+        WARNING if is_small else OK,
+        f"{soft_limit}",
+        f"ulimit -n {_MIN_OPEN_FILES}" if is_small else "",
+    )
 
 
 def _check_folders() -> Iterator[MachineCheck]:
     """Check that the folders of runs, caches and temporary files are writable."""
     runs = Path(os.environ.get("NONET_RUNS", "runs")).absolute()
-    for name, folder in (
-        ("runs", runs),
-        ("cache", get_cache_folder()),
-        ("temporary", Path(tempfile.gettempdir())),
+    for name, folder, variable in (
+        ("runs", runs, "NONET_RUNS"),
+        ("cache", get_cache_folder(), "XDG_CACHE_HOME"),
+        ("temporary", Path(tempfile.gettempdir()), "TMPDIR"),
     ):
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        if os.access(there, os.W_OK | os.X_OK):
-            yield MachineCheck(
-                f"{name} folder", OK, f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free"
-            )
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.access(existing, os.W_OK | os.X_OK):
+            free_bytes = shutil.disk_usage(existing).free
+            yield MachineCheck(f"{name} folder", OK, f"{folder}, {format_bytes(free_bytes)} free")
         else:
-            advice = (
-                "set NONET_RUNS"
-                if name == "runs"
-                else "set XDG_CACHE_HOME"
-                if name == "cache"
-                else "set TMPDIR"
-            )
-            yield MachineCheck(f"{name} folder", FAILURE, f"{folder} cannot be written", advice)
+            yield MachineCheck(f"{name} folder", FAILURE, f"{folder} cannot be written", f"set {variable}")

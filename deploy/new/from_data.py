@@ -25,7 +25,7 @@ from nonet.samples.importers import get_importer
 from nonet.samples.profiles import format_profile, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
 
-_TABLES = ("interactions.parquet", "items.parquet")
+_TABLE_FILES = ("interactions.parquet", "items.parquet")
 _RAY_BYTES = 1e9  # memory of Ray's processes and the driver in runs on one node
 _COPIED_FILES = ("README", "README.txt", "README.html")  # files that importers copy beside the tables
 
@@ -37,7 +37,7 @@ def create_from_data(
     columns_by_role: Mapping[str, str],
     missing_texts: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """Write a scenario, a reward and, for formats other than Parquet, the two tables.
+    """Write a scenario, a file with a first reward and, for formats other than Parquet, the two tables.
 
     Args:
         target: The scenario's file.
@@ -57,35 +57,34 @@ def create_from_data(
         raise ConfigError(f"{target} must be a .yaml file")
     name = re.sub(r"\W", "_", target.stem)
     name = name if name[:1].isalpha() else f"s_{name}"
-    reward = Path("rewards") / f"{name}.py"
+    reward_path = Path("rewards") / f"{name}.py"  # relative to the scenario
     folder = target.parent / f"{target.stem}-data"
-    for path in (target, target.parent / reward):
+    for path in (target, target.parent / reward_path):
         if path.exists():
             raise ConfigError(f"{path} already exists; choose another path")
     source = find_source(data_path, items_path, columns_by_role, missing_texts)
-    texts = None if missing_texts is None else list(dict.fromkeys(missing_texts))
+    distinct_texts = None if missing_texts is None else list(dict.fromkeys(missing_texts))
     notes: list[str] = []
     with _remove_folder_on_error(folder):
-        data = _make_data_section(
-            source, TableFormat.from_options(columns_by_role, texts), folder, target.parent, notes
-        )
-        if texts is not None:
-            data["missing"] = texts
-        text, data_lines = _build_scenario(name, data_path, data, reward, target.parent)
-        _write_files({target.parent / reward: render_reward(name), target: text})
+        table_format = TableFormat.from_options(columns_by_role, distinct_texts)
+        data = _make_data_section(source, table_format, folder, target.parent, notes)
+        if distinct_texts is not None:
+            data["missing"] = distinct_texts
+        text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent)
+        _write_files({target.parent / reward_path: render_reward(name), target: text})
     yield f"{source.place} is read as {source.form}" + (
         f": {roles}" if (roles := source.describe_roles()) else ""
     )
     yield from (f"note: {note}" for note in notes)
     yield from data_lines
-    written = [target, target.parent / reward, *([folder] if folder.exists() else [])]
-    yield "wrote " + ", ".join(map(str, written))
+    written_paths = [target, target.parent / reward_path, *([folder] if folder.exists() else [])]
+    yield "wrote " + ", ".join(map(str, written_paths))
     yield f"next: nonet plan {target}  (shows the derived settings and their reasons);  nonet run {target}"
 
 
 def _write_files(texts: Mapping[Path, str]) -> None:
-    """Write files that do not exist yet; if one of them cannot be written, none is left behind."""
-    folders = [
+    """Write texts by path to files that do not exist yet; if one of them cannot be written, none is left behind."""
+    new_folders = [
         folder for path in texts for folder in (path.parent, *path.parent.parents) if not folder.exists()
     ]
     try:
@@ -95,7 +94,7 @@ def _write_files(texts: Mapping[Path, str]) -> None:
     except BaseException:
         for path in texts:
             path.unlink(missing_ok=True)
-        for folder in sorted(set(folders), reverse=True):
+        for folder in sorted(set(new_folders), reverse=True):  # subfolders first
             with suppress(OSError):  # it was not created, or it has other files
                 folder.rmdir()
         raise
@@ -108,69 +107,75 @@ def _remove_folder_on_error(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: The folder exists and has other files than imported tables.
     """
-    is_existing = folder.exists()
-    if is_existing and (
-        not folder.is_dir() or any(path.name not in (*_TABLES, *_COPIED_FILES) for path in folder.iterdir())
+    folder_existed = folder.exists()
+    known_names = (*_TABLE_FILES, *_COPIED_FILES)
+    if folder_existed and (
+        not folder.is_dir() or any(path.name not in known_names for path in folder.iterdir())
     ):
         raise ConfigError(f"{folder} has other files; choose another name for the scenario")
     try:
         yield
     except BaseException:
-        if not is_existing:
+        if not folder_existed:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def _make_data_section(
-    source: DataSource, form: TableFormat, folder: Path, base_dir: Path, notes: list[str]
+    source: DataSource, table_format: TableFormat, folder: Path, base_dir: Path, notes: list[str]
 ) -> dict[str, Any]:
-    """Make the scenario's `data` section, and import tables that are not Parquet files into `folder`.
+    """Return the scenario's `data` section, after importing tables that are not Parquet files.
 
-    Notes of the importer are appended to `notes`.
+    Args:
+        source: The location of the tables.
+        table_format: The columns by role that the user named, and the texts of missing values.
+        folder: The folder to import tables into.
+        base_dir: The scenario's folder, which paths are relative to.
+        notes: A list to which the importer's notes are appended.
     """
     if source.form == "parquet":
-        return _make_parquet_section(source, form, folder, base_dir)
-    extra: dict[str, Any] = {}
+        return _make_parquet_section(source, table_format, folder, base_dir)
+    options: dict[str, Any] = {}
     if source.interactions is not None:
-        extra["columns"] = {**source.interactions.roles, **form.columns}
-        extra["items"] = source.items and source.items.path
-        extra |= {"notes": notes, "missing": form.missing}
-    get_importer(source.form)(source.place, folder, **extra)
+        options["columns"] = {**source.interactions.roles, **table_format.columns}
+        options["items"] = source.items and source.items.path
+        options |= {"notes": notes, "missing": table_format.missing}
+    import_files = get_importer(source.form)
+    import_files(source.place, folder, **options)
     return _make_table_paths(folder, base_dir)
 
 
 def _make_parquet_section(
-    source: DataSource, form: TableFormat, folder: Path, base_dir: Path
+    source: DataSource, table_format: TableFormat, folder: Path, base_dir: Path
 ) -> dict[str, Any]:
-    """Make the `data` section of Parquet tables, including the names of their columns.
+    """Return the `data` section of Parquet tables, with the names of columns that are not the default ones.
 
     If the name of the item column differs between the two tables, copies with the default names are written to `folder`.
     """
-    table, items = source.interactions, source.items
-    assert table is not None  # a Parquet source has a table of interactions
-    columns = {role: name for role, name in table.roles.items() if ROLES.get(role, role) != name}
+    interactions, items = source.interactions, source.items
+    assert interactions is not None  # a Parquet source has a table of interactions
+    columns = {role: name for role, name in interactions.roles.items() if ROLES.get(role, role) != name}
+    paths = {"interactions": _format_path(interactions.path, base_dir)}
     if items is None:
-        return {"interactions": _format_path(table.path, base_dir)} | (
-            {"columns": columns} if columns else {}
-        )
-    if items.item_roles["item"] != table.roles["item"]:
+        return paths | ({"columns": columns} if columns else {})
+    if items.item_roles["item"] != interactions.roles["item"]:
+        interactions_format = table_format.replace_columns(interactions.roles)
+        items_format = table_format.replace_columns(items.item_roles)
         write_parquet(
-            read_interactions(str(table.path), form.replace_columns(table.roles)), folder / _TABLES[0]
+            read_interactions(str(interactions.path), interactions_format), folder / _TABLE_FILES[0]
         )
-        write_parquet(
-            read_items(str(items.path), form.replace_columns(items.item_roles)), folder / _TABLES[1]
-        )
+        write_parquet(read_items(str(items.path), items_format), folder / _TABLE_FILES[1])
         return _make_table_paths(folder, base_dir)
     columns |= {role: name for role, name in items.item_roles.items() if role != "item" and role != name}
-    paths = {"interactions": _format_path(table.path, base_dir), "items": _format_path(items.path, base_dir)}
+    paths["items"] = _format_path(items.path, base_dir)
     return paths | ({"columns": columns} if columns else {})
 
 
 def _make_table_paths(folder: Path, base_dir: Path) -> dict[str, Any]:
-    """Return the paths of both imported tables as the scenario names them."""
+    """Return the `data` section of two imported tables, whose columns have the default names."""
     return {
-        "interactions": _format_path(folder / _TABLES[0], base_dir),
-        "items": _format_path(folder / _TABLES[1], base_dir),
+        "interactions": _format_path(folder / _TABLE_FILES[0], base_dir),
+        "items": _format_path(folder / _TABLE_FILES[1], base_dir),
     }
 
 
@@ -181,25 +186,36 @@ def _format_path(path: Path, base_dir: Path) -> str:
 
 
 def _build_scenario(
-    name: str, data_path: Path, data: Mapping[str, Any], reward: Path, base_dir: Path
+    name: str, data_path: Path, data: Mapping[str, Any], reward_path: Path, base_dir: Path
 ) -> tuple[str, list[str]]:
-    """Build the scenario's text, and lines of text about its data, warnings and memory."""
+    """Build and check the scenario.
+
+    Args:
+        name: The scenario's name.
+        data_path: The path that the user gave, for the first comment.
+        data: The scenario's `data` section.
+        reward_path: The file of the first reward, relative to the scenario.
+        base_dir: The scenario's folder.
+
+    Returns:
+        The scenario's text, and lines of text about its data, warnings and memory.
+    """
     from nonet.controller.cluster import read_local_view
     from nonet.controller.plan import format_bytes
     from nonet.deploy.run import ScenarioFile, planning
 
     items = str(base_dir / data["items"]) if "items" in data else None
-    form = TableFormat.from_options(data.get("columns"), data.get("missing"))
-    profile = read_profile(str(base_dir / data["interactions"]), items, form)
-    text = render_scenario(name, data_path.name or str(data_path), data, profile, str(reward))
+    table_format = TableFormat.from_options(data.get("columns"), data.get("missing"))
+    profile = read_profile(str(base_dir / data["interactions"]), items, table_format)
+    text = render_scenario(name, data_path.name or str(data_path), data, profile, str(reward_path))
     scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(base_dir)))
     source = ScenarioFile(scenario, base_dir)
     lines = format_profile(profile).splitlines()
     lines += [f"warning: {warning}" for warning in planning.check_scenario(source)]
     plan = source.plan(read_local_view())
-    memory = max((line.needed for line in plan.ledger.lines), default=0)
+    worker_bytes = max((line.needed for line in plan.ledger.lines), default=0)  # of one device or host
     lines.append(
-        f"the workers need about {format_bytes(memory)}, and Ray's own processes {format_bytes(_RAY_BYTES)} more; the run prints "
-        "an estimate of the remaining time after its first steps"
+        f"the workers need about {format_bytes(worker_bytes)}, and Ray's own processes {format_bytes(_RAY_BYTES)} more; "
+        "the run prints an estimate of the remaining time after its first steps"
     )
     return text, lines

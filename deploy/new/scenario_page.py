@@ -8,8 +8,8 @@ from typing import Any
 
 from nonet.samples.profiles import DataProfile
 
-_LIKED = 0.45  # least share of the events that count as liked
-_BOUGHT = ("order", "purchase", "buy", "transaction", "pay")
+_MIN_LIKED_SHARE = 0.45  # of the rated events, that count as liked
+_PURCHASE_KINDS = ("order", "purchase", "buy", "transaction", "pay")  # of events, by their names
 
 
 def render_scenario(name: str, title: str, data: Mapping[str, Any], profile: DataProfile, reward: str) -> str:
@@ -17,7 +17,7 @@ def render_scenario(name: str, title: str, data: Mapping[str, Any], profile: Dat
 
     Args:
         name: The scenario's name.
-        title: The title of its first comment.
+        title: The title in the first comment.
         data: The `data` section: `interactions`, `items`, `columns`.
         profile: Figures of the data.
         reward: The file of the first reward, relative to the scenario.
@@ -28,9 +28,9 @@ def render_scenario(name: str, title: str, data: Mapping[str, Any], profile: Dat
 def _iterate_lines(
     name: str, title: str, data: Mapping[str, Any], profile: DataProfile, reward: str
 ) -> Iterator[str]:
-    """Yield the lines of the scenario."""
-    p = profile
-    yield f"# {title}: {p.users:,} users, {p.items:,} items, {p.events:,} events -> recommender."
+    """Yield the lines of `render_scenario`."""
+    counts = f"{profile.users:,} users, {profile.items:,} items, {profile.events:,} events"
+    yield f"# {title}: {counts} -> recommender."
     yield f"name: {name}"
     yield "seed: 7"
     yield "settings: data       # keys left out are derived from the data (see `nonet plan`); keys given here take precedence"
@@ -39,10 +39,10 @@ def _iterate_lines(
         yield f"  {key}: {json.dumps(value, ensure_ascii=False)}"
     yield "stages:"
     yield "  pretrain: {}       # predict the next events of all users"
-    if threshold := find_liked_threshold(p):
+    if threshold := find_liked_threshold(profile):
         yield f'  finetune: {{target: "rating >= {threshold:g}"}}   # then the events that they liked'
-    elif bought := [kind for kind in p.kinds if kind.lower() in _BOUGHT]:
-        yield f'  # finetune: {{target: "event in ({", ".join(map(repr, bought))},)"}}   # then the events that they bought'
+    elif kinds := [kind for kind in profile.kinds if kind.lower() in _PURCHASE_KINDS]:
+        yield f'  # finetune: {{target: "event in ({", ".join(map(repr, kinds))},)"}}   # then the events that they bought'
     yield "  # rl:                # then your own rewards: remove the # characters and edit the file"
     yield "  #   steps: 60"
     yield "  #   users: 64"
@@ -71,16 +71,16 @@ def {name}(events, *, half_life: float = 30.0):  # events [U, W]: training event
 
 
 def find_liked_threshold(profile: DataProfile) -> float | None:
-    """Return the highest rating such that at least 45 % of the rated events are rated so or higher.
+    """Return the highest rating that at least 45 % of the rated events reach.
 
-    None if all ratings are equal or there are none.
+    The result is None if that is the lowest rating, which all events reach, or if there are no ratings.
     """
-    values = sorted(profile.ratings, reverse=True)
-    if len(values) < 2:
+    ratings = sorted(profile.ratings, reverse=True)
+    if len(ratings) < 2:
         return None
-    total, above = sum(profile.ratings.values()), 0
-    for value in values[:-1]:
-        above += profile.ratings[value]
-        if above >= _LIKED * total:
-            return value
+    total, reached = sum(profile.ratings.values()), 0
+    for rating in ratings[:-1]:
+        reached += profile.ratings[rating]
+        if reached >= _MIN_LIKED_SHARE * total:
+            return rating
     return None

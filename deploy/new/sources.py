@@ -33,10 +33,12 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names
 
-_SUPPORTED_ENDINGS = ".csv, .tsv, .csv.gz, .tsv.gz, .inter, .item, .jsonl"
+_SUPPORTED_ENDINGS = ".csv, .tsv, .csv.gz, .tsv.gz, .inter, .item, .jsonl"  # of text files, for messages
 _DATA_ENDINGS = (*ENDINGS, ".parquet")
+# Names, without ending, of numbered parts of one table: part-00000-abc, data_3, 0001.
 _PART_NAME = re.compile(r"(part|data|chunk)?[-_.]?\d+([-_.]\w+)*$|part[-_.].*", re.IGNORECASE)
-_MOVIELENS = (("ratings.csv", "movies.csv"), ("ratings.dat", "movies.dat"), ("u.data", "u.item"))
+# The files of interactions and items in each version of MovieLens.
+_MOVIELENS_FILES = (("ratings.csv", "movies.csv"), ("ratings.dat", "movies.dat"), ("u.data", "u.item"))
 _REQUIRED_ROLES = ("user", "item", "time")
 
 
@@ -47,7 +49,7 @@ class SourceTable:
     Attributes:
         path: The table's file or folder.
         form: "parquet" or "csv".
-        schema: Its Arrow schema.
+        schema: The table's Arrow schema.
         roles: Columns by role if this is a table of interactions, as guessed from the names of columns.
         item_roles: Columns by role if this is a table of items, guessed likewise.
         text: The format of a text file; None for Parquet.
@@ -66,7 +68,7 @@ class SourceTable:
         return list(self.schema.names)
 
     def add_roles_by_type(self) -> SourceTable:
-        """Return a copy in which columns get roles by their types if their names give no role."""
+        """Return a copy in which missing roles are also guessed from the types of columns."""
         return replace(self, roles=guess_by_type(self.roles, self.schema))
 
     @property
@@ -97,7 +99,7 @@ class DataSource:
     items: SourceTable | None = None
 
     def describe_roles(self) -> str:
-        """Describe which column has which role; "" for data sets whose columns an importer knows."""
+        """Return the column of each role as text; "" for data sets whose columns an importer knows."""
         if self.interactions is None:
             return ""
         descriptions = [f"{role} = {name}" for role, name in self.interactions.roles.items()]
@@ -136,58 +138,60 @@ def find_source(
         )
     if form:
         return DataSource(form, data_path)
-    texts = TableFormat.from_options(None, missing_texts).missing
-    tables = [_read_table(path, columns_by_role, texts) for path in _list_candidates(data_path)]
+    missing_texts = TableFormat.from_options(None, missing_texts).missing
+    tables = [_read_table(path, columns_by_role, missing_texts) for path in _list_candidates(data_path)]
     for table in tables:
         if table.text is not None and not table.text.has_header:
             columns_by_role = resolve_column_numbers(columns_by_role, table.names)
     interactions = _find_interactions(data_path, tables, columns_by_role)
-    chosen = _find_items(data_path, items_path, tables, interactions, columns_by_role, texts)
-    if chosen is not None:
-        roles = align_item_column(interactions.roles, chosen.item_roles, interactions.names, columns_by_role)
+    items = _find_items(data_path, items_path, tables, interactions, columns_by_role, missing_texts)
+    if items is not None:
+        roles = align_item_column(interactions.roles, items.item_roles, interactions.names, columns_by_role)
         interactions = replace(interactions, roles=roles)
-    interactions = _choose_time_column(interactions, columns_by_role, texts)
-    if chosen and chosen.form != interactions.form:
+    interactions = _choose_time_column(interactions, columns_by_role, missing_texts)
+    if items and items.form != interactions.form:
         raise ConfigError(
-            f"--data {data_path}: {interactions.path.name} is {interactions.form} and {chosen.path.name} is {chosen.form}; "
+            f"--data {data_path}: {interactions.path.name} is {interactions.form} and {items.path.name} is {items.form}; "
             "write both as Parquet, or both as CSV"
         )
-    return DataSource(interactions.form, interactions.path, interactions, chosen)
+    return DataSource(interactions.form, interactions.path, interactions, items)
 
 
 def _choose_time_column(
-    table: SourceTable, columns: Mapping[str, str], missing: tuple[str, ...]
+    table: SourceTable, columns_by_role: Mapping[str, str], missing_texts: tuple[str, ...]
 ) -> SourceTable:
-    """Choose the best of several time columns from the first rows of the table."""
+    """Return a copy with the best of several time columns, by the first rows of the table, unless the user named one."""
     candidates = list_time_candidates(table.names)
-    if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
+    is_named = bool({"time", "timestamp"} & set(columns_by_role))
+    if is_named or "time" not in table.roles or len(candidates) < 2:
         return table
     rows = (
         read_first_rows(table.path)
         if table.form == "parquet"
-        else read_first_text_rows(table.path, "csv", missing)
+        else read_first_text_rows(table.path, "csv", missing_texts)
     )
     best = choose_time_column(rows, candidates, table.roles["time"])
     return replace(table, roles={**table.roles, "time": best})
 
 
-def _detect_importer(place: Path) -> str:
-    """Return the importer for the file names of a data set, or "" if there is none."""
-    if not place.is_dir():
-        return "sequences" if place.name == "sequences.txt" else ""
-    if (place / "sequences.txt").is_file():
+def _detect_importer(data_path: Path) -> str:
+    """Return the name of the importer that knows the files of a data set, or "" if there is none."""
+    if not data_path.is_dir():
+        return "sequences" if data_path.name == "sequences.txt" else ""
+    if (data_path / "sequences.txt").is_file():
         return "sequences"
-    return "movielens" if any(all((place / name).is_file() for name in names) for names in _MOVIELENS) else ""
+    is_movielens = any(all((data_path / name).is_file() for name in names) for names in _MOVIELENS_FILES)
+    return "movielens" if is_movielens else ""
 
 
-def _list_candidates(place: Path) -> list[Path]:
-    """List tables by their file endings.
+def _list_candidates(data_path: Path) -> list[Path]:
+    """Return the paths that are tables by their file endings: files, and folders with data files.
 
     A folder that consists of parts of a table is one table.
     """
-    if place.is_file() or _is_partitioned(place):
-        return [place]
-    paths = [path for path in sorted(place.iterdir()) if not path.name.startswith((".", "_"))]
+    if data_path.is_file() or _is_partitioned(data_path):
+        return [data_path]
+    paths = [path for path in sorted(data_path.iterdir()) if not path.name.startswith((".", "_"))]
     files = [
         path
         for path in paths
@@ -197,7 +201,7 @@ def _list_candidates(place: Path) -> list[Path]:
 
 
 def _list_data_files(folder: Path) -> list[Path]:
-    """List the data files in a folder at any depth, without hidden files."""
+    """Return the data files in a folder at any depth, sorted, without hidden files."""
     return [
         path
         for path in sorted(folder.rglob("*"))
@@ -208,22 +212,20 @@ def _list_data_files(folder: Path) -> list[Path]:
 
 
 def _is_partitioned(folder: Path) -> bool:
-    """Return whether a folder is one table.
+    """Return whether all data files of a folder are parts of one table.
 
-    It is if it has a marker file of a writer, if its folders are named key=value, or if its files are
-    numbered parts.
+    They are if a writer left a marker file, if the subfolders are named key=value, or if the files are numbered
+    parts.
     """
-    data = _list_data_files(folder)
-    if not data or any(
-        len(path.relative_to(folder).parts) > 1 and "=" not in path.relative_to(folder).parts[0]
-        for path in data
-    ):
+    files = _list_data_files(folder)
+    relative_parts = [path.relative_to(folder).parts for path in files]
+    if not files or any(len(parts) > 1 and "=" not in parts[0] for parts in relative_parts):
         return False
-    if all("=" in path.relative_to(folder).parts[0] for path in data):
+    if all("=" in parts[0] for parts in relative_parts):
         return True
-    if any((folder / mark).exists() for mark in ("_SUCCESS", "_metadata", "_common_metadata")):
+    if any((folder / marker).exists() for marker in ("_SUCCESS", "_metadata", "_common_metadata")):
         return True
-    return len(data) > 0 and all(_PART_NAME.fullmatch(path.name.partition(".")[0]) for path in data)
+    return all(_PART_NAME.fullmatch(path.name.partition(".")[0]) for path in files)
 
 
 def _detect_form(path: Path) -> str:
@@ -232,45 +234,51 @@ def _detect_form(path: Path) -> str:
     return "parquet" if not files or is_parquet_file(files[0]) or files[0].suffix == ".parquet" else "csv"
 
 
-def _read_table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]) -> SourceTable:
+def _read_table(
+    path: Path, columns_by_role: Mapping[str, str], missing_texts: tuple[str, ...]
+) -> SourceTable:
     """Read a table's schema and guess the roles of its columns."""
     form, text = _detect_form(path), None
     schema: Any
     if form == "parquet":
         schema = read_parquet_schema(path, "table")
     else:
-        schema, text = read_text_schema(path, "csv", missing=missing)
+        schema, text = read_text_schema(path, "csv", missing=missing_texts)
         if not text.has_header:
-            columns = resolve_column_numbers(columns, schema.names)
-    roles = guess_roles(OF_INTERACTIONS, schema.names, columns)
-    return SourceTable(path, form, schema, roles, guess_roles(OF_ITEMS, schema.names, columns), text)
+            columns_by_role = resolve_column_numbers(columns_by_role, schema.names)
+    roles = guess_roles(OF_INTERACTIONS, schema.names, columns_by_role)
+    item_roles = guess_roles(OF_ITEMS, schema.names, columns_by_role)
+    return SourceTable(path, form, schema, roles, item_roles, text)
 
 
-def _find_interactions(place: Path, tables: Sequence[SourceTable], columns: Mapping[str, str]) -> SourceTable:
+def _find_interactions(
+    data_path: Path, tables: Sequence[SourceTable], columns_by_role: Mapping[str, str]
+) -> SourceTable:
     """Return the table of interactions. Raises ConfigError if there is none or more than one."""
     tables_without_header = [
         table for table in tables if table.text is not None and not table.text.has_header
     ]
     for table in tables_without_header:
-        if not has_column_numbers(columns, table.names):
+        if not has_column_numbers(columns_by_role, table.names):
             raise ConfigError(describe_missing_header(f"--data {table.path}", len(table.names)))
+    # Tables whose first line may be data instead of column names.
     doubtful_tables = [table for table in tables if table.text is not None and not table.text.sure]
     certain_names = {name for table in tables if table not in doubtful_tables for name in table.names}
     all_names = {name for table in tables for name in table.names}
-    for role, name in columns.items():
+    for role, name in columns_by_role.items():
         if name not in all_names:
             raise ConfigError(
-                f"--column {role}={name}: no table of {place} has this column; columns: {join_names(sorted(certain_names))}"
+                f"--column {role}={name}: no table of {data_path} has this column; columns: {join_names(sorted(certain_names))}"
             )
     candidates = [table for table in tables if table.is_interactions]
-    candidates = candidates or [
-        typed for typed in (table.add_roles_by_type() for table in tables) if typed.is_interactions
-    ]
-    if chosen := _select_by_name(candidates, "interactions"):
-        return chosen
+    if not candidates:
+        tables_by_type = [table.add_roles_by_type() for table in tables]
+        candidates = [table for table in tables_by_type if table.is_interactions]
+    if interactions := _select_by_name(candidates, "interactions"):
+        return interactions
     if len(candidates) > 1:
         names = join_names(table.path.name for table in candidates)
-        problem = f"--data {place}: {len(candidates)} tables have users, items and times ({names})"
+        problem = f"--data {data_path}: {len(candidates)} tables have users, items and times ({names})"
         if candidates[0].names == candidates[1].names:
             raise ConfigError(
                 f"{problem} and the same columns; if they are parts of one table, move them into a subfolder; otherwise move all "
@@ -279,47 +287,51 @@ def _find_interactions(place: Path, tables: Sequence[SourceTable], columns: Mapp
         raise ConfigError(f"{problem}; name one: --data {candidates[0].path}")
     if not tables:
         raise ConfigError(
-            f"--data {place} has no table; supported are .parquet, {_SUPPORTED_ENDINGS}, and MovieLens and sequences folders"
+            f"--data {data_path} has no table; supported are .parquet, {_SUPPORTED_ENDINGS}, and MovieLens and sequences folders"
         )
-    best = max(tables, key=lambda table: sum(role in table.roles for role in _REQUIRED_ROLES))
-    missing = [role for role in _REQUIRED_ROLES if role not in best.roles]
-    if best in doubtful_tables:
+    closest = max(tables, key=lambda table: sum(role in table.roles for role in _REQUIRED_ROLES))
+    missing_roles = [role for role in _REQUIRED_ROLES if role not in closest.roles]
+    if closest in doubtful_tables:
         raise ConfigError(
-            f"--data {best.path}: its first line does not look like column names; add a first line with "
+            f"--data {closest.path}: its first line does not look like column names; add a first line with "
             f"names, or name existing columns: --column user=NAME"
         )
     raise ConfigError(
-        f"--data {best.path}{_describe_form(best)}: no column looks like the {' or the '.join(missing)}; it has "
-        f"{join_names(best.names)}. Name it: "
-        f"--column {missing[0]}=NAME"
+        f"--data {closest.path}{_describe_form(closest)}: no column looks like the {' or the '.join(missing_roles)}; it has "
+        f"{join_names(closest.names)}. Name it: "
+        f"--column {missing_roles[0]}=NAME"
     )
 
 
 def _find_items(
-    place: Path,
-    given: Path | None,
+    data_path: Path,
+    items_path: Path | None,
     tables: Sequence[SourceTable],
     interactions: SourceTable,
-    columns: Mapping[str, str],
-    missing: tuple[str, ...],
+    columns_by_role: Mapping[str, str],
+    missing_texts: tuple[str, ...],
 ) -> SourceTable | None:
-    """Return the table of items, None if there is none. Raises ConfigError if there is more than one."""
-    if given is not None:
-        if not given.exists():
-            raise ConfigError(f"--items {given}: no such file")
-        table = _read_table(given, columns, missing)
+    """Return the table at `items_path` or, without a path, the one of `tables` that has items; None if there is none.
+
+    Raises:
+        ConfigError: Several tables look like items, or the table at `items_path` has no column of items.
+    """
+    if items_path is not None:
+        if not items_path.exists():
+            raise ConfigError(f"--items {items_path}: no such file")
+        table = _read_table(items_path, columns_by_role, missing_texts)
         if "item" not in table.item_roles:
-            named = interactions.roles.get("item", "item_id")
+            item_column = interactions.roles.get("item", "item_id")
             raise ConfigError(
-                f"--items {given}{_describe_form(table)}: no column looks like the item; it has {join_names(table.names)}. "
-                f"Call the column of its ids {named} there, as {interactions.path.name} does, or item_id"
+                f"--items {items_path}{_describe_form(table)}: no column looks like the item; it has {join_names(table.names)}. "
+                f"Call the column of its ids {item_column} there, as {interactions.path.name} does, or item_id"
             )
         return table
     item_tables = [table for table in tables if table.path != interactions.path and table.is_items]
     if len(item_tables) > 1 and _select_by_name(item_tables, "items") is None:
         names = join_names(table.path.name for table in item_tables)
         raise ConfigError(
-            f"--data {place}: {len(item_tables)} tables look like items ({names}); name one with --items"
+            f"--data {data_path}: {len(item_tables)} tables look like items ({names}); name one with --items"
         )
     return _select_by_name(item_tables, "items")
 
@@ -330,6 +342,6 @@ def _describe_form(table: SourceTable) -> str:
 
 
 def _select_by_name(tables: Sequence[SourceTable], name: str) -> SourceTable | None:
-    """Return the only table, or the only one of several with that name."""
+    """Return the only table, or the only one of several whose file has this name; None if that is not unique."""
     matching = [table for table in tables if table.path.name.partition(".")[0] == name]
     return tables[0] if len(tables) == 1 else matching[0] if len(matching) == 1 else None

@@ -20,12 +20,14 @@ from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items.
 
+# By precision: maximum relative error of a module output and of the gradient, maximum mean KL divergence in nats, minimum
+# overlap, and maximum absolute difference of a metric. All but the overlap are the larger the lower the precision is.
 LIMITS = {
     "fp32": {"module": 1e-4, "gradient": 1e-4, "kl": 1e-6, "overlap": 0.99, "metric": 0.005},
     "bf16": {"module": 5e-2, "gradient": 5e-2, "kl": 1e-2, "overlap": 0.85, "metric": 0.02},
     "fp16": {"module": 1e-2, "gradient": 1e-2, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
 }
-TOP = 10
+TOP = 10  # number of best items that the overlap compares
 _PRECISION_ORDER = ("bf16", "fp16", "fp32")  # by limits, the loosest first
 
 
@@ -35,7 +37,7 @@ class ModuleError:
 
     Attributes:
         name: The module's or parameter's name.
-        relative: The relative error in the Euclidean norm.
+        relative: The norm of the difference divided by the norm of the first side.
         largest: The largest absolute difference.
         same: Whether all bits are equal.
     """
@@ -51,12 +53,12 @@ class ParityResult:
     """The result of a comparison.
 
     Attributes:
-        sides: Pool, device, precision and torch version of each side.
-        weights: Where the weights come from.
+        sides: {"pool", "device", "precision", "torch": version} of each side.
+        weights: A description of the weights' origin.
         prompts: Number of prompts.
         same_bits: Whether modules, gradients and scores are equal in all bits.
         first_different: The first module whose output differs; None if all are equal.
-        first_beyond: The first module whose error exceeds its limit; None if there is none.
+        first_beyond: The first module whose error exceeds the limit; None if there is none.
         modules: Errors of module outputs in the order of execution.
         gradients: Errors of gradients by parameter.
         gradient: Relative error of all gradients as one vector.
@@ -90,14 +92,15 @@ class ParityResult:
 
     def to_text(self) -> str:
         """Format the sides, the first differences, the worst errors and the result for readers."""
-        names = [
+        sides = [
             f"{side['pool']} ({side['device']}, {side['precision']}, {side['torch']})" for side in self.sides
         ]
-        lines = [f"{names[0]} against {names[1]}", f"weights: {self.weights}; {self.prompts} prompts", ""]
-        parts = [*_describe_worst("modules", self.modules), *_describe_worst("gradients", self.gradients)]
-        lines += [f"first module that differs   {self.first_different or 'none: all bits are equal'}"]
-        lines += [f"first module beyond limit   {self.first_beyond or 'none'}", *parts]
+        lines = [f"{sides[0]} against {sides[1]}", f"weights: {self.weights}; {self.prompts} prompts", ""]
         lines += [
+            f"first module that differs   {self.first_different or 'none: all bits are equal'}",
+            f"first module beyond limit   {self.first_beyond or 'none'}",
+            *_describe_worst("modules", self.modules),
+            *_describe_worst("gradients", self.gradients),
             f"gradient as a whole         off by {self.gradient:.2e} of its norm (limit {self.limits['gradient']:g})",
             f"loss                        {self.loss[0]:.6f} and {self.loss[1]:.6f} nats",
             f"KL over the catalogue       mean {self.kl['mean']:.2e}, maximum {self.kl['most']:.2e} nats "
@@ -109,16 +112,12 @@ class ParityResult:
                 f"{name:<27} {values['a']:.4f} and {values['b']:.4f}, difference {values['diff']:+.4f} "
                 f"[{values['low']:+.4f}, {values['high']:+.4f}] (limit {self.limits['metric']:g})"
             )
-        verdict = (
-            ["", *(f"BEYOND: {sentence}" for sentence in self.beyond)]
-            if self.beyond
-            else ["", "within all limits"]
-        )
-        return "\n".join([*lines, *verdict])
+        verdict = [f"BEYOND: {sentence}" for sentence in self.beyond] or ["within all limits"]
+        return "\n".join([*lines, "", *verdict])
 
 
 def get_limits(precisions: Sequence[str], overrides: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return the limits of a pair of precisions.
+    """Return the limits of a pair of precisions: those of the one with the looser limits.
 
     Args:
         precisions: The precision of each side.
@@ -150,68 +149,69 @@ def compare(
     """Compare two sides' answers on the same prompts.
 
     Args:
-        answers: The results of each side: modules, gradients, loss and scores.
+        answers: The result of each side: {"side": description, "modules" and "gradients": arrays by name, "loss":
+            nats, "scores": log-probabilities [P, I]}.
         seq: The users' events.
         users: The user row of each prompt [P].
         positions: The position of each prompt [P].
         tie: The order of items with equal scores [I].
         metrics: Names of metrics.
         limits: Limits by name.
-        weights: Where the weights come from.
+        weights: A description of the weights' origin.
         seed: The seed of the bootstrap.
     """
     a, b = answers
     modules = compute_errors(a["modules"], b["modules"])
-    gradients, total_error = (
-        compute_errors(a["gradients"], b["gradients"]),
-        compute_total_error(a["gradients"], b["gradients"]),
-    )
+    gradients = compute_errors(a["gradients"], b["gradients"])
+    gradient_error = compute_total_error(a["gradients"], b["gradients"])
     kl_P = compute_kl_divergence(a["scores"], b["scores"])
     overlap = compute_overlap(a["scores"], b["scores"], TOP)
     ranks = [_rank_targets(side["scores"], seq, users, positions, tie) for side in answers]
     metric_values = {name: _compare_metric(name, ranks, users, seed) for name in metrics}
     kl = {"mean": float(kl_P.mean()), "most": float(kl_P.max())}
-    first_beyond = next((m for m in modules if not m.relative <= limits["module"]), None)
+    # `not <=` instead of `>`, so that NaN exceeds the limit.
+    first_beyond = next((module for module in modules if not module.relative <= limits["module"]), None)
+    has_same_modules = all(error.same for error in [*modules, *gradients])
     return ParityResult(
         sides=[dict(side["side"]) for side in answers],
         weights=weights,
         prompts=len(users),
-        same_bits=all(m.same for m in [*modules, *gradients]) and np.array_equal(a["scores"], b["scores"]),
-        first_different=next((m.name for m in modules if not m.same), None),
+        same_bits=has_same_modules and np.array_equal(a["scores"], b["scores"]),
+        first_different=next((module.name for module in modules if not module.same), None),
         first_beyond=first_beyond and first_beyond.name,
         modules=modules,
         gradients=gradients,
-        gradient=total_error,
+        gradient=gradient_error,
         loss=(a["loss"], b["loss"]),
         kl=kl,
         overlap=overlap,
         metrics=metric_values,
         limits=dict(limits),
-        beyond=_find_exceeded_limits(first_beyond, total_error, kl, overlap, metric_values, limits),
+        beyond=_describe_exceeded_limits(first_beyond, gradient_error, kl, overlap, metric_values, limits),
     )
 
 
 def compute_errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
-    """Compute the error of each output by name, in the order of `a`.
+    """Compute the errors of arrays by name, in the order of `a`, then of those that only `b` has.
 
-    An output that only one side has, or that has another shape, gets an infinite error.
+    An array that only one side has, or that has another shape, gets an infinite error.
     """
-    modules = []
+    errors = []
     for name in [*a, *(name for name in b if name not in a)]:
         if name not in a or name not in b or a[name].shape != b[name].shape:
-            modules.append(ModuleError(name, float("inf"), float("inf"), False))
+            errors.append(ModuleError(name, relative=float("inf"), largest=float("inf"), same=False))
             continue
         x, y = a[name].astype(np.float64), b[name].astype(np.float64)
-        difference = np.linalg.norm(x - y)
+        difference_norm = np.linalg.norm(x - y)
         norm = max(np.linalg.norm(x), np.finfo(np.float32).tiny)
-        relative = float(difference / norm) if difference else 0.0
+        relative = float(difference_norm / norm) if difference_norm else 0.0
         largest = float(np.abs(x - y).max(initial=0.0))
-        modules.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
-    return modules
+        errors.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
+    return errors
 
 
 def compute_total_error(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
-    """Compute the relative error of all arrays as one vector; infinite if one side lacks a part.
+    """Compute the relative error of all arrays as one vector; infinite if one side lacks an array.
 
     Gradients are compared by this error, because the gradient of a single bias may be a sum over positions that nearly
     cancels. For example, that of depth.norm.0.bias in the quickstart had an error of 31 % in bf16 although the update as a
@@ -220,57 +220,63 @@ def compute_total_error(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         return float("inf")
     pairs = [(a[name].astype(np.float64), b[name].astype(np.float64)) for name in a]
-    difference = np.sqrt(sum(np.square(x - y).sum() for x, y in pairs))
+    difference_norm = np.sqrt(sum(np.square(x - y).sum() for x, y in pairs))
     norm = np.sqrt(sum(np.square(x).sum() for x, _ in pairs))
-    return float(difference / max(norm, np.finfo(np.float32).tiny)) if difference else 0.0
+    return float(difference_norm / max(norm, np.finfo(np.float32).tiny)) if difference_norm else 0.0
 
 
 def compute_kl_divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
     """Compute KL(a || b) [P] in nats over the catalogue; items without probability on side `a` are ignored."""
-    a, b = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
-    is_known = np.isfinite(a)
-    change = np.where(is_known, np.where(is_known, a, 0.0) - np.where(is_known, b, 0.0), 0.0)
-    probability = np.where(is_known, np.exp(np.where(is_known, a, 0.0)), 0.0)
+    a_PI, b_PI = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
+    is_possible_PI = np.isfinite(a_PI)  # log-probabilities of other items are -inf
+    a_PI, b_PI = np.where(is_possible_PI, a_PI, 0.0), np.where(is_possible_PI, b_PI, 0.0)
+    difference_PI = np.where(is_possible_PI, a_PI - b_PI, 0.0)
+    probability_PI = np.where(is_possible_PI, np.exp(a_PI), 0.0)
     # E[d + exp(-d) - 1] equals the KL divergence of normalised distributions, and rounding cannot make it negative.
-    return (probability * (change + np.expm1(-change))).sum(1)
+    return (probability_PI * (difference_PI + np.expm1(-difference_PI))).sum(1)
 
 
 def compute_overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
     """Compute the mean share of the k best items that both sides have in common; of equal scores, the lower index is better."""
-    best = [np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI)]
-    return float(np.mean([len(np.intersect1d(x, y)) / max(1, len(x)) for x, y in zip(*best, strict=True)]))
+    best_a_Pk, best_b_Pk = (np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI))
+    shares = [
+        len(np.intersect1d(best_a, best_b)) / max(1, len(best_a))
+        for best_a, best_b in zip(best_a_Pk, best_b_Pk, strict=True)
+    ]
+    return float(np.mean(shares))
 
 
 def _rank_targets(
     scores_PI: np.ndarray, seq: Sequences, users: np.ndarray, positions: np.ndarray, tie: np.ndarray
 ) -> np.ndarray:
-    """Return the rank of the target of each prompt [P]."""
-    target = seq.item[locate_events(seq, users, positions)].astype(np.int64)
-    return rank_of_target_np(scores_PI, target, gather_masked_items(seq, users, positions), tie)
+    """Return the rank [P] of each prompt's next item among the items that the user may be recommended."""
+    target_P = seq.item[locate_events(seq, users, positions)].astype(np.int64)
+    return rank_of_target_np(scores_PI, target_P, gather_masked_items(seq, users, positions), tie)
 
 
 def _compare_metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:
-    """Return a metric of both sides, its difference, and the interval of the difference."""
-    a, b = (compute_per_event(name, side) for side in ranks)
-    return {"a": float(a.mean()), "b": float(b.mean()), **compare_paired(a, b, users, seed)}
+    """Return a metric of both sides ("a", "b"), its difference ("diff"), and its interval ("low", "high")."""
+    values_a, values_b = (compute_per_event(name, side_ranks) for side_ranks in ranks)
+    difference = compare_paired(values_a, values_b, users, seed)
+    return {"a": float(values_a.mean()), "b": float(values_b.mean()), **difference}
 
 
-def _find_exceeded_limits(
-    first: ModuleError | None,
-    gradient: float,
+def _describe_exceeded_limits(
+    first_beyond: ModuleError | None,
+    gradient_error: float,
     kl: Mapping[str, float],
     overlap: float,
     metric_values: Mapping[str, Mapping[str, float]],
     limits: Mapping[str, float],
 ) -> list[str]:
-    """Describe every limit that was exceeded; NaN exceeds all limits."""
+    """Return a sentence for every limit that was exceeded; NaN exceeds all limits."""
     sentences = []
-    if first:
+    if first_beyond:
         sentences.append(
-            f"module {first.name} differs by {first.relative:.2e}, the limit is {limits['module']:g}"
+            f"module {first_beyond.name} differs by {first_beyond.relative:.2e}, the limit is {limits['module']:g}"
         )
-    if not gradient <= limits["gradient"]:
-        sentences.append(f"the gradient differs by {gradient:.2e}, the limit is {limits['gradient']:g}")
+    if not gradient_error <= limits["gradient"]:
+        sentences.append(f"the gradient differs by {gradient_error:.2e}, the limit is {limits['gradient']:g}")
     if not kl["mean"] <= limits["kl"]:
         sentences.append(f"the mean KL is {kl['mean']:.2e} nats, the limit is {limits['kl']:g}")
     if not overlap >= limits["overlap"]:
@@ -281,15 +287,15 @@ def _find_exceeded_limits(
     return sentences
 
 
-def _describe_worst(title: str, modules: Sequence[ModuleError]) -> list[str]:
-    """Describe how many outputs are equal in all bits, and the one with the largest error."""
-    if not modules:
+def _describe_worst(title: str, errors: Sequence[ModuleError]) -> list[str]:
+    """Return a line about the number of arrays that are equal in all bits and the largest error; none without arrays."""
+    if not errors:
         return []
-    worst = max(modules, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
-    same_count = sum(m.same for m in modules)
-    if same_count == len(modules):
+    worst = max(errors, key=lambda error: np.nan_to_num(error.relative, nan=np.inf))
+    same_count = sum(error.same for error in errors)
+    if same_count == len(errors):
         return [f"{title:<27} all {same_count} equal in all bits"]
     return [
-        f"{title:<27} {same_count} of {len(modules)} equal in all bits; largest error {worst.relative:.2e} of its norm "
+        f"{title:<27} {same_count} of {len(errors)} equal in all bits; largest error {worst.relative:.2e} of its norm "
         f"({worst.name})"
     ]

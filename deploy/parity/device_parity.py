@@ -1,6 +1,6 @@
 """`nonet parity SCENARIO --pools a,b`: run the same weights, batches and seeds in two pools and compare the results.
 
-Compared are every module's output in the order of execution, the loss and its gradients, the distribution
+It compares every module's output in the order of execution, the loss and its gradients, the distribution
 over the catalogue, and the ranking with its metrics. The limits are printed beside the results; if one is
 exceeded, the command exits with code 1.
 """
@@ -31,15 +31,21 @@ from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.devices import HOST, PRECISIONS, PoolEnvironment, get_device
 from nonet.workers.runtime import ActorGroup, Place, RoleSpec, WorkerGroup, WorkerResources, ensure_ray
 
-_WAIT_S = 600.0
-_READY_S = 30.0
-_SCORES = 16_000_000  # compared scores per side: 64 MB
-_PROMPTS = 512
+_CALL_TIMEOUT_S = 600.0  # of a call of a worker
+_PLACEMENT_TIMEOUT_S = 30.0  # until the cluster must have a free device
+_MAX_SCORES = 16_000_000  # compared scores per side: 64 MB
+_MAX_PROMPTS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ParitySide:
-    """One side of the comparison: a pool of the scenario (or the name of a device) and a precision."""
+    """One side of the comparison.
+
+    Attributes:
+        name: The name of the pool or of the device.
+        pool: The pool of the scenario, or a pool of the device.
+        precision: "fp32", "bf16" or "fp16".
+    """
 
     name: str
     pool: Pool
@@ -48,7 +54,7 @@ class ParitySide:
 
 @dataclass(frozen=True, slots=True)
 class ParityInputs:
-    """The inputs of both sides.
+    """The data and the weights that both sides load.
 
     Attributes:
         folders: Folders of artifacts by kind.
@@ -70,7 +76,7 @@ def compare_pools(
     steps: int = 50,
     limits: Mapping[str, float] | None = None,
 ) -> ParityResult:
-    """Compare two pools on a scenario.
+    """Compare the model of a scenario in two pools.
 
     Args:
         scenario_file: The scenario.
@@ -89,10 +95,10 @@ def compare_pools(
     bounds = get_limits([side.precision for side in sides], limits)
     _check_devices(sides)
     with tempfile.TemporaryDirectory(prefix="nonet-parity-") as scratch:
-        material = _load_run_inputs(run) if run else _train_inputs(scenario_file, Path(scratch), steps)
-        corpus = Corpus.load(material.folders)
+        inputs = _load_run_inputs(run) if run else _train_inputs(scenario_file, Path(scratch), steps)
+        corpus = Corpus.load(inputs.folders)
         users, positions = _select_prompts(corpus)
-        answers = _run_sides(scenario, sides, material, corpus, users, positions)
+        answers = _run_sides(scenario, sides, inputs, corpus, users, positions)
     tie = make_tie_order(Popularity(len(corpus.items)).fit(corpus.seq).popularity, scenario.seed)
     return compare(
         answers,
@@ -102,15 +108,15 @@ def compare_pools(
         tie,
         metrics=select_event_metrics(scenario.evaluate.metrics),
         limits=bounds,
-        weights=material.weights,
+        weights=inputs.weights,
         seed=scenario.seed,
     )
 
 
-def parse_limits(given: Sequence[str]) -> dict[str, float]:
+def parse_limits(texts: Sequence[str]) -> dict[str, float]:
     """Parse limits: ["kl=1e-3"] becomes {"kl": 1e-3}. Raises ConfigError if a value is not a number."""
     limits = {}
-    for text in given:
+    for text in texts:
         name, _, value = text.partition("=")
         try:
             limits[name] = float(value)
@@ -122,12 +128,12 @@ def parse_limits(given: Sequence[str]) -> dict[str, float]:
 def _parse_sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
     """Parse the two sides. Raises ConfigError if a pool or precision does not exist."""
     names, precisions = _parse_pair("--pools", pools), _parse_pair("--precision", precision)
-    for word in precisions:
-        if word not in PRECISIONS:
-            raise ConfigError(f"--precision {word!r} is not one of {', '.join(PRECISIONS)}")
+    for side_precision in precisions:
+        if side_precision not in PRECISIONS:
+            raise ConfigError(f"--precision {side_precision!r} is not one of {', '.join(PRECISIONS)}")
     return [
-        ParitySide(name, _find_pool(scenario, name), word)
-        for name, word in zip(names, precisions, strict=True)
+        ParitySide(name, _find_pool(scenario, name), side_precision)
+        for name, side_precision in zip(names, precisions, strict=True)
     ]
 
 
@@ -164,12 +170,13 @@ def _check_devices(sides: Sequence[ParitySide]) -> None:
     import ray
 
     ensure_ray()
-    there = ray.cluster_resources()
+    resources = ray.cluster_resources()
     for side in sides:
         resource = get_device(side.pool.device).resource or "CPU"
-        if there.get(resource, 0.0) < 1:
+        available = resources.get(resource, 0.0)
+        if available < 1:
             raise PlacementError(
-                f"pool {side.name!r} needs 1 {resource}, the cluster has {there.get(resource, 0.0):g}: "
+                f"pool {side.name!r} needs 1 {resource}, the cluster has {available:g}: "
                 "use a cluster that has it (RAY_ADDRESS), or compare other pools"
             )
 
@@ -188,8 +195,8 @@ def _load_run_inputs(run: str) -> ParityInputs:
     return ParityInputs(folders, str(path), f"{folder.id}, step {manifest.step} ({manifest.stage})")
 
 
-def _train_inputs(made: ScenarioFile, scratch: Path, steps: int) -> ParityInputs:
-    """Make artifacts and train a few supervised steps in this process.
+def _train_inputs(scenario_file: ScenarioFile, scratch: Path, steps: int) -> ParityInputs:
+    """Make artifacts and train a few supervised steps in this process, and save both in the folder `scratch`.
 
     The steps run on the host with one thread, as in a planned run.
     """
@@ -198,93 +205,102 @@ def _train_inputs(made: ScenarioFile, scratch: Path, steps: int) -> ParityInputs
     torch.set_num_threads(1)
     from nonet.workers.roles import EmbeddingShard, Tokeniser, Trainer
 
-    facts = Tokeniser().prepare(make_data_setup(made.scenario, made.folder), str(scratch))
+    scenario = scenario_file.scenario
+    facts = Tokeniser().prepare(make_data_setup(scenario, scenario_file.folder), str(scratch))
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-    setup = make_run_setup(made.scenario)
+    setup = make_run_setup(scenario)
     trainer, shard = Trainer(setup), EmbeddingShard(setup)
     trainer.place = Place(role="trainer", peers={"embedding": shard})
     trainer.open(folders)
-    stages = make_stage_setups(made.scenario, facts["data"]["users"], facts["data"]["trained_events"])
+    stages = make_stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])
     stage = next(iter(stages.values()))
-    done = 0 if stage.rolls_out else min(steps, stage.steps)
+    step_count = 0 if stage.rolls_out else min(steps, stage.steps)
     trainer.begin(stage)
-    trainer.train(stage, 0, done)
+    trainer.train(stage, start=0, stop=step_count)
     commit = scratch / "commit"
     trainer.save(str(commit))
     shard.save(str(commit))
     return ParityInputs(
-        folders, str(commit), f"{done} steps of {stage.name} on {HOST} in fp32, seed {setup.seed}"
+        folders, str(commit), f"{step_count} steps of {stage.name} on {HOST} in fp32, seed {setup.seed}"
     )
 
 
 def _select_prompts(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Select held-out test events, evenly spread, so that the scores of a side take at most 64 MB."""
+    """Select held-out test events, evenly spread, so that the scores of a side take about 64 MB or less.
+
+    Returns:
+        The user row [P] and the position [P] of each prompt.
+    """
     users, positions = list_prompts(corpus.seq, TEST)
-    most = min(_PROMPTS, max(8, _SCORES // max(1, len(corpus.items))), len(users))
-    chosen = np.linspace(0, len(users) - 1, most).round().astype(int)
-    return users[chosen], positions[chosen]
+    prompts_of_max_scores = max(8, _MAX_SCORES // max(1, len(corpus.items)))
+    prompt_count = min(_MAX_PROMPTS, prompts_of_max_scores, len(users))
+    selected = np.linspace(0, len(users) - 1, prompt_count).round().astype(int)
+    return users[selected], positions[selected]
 
 
 def _run_sides(
     scenario: Scenario,
     sides: Sequence[ParitySide],
-    material: ParityInputs,
+    inputs: ParityInputs,
     corpus: Corpus,
     users: np.ndarray,
     positions: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Run both sides.
+    """Run a training step of the first stage and score the prompts on each side, one side after the other.
 
     Returns:
-        For each side: its description, the modules, loss and gradients of a step, and scores of the
-            prompts.
+        The answer of each side, as `compare` takes it.
     """
-    trained = int((corpus.seq.split == TRAIN).sum())
-    stage = next(iter(make_stage_setups(scenario, len(corpus.seq), trained).values()))
+    trained_events = int((corpus.seq.split == TRAIN).sum())
+    stage = next(iter(make_stage_setups(scenario, len(corpus.seq), trained_events).values()))
     answers = []
     for side in sides:
         with _start_probe(scenario, side) as probe:
-            what = probe.open(dict(material.folders), material.commit).get(_WAIT_S)[0]
-            learnt = probe.learn(stage, 0).get(_WAIT_S)
-            scores = probe.score(users, positions).get(_WAIT_S)
-            answers.append({"side": {"pool": side.name, **what}, **learnt, "scores": scores})
+            description = probe.open(dict(inputs.folders), inputs.commit).get(_CALL_TIMEOUT_S)[0]
+            step_results = probe.learn(stage, 0).get(_CALL_TIMEOUT_S)
+            scores = probe.score(users, positions).get(_CALL_TIMEOUT_S)
+            answers.append({"side": {"pool": side.name, **description}, **step_results, "scores": scores})
     return answers
 
 
 @contextmanager
 def _start_probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
-    """Start a worker in the side's pool: on its device, with its labels and its environment."""
+    """Run a worker in the side's pool while the context is open: on its device, with its labels and environment.
+
+    Raises:
+        PlacementError: The cluster has no free device with these labels.
+    """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     from nonet.workers.roles.evaluation import Probe
 
-    kind = get_device(side.pool.device)
-    bundle = {kind.resource or "CPU": 1.0}
-    spot = placement_group([bundle], bundle_label_selector=[dict(side.pool.labels)])
+    device = get_device(side.pool.device)
+    resource = device.resource or "CPU"
+    group = placement_group([{resource: 1.0}], bundle_label_selector=[dict(side.pool.labels)])
     try:
-        if not spot.wait(_READY_S):
+        if not group.wait(_PLACEMENT_TIMEOUT_S):
             raise PlacementError(
-                f"pool {side.name!r} needs 1 {next(iter(bundle))}"
+                f"pool {side.name!r} needs 1 {resource}"
                 + (f" on a node with labels {dict(side.pool.labels)}" if side.pool.labels else "")
                 + f"; free now: {ray.available_resources()}"
             )
         env = side.pool.env.model_dump() if side.pool.env else None
-        nodes = placement_group_table(spot)["bundles_to_node_id"].values()
-        PoolEnvironment.from_options(env).check_interpreter(side.name, nodes)
-        hosts = ActorGroup(
+        node_ids = placement_group_table(group)["bundles_to_node_id"].values()
+        PoolEnvironment.from_options(env).check_interpreter(side.name, node_ids)
+        actors = ActorGroup(
             {"probe": RoleSpec(Probe, (make_run_setup(scenario), side.precision))},
             name=f"probe of {side.name}",
             seat=WorkerResources(
                 device=side.pool.device,
-                cpus=0.0 if kind.resource else 1.0,
-                devices=1.0 if kind.resource else 0.0,
-                placement_group=spot,
+                cpus=0.0 if device.resource else 1.0,
+                devices=1.0 if device.resource else 0.0,
+                placement_group=group,
                 env=env,
             ),
         )
-        hosts.wait_until_ready()
-        yield WorkerGroup.from_actors(hosts, "probe")
-        hosts.stop()
+        actors.wait_until_ready()
+        yield WorkerGroup.from_actors(actors, "probe")
+        actors.stop()
     finally:
-        remove_placement_group(spot)
+        remove_placement_group(group)

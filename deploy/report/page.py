@@ -146,6 +146,7 @@ def _collect_users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _to_texts(titles: Sequence[Any] | None) -> list[str]:
+    """Return titles as texts; none for a missing list."""
     return [str(title) for title in titles or []]
 
 

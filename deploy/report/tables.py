@@ -173,7 +173,7 @@ def build_codebook_table(report: Report) -> ReportTable:
             f"level {level}",
             _format_count(size),
             TableCell(_format_count(used), share=used / size if used and size else None),
-            format_number(perplexity, 1),
+            format_number(perplexity, digits=1),
         ]
         for level, (size, used, perplexity) in enumerate(levels, 1)
     ]
@@ -344,8 +344,10 @@ def _get_part(report: Report, key: str) -> Report:
 
 
 def _format_mib(byte_count: float, digits: int = 1) -> str:
+    """Format a number of bytes in MiB."""
     return f"{format_number(byte_count / _MIB, digits)} MiB"
 
 
 def _format_count(value: int | None) -> str:
+    """Format a count; a missing one becomes a dash."""
     return "–" if value is None else f"{value:,}"

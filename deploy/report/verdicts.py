@@ -149,6 +149,7 @@ def _format_interval(difference: Difference) -> str:
 
 
 def _describe_significance(difference: Difference) -> str:
+    """Return whether a difference is significant, and its direction, as the end of a sentence."""
     return {1: "is significant and up", -1: "is significant and down"}.get(
         difference.direction, "is not significant"
     )

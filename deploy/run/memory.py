@@ -41,6 +41,7 @@ def sum_pss_bytes(root_pid: int) -> int:
 
 
 def _read_pss_bytes(process: psutil.Process) -> int:
+    """Return the PSS of one process in bytes; 0 if it cannot be read."""
     try:
         return getattr(process.memory_full_info(), "pss", 0)
     except psutil.Error:  # the process has ended or may not be read

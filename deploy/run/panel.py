@@ -198,6 +198,7 @@ class PlainDisplay:
 
 
 def _make_display(stream: TextIO, live: bool, interval_s: float, clock: Callable[[], float]) -> PanelDisplay:
+    """Return a live or a plain display."""
     if live:
         from nonet.deploy.run.panel_live import LiveDisplay
 
@@ -211,6 +212,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _format_cell(value: Any) -> str:
+    """Format a value of a table; a missing one becomes a dash."""
     if value is None:
         return "–"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
@@ -256,13 +258,16 @@ class EventView:
             getattr(self, f"_{event['kind']}")(event)  # one of the methods below
 
     def _note(self, event: dict[str, Any]) -> None:
+        """Show the text of the controller."""
         self.note(event["text"])
 
     def _stage(self, event: dict[str, Any]) -> None:
+        """Show that a stage begins."""
         assert self._panel
         self._panel.begin_stage(event["stage"], event["steps"], done=event["done"])
 
     def _step(self, event: dict[str, Any]) -> None:
+        """Show the step and the metrics of a stage."""
         assert self._panel
         self._panel.update_step(event["stage"], event["step"], event["metrics"])
 

@@ -200,13 +200,13 @@ class Client:
 
     def get_metrics(self) -> str:
         """Return the metrics page in Prometheus' text format."""
-        _, _, page = self._send_request("GET", "/metrics", None)
+        _, _, page = self._send_request("GET", "/metrics", content=None)
         return page.decode()
 
     def is_ready(self) -> bool:
         """Return whether the server is ready to answer."""
         try:
-            status, _, _ = self._send_request("GET", "/readyz", None)
+            status, _, _ = self._send_request("GET", "/readyz", content=None)
             return status == 200
         except (OSError, http.client.HTTPException):
             return False

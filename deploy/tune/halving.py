@@ -116,7 +116,7 @@ class SuccessiveHalving:
             batch = range(batch_start, min(batch_start + self.parallel, self.trials))
             known_results = [result for result in first_results if result.number < batch_start]
             return [
-                TrialJob(number, 0, self.propose(number, known_results))
+                TrialJob(number, rung=0, values=self.propose(number, known_results))
                 for number in batch
                 if number not in done_numbers
             ]

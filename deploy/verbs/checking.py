@@ -18,9 +18,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: versions, devices, Ray, compiler, memory, folders."""
-    from nonet.deploy.doctor import doctor as checks
+    from nonet.deploy.doctor import doctor as doctor_module
 
-    sys.exit(checks.main(as_json))
+    sys.exit(doctor_module.main(as_json))
 
 
 def parity(
@@ -49,8 +49,8 @@ def parity(
     from nonet.deploy.parity import compare_pools, parse_limits
     from nonet.deploy.run import api
 
-    made = api.scenario(scenario, change)
-    comparison = compare_pools(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
+    scenario_file, limits = api.scenario(scenario, change), parse_limits(limit or [])
+    comparison = compare_pools(scenario_file, pools, precision, run=run, steps=steps, limits=limits)
     print(json.dumps(comparison.as_dict(), indent=1) if as_json else comparison.to_text())
     if comparison.beyond:
         sys.exit(1)

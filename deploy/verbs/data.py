@@ -1,4 +1,4 @@
-"""Commands about data: `items add`, `samples explain` and `stats`, `pack`, `store put`, `append`, `get` and `stats`."""
+"""Commands about data: `items add`, `samples explain|stats`, `pack` and `store put|append|get|stats`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def add(
     """Add a new version of a run's catalogue with new items, and without withdrawn ones."""
     from nonet.deploy.after import add_items
 
-    made = add_items(run, table, withdraw or [])
+    record = add_items(run, table, withdraw or [])
     if as_json:
-        print(json.dumps(made, indent=1))
+        print(json.dumps(record, indent=1))
         return
-    parts = ", ".join(f"{made[name]:,} {name}" for name in ("added", "put back", "withdrawn") if made[name])
-    print(f"catalogue {made['number']} ({made['version']}): {made['items']:,} items; {parts}")
+    changes = ", ".join(
+        f"{record[name]:,} {name}" for name in ("added", "put back", "withdrawn") if record[name]
+    )
+    print(f"catalogue {record['number']} ({record['version']}): {record['items']:,} items; {changes}")
 
 
 UseArg = Annotated[
@@ -102,15 +104,16 @@ def pack(
             raise ConfigError("--time, --column and --set only apply to a store; give its --key")
         from nonet.samples.tables import pack_files
 
-        made = pack_files(source, use, lambda done, all_: print(f"{done} of {all_} files", file=sys.stderr))
-        print(
-            f"{use}: {len(made)} files, {sum(path.stat().st_size for path in made) / 1e6:,.1f} MB; read them with format arrow"
+        files = pack_files(
+            source, use, lambda done, total: print(f"{done} of {total} files", file=sys.stderr)
         )
+        size_mb = sum(path.stat().st_size for path in files) / 1e6
+        print(f"{use}: {len(files)} files, {size_mb:,.1f} MB; read them with format arrow")
         return
     from nonet.samples.stores import StoreFiller
 
-    filling = StoreFiller(source, key, time, _parse_columns(column), _parse_options(option))
-    _print_written(*filling.pack(use, _print_progress))
+    filler = StoreFiller(source, key, time, _parse_columns(column), _parse_options(option))
+    _print_written_and_close(*filler.pack(use, _print_progress))
 
 
 @store.command()
@@ -126,8 +129,8 @@ def put(
     from nonet.samples.stores import StoreFiller
 
     columns, options = _parse_columns(column), _parse_options(option)
-    filling = StoreFiller(source, key, time, columns, options)
-    _print_written(*filling.put(_open_store(use, columns, options), _print_progress))
+    filler = StoreFiller(source, key, time, columns, options)
+    _print_written_and_close(*filler.put(_open_store(use, columns, options), _print_progress))
 
 
 @store.command()
@@ -145,13 +148,13 @@ def append(
     """Append events to the store of a run's sequences, for serving and `nonet recommend`."""
     from nonet.deploy.serving.features import append_events
 
-    done = append_events(run, events, store)
+    counts = append_events(run, events, store)
     if as_json:
-        print(json.dumps(done))
+        print(json.dumps(counts))
         return
-    print(f"appended {done['events']:,} events of {done['users']:,} users")
-    if done["unknown_items"]:
-        print(f"left out {done['unknown_items']:,} events of items that the run does not know")
+    print(f"appended {counts['events']:,} events of {counts['users']:,} users")
+    if counts["unknown_items"]:
+        print(f"left out {counts['unknown_items']:,} events of items that the run does not know")
 
 
 @store.command()
@@ -168,8 +171,8 @@ def get(
     from nonet.samples.stores import get_rows
 
     opened = _open_store(use, _parse_columns(column), _parse_options(option))
-    for name, row in zip(keys, get_rows(opened, keys, as_of), strict=True):
-        print(json.dumps({"key": name, "row": row}, default=str))
+    for key, row in zip(keys, get_rows(opened, keys, as_of), strict=True):
+        print(json.dumps({"key": key, "row": row}, default=str))
 
 
 @store.command("stats")
@@ -186,28 +189,29 @@ def show_store_stats(use: UseArg, column: ColumnOption = None, option: StoreOpti
 
 
 def _open_store(use: str, columns: Any, options: dict[str, Any]) -> Store:
+    """Open the store that `STORE` names with the columns and options of the command line."""
     from nonet.samples.stores import open_store
 
     return open_store(use, columns, **options)
 
 
-def _parse_columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
-    """Parse --column options into names, or sources by name."""
-    if not given or not any("=" in each for each in given):
-        return given
-    named: dict[str, str] = {}
-    for each in given:
-        name, _, source = each.partition("=")
-        named[name] = source or name
-    return named
+def _parse_columns(texts: list[str] | None) -> list[str] | dict[str, str] | None:
+    """Parse --column options into names or, if one of them is NAME=SOURCE, into the sources of all columns by name."""
+    if not texts or not any("=" in text for text in texts):
+        return texts
+    source_by_name: dict[str, str] = {}
+    for text in texts:
+        name, _, source = text.partition("=")
+        source_by_name[name] = source or name
+    return source_by_name
 
 
-def _parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Parse --set options of a store. Raises ConfigError if one has no `=`."""
-    if bad := next((each for each in given or () if "=" not in each), None):
-        raise ConfigError(f"--set must be NAME=VALUE, got {bad!r}")
+def _parse_options(texts: list[str] | None) -> dict[str, Any]:
+    """Parse --set options of a store, whose values may be JSON. Raises ConfigError if one has no `=`."""
+    if wrong_text := next((text for text in texts or () if "=" not in text), None):
+        raise ConfigError(f"--set must be NAME=VALUE, got {wrong_text!r}")
     options = {}
-    for name, value in (each.split("=", 1) for each in given or ()):
+    for name, value in (text.split("=", 1) for text in texts or ()):
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -216,11 +220,12 @@ def _parse_options(given: list[str] | None) -> dict[str, Any]:
 
 
 def _print_progress(done: int, total: int) -> None:
+    """Print to standard error how many rows are done."""
     print(f"{done:,} of {total:,} rows", file=sys.stderr, flush=True)
 
 
-def _print_written(made: Store, rows: int) -> None:
-    """Print how many rows were written, and close the store."""
-    facts = made.collect_stats()
-    print(f"{made.name}: wrote {rows:,} rows; it holds {facts['keys']:,} keys")
-    made.close()
+def _print_written_and_close(store: Store, row_count: int) -> None:
+    """Print the number of rows that were written, and close the store."""
+    stats = store.collect_stats()
+    print(f"{store.name}: wrote {row_count:,} rows; it holds {stats['keys']:,} keys")
+    store.close()

@@ -1,4 +1,4 @@
-"""Commands that list scenarios and runs, create scenarios (`nonet new`) and import tables (`nonet import`)."""
+"""The work of the commands `scenarios`, `runs`, `new` and `import`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nonet.samples.tables import TableFormat
 
 
 def describe_scenarios() -> list[dict[str, str]]:
-    """Return the name and the first comment of each shipped scenario."""
+    """Return {"name": name, "about": first comment} of each shipped scenario."""
     return [
         {
             "name": name,
@@ -28,15 +28,19 @@ def describe_scenarios() -> list[dict[str, str]]:
 
 
 def describe_runs() -> list[dict[str, Any]]:
-    """Return the id, state and last stage's metrics of each run."""
+    """Return {"run": id, "state": state} with the last stage's metrics of each run, oldest first."""
     rows = []
     for folder in list_runs():
         report = folder.read_json("report.json")
-        commits = sorted(path.name for path in folder.checkpoints.glob("step-*"))
-        state = "finished" if report else f"resumable at {commits[-1]}" if commits else "no checkpoint"
-        last = list(report["stages"].values())[-1] if report and report["stages"] else {}
+        checkpoints = sorted(path.name for path in folder.checkpoints.glob("step-*"))
+        resumable = f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
+        last_metrics = list(report["stages"].values())[-1] if report and report["stages"] else {}
         rows.append(
-            {"run": folder.id, "state": state, **{key: round(value, 4) for key, value in last.items()}}
+            {
+                "run": folder.id,
+                "state": "finished" if report else resumable,
+                **{name: round(value, 4) for name, value in last_metrics.items()},
+            }
         )
     return rows
 
@@ -54,30 +58,25 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
     Raises:
         ConfigError: A file exists already; nothing is overwritten.
     """
-    origin = find_scenario(source)
+    source_path = find_scenario(source)
     if target.suffix not in (".yaml", ".yml"):
-        target = target / f"{origin.stem}.yaml"
-    scenario, folder = load_scenario(origin)
+        target = target / f"{source_path.stem}.yaml"
+    scenario, folder = load_scenario(source_path)
     reward_files = {
         str(options.use).split(":", 1)[0]
         for _, _, options in list_reward_options(scenario)
         if options.use and ".py" in str(options.use)
     }
-    pairs = [
-        (origin, target),
-        *(
-            (folder / name, target.parent / name)
-            for name in sorted(reward_files)
-            if (folder / name).is_file()
-        ),
-    ]
-    for _, copy in pairs:
+    original_by_copy = {target: source_path} | {
+        target.parent / name: folder / name for name in sorted(reward_files) if (folder / name).is_file()
+    }
+    for copy in original_by_copy:
         if copy.exists():
             raise ConfigError(f"{copy} already exists; choose another path")
-    for original, copy in pairs:
+    for copy, original in original_by_copy.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(original, copy)
-    return [copy for _, copy in pairs]
+    return list(original_by_copy)
 
 
 def create_scenario(
@@ -119,13 +118,13 @@ def create_scenario(
 
 def _parse_roles(columns: list[str]) -> dict[str, str]:
     """Parse `--column ROLE=NAME` options into columns by role. Raises ConfigError if one has no `=`."""
-    roles: dict[str, str] = {}
+    columns_by_role: dict[str, str] = {}
     for text in columns:
-        role, equals, name = text.partition("=")
-        if not equals:
+        role, equals_sign, name = text.partition("=")
+        if not equals_sign:
             raise ConfigError(f"--column must be ROLE=NAME such as user=uid, got {text!r}")
-        roles[role] = name
-    return roles
+        columns_by_role[role] = name
+    return columns_by_role
 
 
 def import_tables(
@@ -137,10 +136,10 @@ def import_tables(
     notes: list[str] | None = None,
     missing: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Import tables and return counts of their contents.
+    """Convert tables of another format to the two Parquet tables.
 
     Args:
-        form: The format's name.
+        form: The format's name: an importer.
         source: The files of that format.
         target: The folder for both Parquet tables.
         columns: Assignments of columns, each "ROLE=NAME"; only for csv.
@@ -149,20 +148,25 @@ def import_tables(
         missing: Texts that stand for a missing value, None for the default ones; only for csv.
 
     Returns:
-        Counts by name.
+        The importer's counts of users, items, events and so on, by name.
 
     Raises:
         ConfigError: An option is wrong, or belongs to another format.
         DataError: The files cannot be read, or their contents are invalid.
     """
-    roles = _parse_roles(columns)
-    extra: dict[str, Any] = {}
+    columns_by_role = _parse_roles(columns)
+    options: dict[str, Any] = {}
     if form == "csv":
-        texts = TableFormat.from_options(None, missing).missing
-        extra = {"columns": roles or None, "items": items, "notes": notes, "missing": texts}
-    elif roles or items or missing is not None:
+        missing_texts = TableFormat.from_options(None, missing).missing
+        options = {
+            "columns": columns_by_role or None,
+            "items": items,
+            "notes": notes,
+            "missing": missing_texts,
+        }
+    elif columns_by_role or items or missing is not None:
         raise ConfigError(
             f"--column, --items and --missing only apply to `import csv`, not to `import {form}`"
         )
-    counts = get_importer(form)(source, target, **extra)
+    counts = get_importer(form)(source, target, **options)
     return asdict(counts) if is_dataclass(counts) and not isinstance(counts, type) else dict(counts)

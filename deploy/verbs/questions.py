@@ -61,8 +61,8 @@ def report(
     if compare is not None:
         from nonet.deploy.after import compare_runs, format_comparison
 
-        answer = compare_runs(run, compare, stage, other)
-        print(json.dumps(answer, indent=1) if as_json else format_comparison(answer))
+        comparison = compare_runs(run, compare, stage_a=stage, stage_b=other)
+        print(json.dumps(comparison, indent=1) if as_json else format_comparison(comparison))
         return
     if stage is not None or other is not None:
         raise ConfigError("--stage and --with only apply to two runs; name the other one with --compare RUN")
@@ -100,9 +100,9 @@ def evaluate(
     """Evaluate a run's checkpoints again without training, with other metrics or for other users."""
     from nonet.deploy.after import evaluate_run, format_evaluation
 
-    names = None if metrics is None else [name.strip() for name in metrics.split(",")]
-    answer = evaluate_run(run, data=data, metrics=names, stages=stage)
-    print(json.dumps(answer, indent=1) if as_json else format_evaluation(answer))
+    metric_names = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    evaluation = evaluate_run(run, data=data, metrics=metric_names, stages=stage)
+    print(json.dumps(evaluation, indent=1) if as_json else format_evaluation(evaluation))
 
 
 def recommend(
@@ -138,14 +138,19 @@ def recommend(
     from nonet.deploy.after import format_columns, recommend_for
 
     make_question = None if user is None else _make_question_builder(run)
-    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top, make_question)
-    print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else format_columns(answer))
+    titles = [*(like or ()), *(more or ())]
+    recommendations = recommend_for(run, titles, user, top, make_question)
+    print(
+        json.dumps(recommendations, indent=1, ensure_ascii=False)
+        if as_json
+        else format_columns(recommendations)
+    )
 
 
 def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
     """Return a function that makes the question that a server would make for a user and a number of items.
 
-    The question contains the events that were posted to servers, and excludes withdrawn items. The function returns None
+    The question contains the events that were posted to servers, and excludes withdrawn items. The result is None
     for a run that was never served or cannot be served: its questions can be made from its data.
     """
     from nonet.controller.record import find_run
@@ -158,11 +163,14 @@ def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
     from nonet.controller.scenario import list_joined_features
     from nonet.deploy.serving.features import RequestFeatures, ServedRun
 
-    opened = ServedRun.open(run)
-    if list_joined_features(opened.scenario):
-        return None  # such a run is not served
-    features, withdrawn = RequestFeatures.from_run(opened, posts=False), opened.registry.serving.withdrawn
-    return lambda user, top: features.make_list_question(user, None, top, withdrawn=withdrawn).question
+    served_run = ServedRun.open(run)
+    if list_joined_features(served_run.scenario):
+        return None  # such a run cannot be served
+    features = RequestFeatures.from_run(served_run, posts=False)
+    withdrawn = served_run.registry.serving.withdrawn
+    return lambda user, top: (
+        features.make_list_question(user, history=None, k=top, withdrawn=withdrawn).question
+    )
 
 
 def _recommend_all(
@@ -182,7 +190,7 @@ def _recommend_all(
 
 
 def print_summary(run: Any, page: Path) -> None:
-    """Print a run's verdict, the path of its page, and a suggested command."""
+    """Print the summary of a run (a `RunFolder`), the path of its page, and a suggested command."""
     from nonet.deploy.report import format_summary, suggest_command
 
     print(format_summary(run.read_json("report.json")))

@@ -46,13 +46,13 @@ def run(
         _run_seeds(scenario, parse_seeds(seeds), change or [], run_dir, as_json)
         return
     if detach:
-        started = api.start_detached(
+        folder = api.start_detached(
             api.scenario(scenario, change), run_dir=run_dir, command=_format_command()
         )
         print(
-            json.dumps({"run": started.id})
+            json.dumps({"run": folder.id})
             if as_json
-            else f"{started.id} is running; stop it with: nonet stop {started.id}"
+            else f"{folder.id} is running; stop it with: nonet stop {folder.id}"
         )
         return
     if resume:
@@ -98,7 +98,9 @@ def tune(
     from nonet.deploy.tune import format_search_result, tune_scenario
 
     result = tune_scenario(
-        *(scenario, space, trials),
+        scenario,
+        space,
+        trials,
         changes=change,
         run_dir=run_dir,
         parallel=parallel,
@@ -127,14 +129,12 @@ def plan(
     from nonet.deploy.run import api, planning
 
     if search:
-        print(
-            planning.describe_search(
-                api.scenario(scenario, change), planning.choose_view(cluster, address), as_json
-            )
-        )
+        scenario_file, view = api.scenario(scenario, change), planning.choose_view(cluster, address)
+        print(planning.describe_search(scenario_file, view, as_json))
         return
-    source = api.scenario(scenario, change)
-    print(planning.describe_plan(source, source.plan(planning.choose_view(cluster, address)), as_json))
+    scenario_file = api.scenario(scenario, change)
+    placement = scenario_file.plan(planning.choose_view(cluster, address))
+    print(planning.describe_plan(scenario_file, placement, as_json))
 
 
 def submit(
@@ -161,16 +161,12 @@ def stop(
     """Stop a run after a checkpoint, and stop all its processes."""
     from nonet.deploy.run import steer, stop_run
 
-    local = os.environ.get("RAY_ADDRESS", "local") in ("", "local")
-    print(steer.stop(run) if local else stop_run(Path(run).name))
+    is_local = os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+    print(steer.stop(run) if is_local else stop_run(Path(run).name))
 
 
 def parse_seeds(seeds: str) -> list[int]:
-    """Parse --seeds.
-
-    Raises:
-        ConfigError: A seed is not a whole number.
-    """
+    """Parse the seeds of --seeds, such as "7,8,9". Raises ConfigError if one is not a whole number."""
     numbers = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in numbers):
         raise ConfigError(f"--seeds must be whole numbers such as 7,8,9, got {seeds!r}")
@@ -180,7 +176,7 @@ def parse_seeds(seeds: str) -> list[int]:
 def _run_seeds(
     scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool
 ) -> None:
-    """Run a scenario for several seeds and print the combined result."""
+    """Run a scenario for several seeds and print the combined result; exit with 130 if it was stopped."""
     from nonet.deploy.after import format_seeds, run_seeds
 
     folder, combined = run_seeds(scenario, seeds, changes, run_dir, _format_command())
@@ -194,7 +190,7 @@ def _run_seeds(
 
 
 def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
-    """Resume the run in --run-dir with a scenario file that may have changed.
+    """Resume the run in --run-dir with the scenario of the command line, and return the finished run.
 
     Raises:
         ConfigError: --run-dir is missing or has no run.
@@ -211,7 +207,7 @@ def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -
 
 
 def _print_result(run: Any, as_json: bool) -> None:
-    """Print the result of a run; exit with 130 if it was stopped."""
+    """Print the report or the summary of a finished run; exit with 130 if it was stopped."""
     from nonet.controller.record import describe_place, is_ray_job
 
     if is_ray_job():

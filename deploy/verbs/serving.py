@@ -87,8 +87,8 @@ def publish(
     from nonet.deploy.serving import publish_checkpoint
 
     row = publish_checkpoint(run, step)
-    told = f"version {row['version']} is the checkpoint of step {step}; serve it with: nonet promote {run}@{row['version']}"
-    print(json.dumps(row, indent=1) if as_json else told)
+    text = f"version {row['version']} is the checkpoint of step {step}; serve it with: nonet promote {run}@{row['version']}"
+    print(json.dumps(row, indent=1) if as_json else text)
 
 
 def promote(
@@ -131,15 +131,15 @@ def export(
     """Write a model, its semantic ids, trie, rows and counts into a folder that needs no Ray."""
     from nonet.deploy.serving.offline import export_run
 
-    written = export_run(run, target, version, form)
-    done = f"{target}: version {written['version']}, {written['bytes']:,} bytes"
+    result = export_run(run, target, version, form)
+    text = f"{target}: version {result['version']}, {result['bytes']:,} bytes"
     if (target / "example.py").exists():
-        done += f"; try: python {target}/example.py"
-    print(json.dumps(written, indent=1) if as_json else done)
+        text += f"; try: python {target}/example.py"
+    print(json.dumps(result, indent=1) if as_json else text)
 
 
 def _print_state(serving: dict[str, Any], as_json: bool) -> None:
-    """Print the serving state."""
+    """Print a serving state: the default version, the shares of others, and refused versions."""
     if as_json:
         print(json.dumps(serving, indent=1))
         return

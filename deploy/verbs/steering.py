@@ -11,11 +11,11 @@ import typer
 from nonet.deploy.verbs.questions import JsonOption, RunArg
 from nonet.errors import ConfigError
 
-_Name = Annotated[
+_NameArg = Annotated[
     str | None, typer.Argument(metavar="NAME", help="Name of the reward in the run, as by --name.")
 ]
-_Stage = Annotated[str | None, typer.Option(help="RL stage, by default the one in progress.")]
-_Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's answer.")]
+_StageOption = Annotated[str | None, typer.Option(help="RL stage, by default the one in progress.")]
+_WaitOption = Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's answer.")]
 
 
 def attach(
@@ -26,7 +26,7 @@ def attach(
             metavar="USE", help="file.py[:Name], package.module:Name, a shipped name or an address."
         ),
     ],
-    title: _Name = None,
+    title: _NameArg = None,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the reward in the run, by default that of its function or class."),
@@ -36,14 +36,14 @@ def attach(
         list[str] | None,
         typer.Option("--set", metavar="A=B", help="Set an option; may be repeated."),
     ] = None,
-    stage: _Stage = None,
-    wait: _Wait = 60.0,
+    stage: _StageOption = None,
+    wait: _WaitOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Add a reward to a run in progress, between two steps of its RL stage."""
     from nonet.deploy.run import steer
 
-    asked = steer.attach(
+    folder, command_id = steer.attach(
         run,
         reward,
         name=_choose_name(title, name),
@@ -51,24 +51,25 @@ def attach(
         stage=stage,
         options=_parse_options(option),
     )
-    _print_answer(*asked, wait, as_json)
+    _print_answer(folder, command_id, wait, as_json)
 
 
 def detach(
     run: RunArg,
-    title: _Name = None,
+    title: _NameArg = None,
     name: Annotated[str | None, typer.Option(help="Name of the reward in the run.")] = None,
-    stage: _Stage = None,
-    wait: _Wait = 60.0,
+    stage: _StageOption = None,
+    wait: _WaitOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Remove a reward from a run in progress."""
     from nonet.deploy.run import steer
 
-    chosen = _choose_name(title, name)
-    if chosen is None:
+    reward_name = _choose_name(title, name)
+    if reward_name is None:
         raise ConfigError("detach needs the name of a reward: nonet detach RUN NAME, or --name NAME")
-    _print_answer(*steer.detach(run, chosen, stage=stage), wait, as_json)
+    folder, command_id = steer.detach(run, reward_name, stage=stage)
+    _print_answer(folder, command_id, wait, as_json)
 
 
 def set_value(
@@ -79,17 +80,18 @@ def set_value(
             metavar="PATH=VALUE", help="[stages.<rl>.]rewards.<name>.weight (or at_least) = number"
         ),
     ],
-    wait: _Wait = 60.0,
+    wait: _WaitOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Change a reward's weight or floor in a run in progress."""
     from nonet import yaml
     from nonet.deploy.run import steer
 
-    path, equals, text = change.partition("=")
-    if not equals:
+    path, equals_sign, text = change.partition("=")
+    if not equals_sign:
         raise ConfigError(f"set needs PATH=VALUE, got {change!r}")
-    _print_answer(*steer.set_value(run, path.strip(), yaml.parse(text, path)), wait, as_json)
+    folder, command_id = steer.set_value(run, path.strip(), yaml.parse(text, path))
+    _print_answer(folder, command_id, wait, as_json)
 
 
 def try_out_reward(
@@ -114,37 +116,37 @@ def try_out_reward(
     from nonet.deploy.after import format_trial, summarise_trial, try_reward
     from nonet.deploy.run import api
 
-    found = try_reward(api.scenario(scenario), reward, weight, _parse_options(option), users)
-    print(json.dumps(summarise_trial(found), indent=1) if as_json else format_trial(found))
-    if found.trial.troubles:
+    result = try_reward(api.scenario(scenario), reward, weight, _parse_options(option), users)
+    print(json.dumps(summarise_trial(result), indent=1) if as_json else format_trial(result))
+    if result.trial.troubles:  # users for whom the reward gave no score
         sys.exit(1)
 
 
 def _choose_name(title: str | None, name: str | None) -> str | None:
-    """Return the name that was given as an argument or by --name. Raises ConfigError if both differ."""
+    """Return the name that was given as an argument (`title`) or by --name. Raises ConfigError if both differ."""
     if title is not None and name not in (None, title):
         raise ConfigError(f"two names are given, {title!r} and --name {name!r}; give one")
     return title or name
 
 
-def _parse_options(changes: list[str] | None) -> dict[str, Any]:
-    """Parse the options of a reward from A=B. Raises ConfigError if one has no `=`."""
+def _parse_options(texts: list[str] | None) -> dict[str, Any]:
+    """Parse the options of a reward, each A=B with a YAML value. Raises ConfigError if one has no `=`."""
     from nonet import yaml
 
     options: dict[str, Any] = {}
-    for change in changes or []:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set must be A=B, got {change!r}")
-        options[key] = yaml.parse(text, f"--set {key}")
+    for text in texts or []:
+        key, equals_sign, value = text.partition("=")
+        if not equals_sign:
+            raise ConfigError(f"--set must be A=B, got {text!r}")
+        options[key] = yaml.parse(value, f"--set {key}")
     return options
 
 
-def _print_answer(folder: Any, command: str, timeout_s: float, as_json: bool) -> None:
-    """Wait for the run's answer and print it. Raises ConfigError for a refusal."""
+def _print_answer(folder: Any, command_id: str, timeout_s: float, as_json: bool) -> None:
+    """Wait for the run's answer to a command and print it. Raises ConfigError if the run refuses the command."""
     from nonet.deploy.run import steer
 
-    answer = steer.wait_for_answer(folder, command, timeout_s)
+    answer = steer.wait_for_answer(folder, command_id, timeout_s)
     if answer is None:
         answer = {
             "state": "waiting",

@@ -54,7 +54,9 @@ class BatchRecommender:
             A row for each user, in order: user_id, item_id and score (lists, best first), cold_start and version.
         """
         prepared = [
-            self._features.make_list_question(str(user_id), None, self._top, withdrawn=self._withdrawn)
+            self._features.make_list_question(
+                str(user_id), history=None, k=self._top, withdrawn=self._withdrawn
+            )
             for user_id in user_ids
         ]
         questions = [each.question for each in prepared]

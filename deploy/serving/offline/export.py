@@ -95,7 +95,7 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
     seq = corpus.seq
-    seq.slice_users(0, 0).save(target / "sequences")
+    seq.slice_users(0, 0).save(target / "sequences")  # without users: an export has no events of them
     shutil.copyfile(
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
@@ -178,7 +178,7 @@ class Exported:
         Raises:
             ConfigError: An argument is wrong.
         """
-        prepared = self._features.make_list_question(None, list(history), k, where=where)
+        prepared = self._features.make_list_question(user=None, history=list(history), k=k, where=where)
         answer = self.engine.answer([prepared.question])[0]
         items = self._features.items
         return list(

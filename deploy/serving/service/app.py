@@ -52,19 +52,22 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     app.state.service = service
     access, callers = AccessPolicy.from_environment(local), CallerResolver(proxies)
 
-    def may_change(request: Request) -> None:
+    def check_may_change(request: Request) -> None:
+        """Raise a 401 error if the request's token does not allow it to post events."""
         if not access.may_change(_get_token(request)):
             raise HTTPException(
                 401, "this request needs a token: send NONET_TOKEN as `Authorization: Bearer ...`"
             )
 
-    def may_read(request: Request) -> None:
+    def check_may_read(request: Request) -> None:
+        """Raise a 401 error if the request's token does not allow it to make queries."""
         if not access.may_read(_get_token(request)):
             raise HTTPException(
                 401, "queries need a token: send NONET_READ_TOKEN as `Authorization: Bearer ...`"
             )
 
     def get_caller(request: Request) -> str:
+        """Return the key by which the rate limit of the request's caller is counted."""
         peer = request.client.host if request.client else "unknown"
         return callers.choose_limit_key(peer, request.headers, access.is_known(_get_token(request)))
 
@@ -74,7 +77,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
             listed.history = None
         return listed
 
-    needs_read_access = [Depends(may_read)]
+    needs_read_access = [Depends(check_may_read)]
 
     @app.post("/recommend", dependencies=needs_read_access)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
@@ -92,7 +95,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         )
         return _set_version_header(hide_history(request, body, answer), response)
 
-    @app.post("/events", dependencies=[Depends(may_change)])
+    @app.post("/events", dependencies=[Depends(check_may_change)])
     async def events(body: EventsRequest, request: Request) -> Posted:
         """Store new events of a user; they are on disk and used by the next answer when this returns."""
         return await service.post(body, get_caller(request))

@@ -21,6 +21,8 @@ Id = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | Annotated[Text, Fi
 
 
 class _StrictRequest(BaseModel):
+    """A body that refuses unknown fields, and numbers that are not finite."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
