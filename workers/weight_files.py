@@ -1,7 +1,7 @@
 """Reading and writing of named tensors as safetensors files, split into shards with an index as Hugging Face does.
 
-    model.safetensors                                   if all tensors fit into one shard
-    model-00001-of-00003.safetensors, ..., model.safetensors.index.json      otherwise
+    model.safetensors                                                    if all tensors fit into one shard
+    model-00001-of-00003.safetensors, ..., model.safetensors.index.json  otherwise
 
 If several ranks hold the tensors, each writes every n-th shard. A file is written piece by piece from the memory of its
 tensors. Writing needs no additional host memory for tensors on the host, and that of one bucket for tensors on a device.
@@ -46,7 +46,7 @@ class TensorShards:
 
     Attributes:
         stem: Name of the files without number and extension.
-        names: Names of the tensors in each file.
+        names: For each file, the names of its tensors.
     """
 
     stem: str
@@ -61,25 +61,25 @@ class TensorShards:
             tensors: Tensors by name; only names and sizes are used.
             max_bytes: Largest size of a shard in bytes.
         """
-        files: list[list[str]] = [[]]
-        size = 0
+        shards: list[list[str]] = [[]]
+        shard_bytes = 0
         for name in sorted(tensors):
-            if files[-1] and size + tensors[name].nbytes > max_bytes:
-                files.append([])
-                size = 0
-            files[-1].append(name)
-            size += tensors[name].nbytes
-        return cls(stem, tuple(map(tuple, files)))
+            if shards[-1] and shard_bytes + tensors[name].nbytes > max_bytes:
+                shards.append([])
+                shard_bytes = 0
+            shards[-1].append(name)
+            shard_bytes += tensors[name].nbytes
+        return cls(stem, tuple(map(tuple, shards)))
 
-    def get_file_name(self, number: int) -> str:
-        """Return the file name of a shard."""
+    def get_file_name(self, index: int) -> str:
+        """Return the file name of a shard, given by its index from 0."""
         if len(self.names) == 1:
             return f"{self.stem}.safetensors"
-        return f"{self.stem}-{number + 1:05d}-of-{len(self.names):05d}.safetensors"
+        return f"{self.stem}-{index + 1:05d}-of-{len(self.names):05d}.safetensors"
 
     def select_rank_files(self, rank: int, ranks: int) -> dict[str, tuple[str, ...]]:
         """Return the files that a rank writes, with the names of their tensors."""
-        return {self.get_file_name(at): names for at, names in enumerate(self.names) if at % ranks == rank}
+        return {self.get_file_name(i): names for i, names in enumerate(self.names) if i % ranks == rank}
 
     def write_index(self, folder: Path, total_bytes: int) -> list[Path]:
         """Write the index file if there is more than one shard.
@@ -93,7 +93,7 @@ class TensorShards:
         """
         if len(self.names) == 1:
             return []
-        file_by_name = {name: self.get_file_name(at) for at, names in enumerate(self.names) for name in names}
+        file_by_name = {name: self.get_file_name(i) for i, names in enumerate(self.names) for name in names}
         path = folder / f"{self.stem}.safetensors.index.json"
         path.write_text(
             json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": file_by_name}, indent=1)
@@ -149,7 +149,8 @@ def merge_shards(path: Path, merged_path: Path) -> Path:
     return merged_path
 
 
-BASE = "base.json"  # a file next to a checkpoint's weights with the SHA-256 of the base model's folder
+BASE = "base.json"
+"""A file next to a checkpoint's weights with the SHA-256 of the folder of the base model that they belong to."""
 
 
 def load_model(model: torch.nn.Module, folder: Path) -> None:
@@ -169,7 +170,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     check_base(model, read_base(path.parent), str(path.parent))
     try:
-        model.load_state_dict(_select_known(model, read_tensors(path)))
+        model.load_state_dict(_match_optional_weights(model, read_tensors(path)))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
@@ -177,7 +178,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
 
 
 def write_base(sha256: str, folder: Path) -> list[Path]:
-    """Write the SHA-256 of the base model into a checkpoint. Returns the file."""
+    """Write the SHA-256 of the base model into a checkpoint's folder. Returns the path of the file in a list."""
     path = folder / "dense" / BASE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
@@ -211,21 +212,18 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
         )
 
 
-def _select_known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Select the tensors that a model has.
+def _match_optional_weights(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint with exactly those weights of a memory that the model has.
 
     A memory and its nearest-item voter can be added to a checkpoint or removed from it, so their weights are loaded only
-    if the model has them in the same shape.
+    if the model has them in the same shape; otherwise the model keeps its own.
     """
     model_tensors = model.state_dict()
-    optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")
-    kept = {name: tensor for name, tensor in tensors.items() if name not in optional}
-    for name in optional:
+    optional_names = (MEMORY_WEIGHTS, f"{QUERY}.weight")
+    matched = {name: tensor for name, tensor in tensors.items() if name not in optional_names}
+    for name in optional_names:
         if name in model_tensors:
             loaded = tensors.get(name)
-            kept[name] = (
-                loaded
-                if loaded is not None and loaded.shape == model_tensors[name].shape
-                else model_tensors[name]
-            )
-    return kept
+            has_same_shape = loaded is not None and loaded.shape == model_tensors[name].shape
+            matched[name] = tensors[name] if has_same_shape else model_tensors[name]
+    return matched

@@ -24,8 +24,8 @@ from nonet.deadlines import DEFAULTS, suggest_longer_deadline
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.devices.vendors import Device
 
-_EXCLUDED = ["**/__pycache__", "**/*.so"]  # native code is built where it runs
-_VERSION_SCRIPT = (
+_EXCLUDED = ["**/__pycache__", "**/*.so"]  # Native code is built on the machine where it runs.
+_VERSION_SCRIPT = (  # Prints the versions of Python (major.minor) and Ray as JSON.
     "import json, sys, ray; "
     "print(json.dumps({'python': '.'.join(map(str, sys.version_info[:2])), 'ray': ray.__version__}))"
 )
@@ -37,7 +37,7 @@ class PoolEnvironment:
 
     Attributes:
         python: Path of an interpreter.
-        image: URI of an image.
+        image: URI of a container image.
         pip: Requirements to install.
         vars: Environment variables.
     """
@@ -48,16 +48,16 @@ class PoolEnvironment:
     vars: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        named = [name for name in ("python", "image", "pip") if getattr(self, name)]
-        if len(named) > 1:
-            raise ConfigError(f"env has {' and '.join(named)}; they exclude each other, so set only one")
+        set_fields = [name for name in ("python", "image", "pip") if getattr(self, name)]
+        if len(set_fields) > 1:
+            raise ConfigError(f"env has {' and '.join(set_fields)}; they exclude each other, so set only one")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None) -> PoolEnvironment:
         """Make an environment from the `env:` of a scenario; None means the environment that Ray itself runs in."""
-        known: dict[str, Any] = {key: value for key, value in (options or {}).items() if value}
-        known["pip"] = tuple(known.get("pip", ()))
-        return cls(**known)
+        fields: dict[str, Any] = {key: value for key, value in (options or {}).items() if value}
+        fields["pip"] = tuple(fields.get("pip", ()))
+        return cls(**fields)
 
     def to_runtime_env(self, device: Device) -> dict[str, Any]:
         """Return Ray's `runtime_env` for an actor on this device, {} if nothing has to be set.
@@ -91,31 +91,31 @@ class PoolEnvironment:
         from ray.exceptions import RayError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        ids = sorted(set(nodes))
-        probe = ray.remote(num_cpus=0, max_retries=0)(probe_interpreter)
-        checks = [
-            probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-                self.python, dict(self.vars), timeout_s
-            )
-            for node in ids
+        node_ids = sorted(set(nodes))
+        remote_probe = ray.remote(num_cpus=0, max_retries=0)(probe_interpreter)
+        refs = [
+            remote_probe.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ).remote(self.python, dict(self.vars), timeout_s)
+            for node_id in node_ids
         ]
-        versions = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
+        own_versions = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
         try:
-            interpreters = ray.get(checks, timeout=timeout_s)
+            probe_results = ray.get(refs, timeout=timeout_s)
         except RayError as error:
             raise PlacementError(
                 f"pool {pool!r}: env.python {self.python} could not be checked on its nodes within "
                 f"{timeout_s:g} s: {error}{suggest_longer_deadline(timeout_s)}"
             ) from None
-        for node, interpreter in zip(ids, interpreters, strict=True):
-            problem = interpreter.get("error") or ", ".join(
-                f"{what} is {interpreter[what]}, the cluster's is {version}"
-                for what, version in versions.items()
-                if interpreter[what] != version
+        for node_id, result in zip(node_ids, probe_results, strict=True):
+            problem = result.get("error") or ", ".join(
+                f"{name} is {result[name]}, the cluster's is {version}"
+                for name, version in own_versions.items()
+                if result[name] != version
             )
             if problem:
                 raise PlacementError(
-                    f"pool {pool!r}: env.python {self.python} on node {node[:8]}: {problem}. "
+                    f"pool {pool!r}: env.python {self.python} on node {node_id[:8]}: {problem}. "
                     "Put an interpreter there with the same Python and Ray, or change pools."
                     f"{pool}.env"
                 )

@@ -2,11 +2,11 @@
 
     RESIDENT ── offload ──▶ MOVING ──▶ OFFLOADED ── resume ──▶ MOVING ──▶ RESIDENT
 
-A move is checked against the device's account before a byte is copied, and undone if it fails part-way: all buffers
-are on one side. Tensors keep their identity (their storage is emptied and filled again, tied weights once), so
-optimizers and fused roles that hold them need no change, bit for bit. On cpu the bytes are written to a memory-mapped
-file, so the process's memory really shrinks. The planner's memory ledger decides which groups take turns; this module
-carries the moves out.
+A move to the device is checked against the device's account before a byte is copied. A move that fails part-way is
+undone, so all buffers are always on one side. Tensors keep their identity: their storage is emptied and filled again
+with the same bits (that of tied weights once), so optimizers and fused roles that hold them need no change. On cpu the
+bytes are written to a memory-mapped file, so the process's memory really shrinks. The planner's memory ledger decides
+which groups take turns; this module carries the moves out.
 """
 
 from __future__ import annotations
@@ -43,37 +43,35 @@ class MemoryAccount:
 
     def __init__(self, capacity_bytes: int = 0):
         self.capacity_bytes = capacity_bytes
-        self._held: dict[str, int] = {}
+        self._bytes_by_owner: dict[str, int] = {}
         self._lock = threading.Lock()
 
     @property
     def held(self) -> dict[str, int]:
         """The bytes held, by owner."""
         with self._lock:
-            return dict(self._held)
+            return dict(self._bytes_by_owner)
 
     def reserve(self, owner: str, wanted_bytes: int) -> None:
-        """Record that an owner holds so many bytes.
+        """Record that an owner holds this number of bytes, instead of what it held before.
 
         Raises:
-            PlacementError: They do not fit; nothing is recorded.
+            PlacementError: The bytes do not fit on the device; nothing is recorded.
         """
         with self._lock:
-            others = sum(bytes_held for name, bytes_held in self._held.items() if name != owner)
-            if self.capacity_bytes and others + wanted_bytes > self.capacity_bytes:
-                holders = ", ".join(
-                    f"{name} {bytes_held}" for name, bytes_held in self._held.items() if name != owner
-                )
+            other_bytes = {name: held for name, held in self._bytes_by_owner.items() if name != owner}
+            if self.capacity_bytes and sum(other_bytes.values()) + wanted_bytes > self.capacity_bytes:
+                holders = ", ".join(f"{name} {held}" for name, held in other_bytes.items())
                 raise PlacementError(
                     f"{owner} needs {wanted_bytes} resident bytes, the device has {self.capacity_bytes} "
                     f"and {holders or 'nobody'} held there; offload one of them first"
                 )
-            self._held[owner] = wanted_bytes
+            self._bytes_by_owner[owner] = wanted_bytes
 
     def release(self, owner: str) -> None:
         """Record that an owner holds nothing."""
         with self._lock:
-            self._held.pop(owner, None)
+            self._bytes_by_owner.pop(owner, None)
 
 
 class OffloadableBuffers:
@@ -96,9 +94,9 @@ class OffloadableBuffers:
         mapped_file_dir: Path | None = None,
     ):
         self.owner, self.account = owner, account or MemoryAccount()
-        self._tensors, self._shelf = list_tensors, mapped_file_dir
-        self._parked: list[tuple[Any, Tensor]] = []
-        self._turn = threading.Lock()
+        self._list_tensors, self._mapped_file_dir = list_tensors, mapped_file_dir
+        self._host_copies: list[tuple[Any, Tensor]] = []  # The emptied storages, and their bytes on the host.
+        self._move_lock = threading.Lock()
         self.state = ResidencyState.RESIDENT
         self.account.reserve(owner, self.resident_bytes)
 
@@ -110,7 +108,7 @@ class OffloadableBuffers:
     @property
     def offloaded_bytes(self) -> int:
         """The bytes in host memory now."""
-        return sum(shelf.numel() for _, shelf in self._parked)
+        return sum(host_copy.numel() for _, host_copy in self._host_copies)
 
     def require_resident(self) -> None:
         """Raise PlacementError unless the buffers are on the device."""
@@ -126,18 +124,19 @@ class OffloadableBuffers:
             PlacementError: The buffers are not resident.
         """
         with self._hold_move(ResidencyState.RESIDENT, "offload"):
-            storages, parked = self._list_storages(), []
+            storages = self._list_storages()
+            host_copies: list[tuple[Any, Tensor]] = []
             try:
                 for storage in storages:
-                    parked.append((storage, _copy_to_host(storage, self._shelf)))
+                    host_copies.append((storage, _copy_to_host(storage, self._mapped_file_dir)))
             except BaseException:
-                self.state = ResidencyState.RESIDENT  # only copies were made; no storage was emptied
+                self.state = ResidencyState.RESIDENT  # Only copies were made; no storage was emptied.
                 raise
-            for storage, _ in parked:
+            for storage, _ in host_copies:
                 storage.resize_(0)
-            for kind in {storage.device.type for storage, _ in parked}:
+            for kind in {storage.device.type for storage, _ in host_copies}:
                 get_device(kind).release()
-            self._parked = parked
+            self._host_copies = host_copies
             self.account.release(self.owner)
             self.state = ResidencyState.OFFLOADED
             return self.offloaded_bytes
@@ -149,27 +148,31 @@ class OffloadableBuffers:
             PlacementError: The buffers are not offloaded, or the device has no room.
         """
         with self._hold_move(ResidencyState.OFFLOADED, "resume"):
-            size_bytes, filled = self.offloaded_bytes, []
+            size_bytes, resized_storages = self.offloaded_bytes, []
             try:
                 self.account.reserve(self.owner, size_bytes)
-                for storage, shelf in self._parked:
-                    filled.append(storage)
-                    storage.resize_(shelf.numel())
-                    _view_bytes(storage).copy_(shelf)
+                for storage, host_copy in self._host_copies:
+                    resized_storages.append(storage)
+                    storage.resize_(host_copy.numel())
+                    _view_bytes(storage).copy_(host_copy)
             except BaseException:
-                for storage in filled:
+                for storage in resized_storages:
                     storage.resize_(0)
                 self.account.release(self.owner)
                 self.state = ResidencyState.OFFLOADED
                 raise
-            self._parked = []
+            self._host_copies = []
             self.state = ResidencyState.RESIDENT
             return size_bytes
 
     @contextmanager
     def _hold_move(self, expected: ResidencyState, action: str) -> Iterator[None]:
-        """Set the state to MOVING for the duration of a move, if it is the expected one; one move at a time."""
-        if not self._turn.acquire(blocking=False):
+        """Set the state to MOVING within a context, which must set the state at its end; admits one move at a time.
+
+        Raises:
+            PlacementError: Another move is running, or the state is not `expected`.
+        """
+        if not self._move_lock.acquire(blocking=False):
             raise PlacementError(f"{self.owner} is moving: wait for that move before you {action}")
         try:
             if self.state is not expected:
@@ -179,12 +182,12 @@ class OffloadableBuffers:
             self.state = ResidencyState.MOVING
             yield
         finally:
-            self._turn.release()
+            self._move_lock.release()
 
     def _list_storages(self) -> list[Any]:
-        """Return each storage behind the tensors once, in their order."""
+        """Return the storages of the tensors, each once, in the order of the tensors."""
         storages: dict[int, Any] = {}
-        for tensor in self._tensors():
+        for tensor in self._list_tensors():
             storage = tensor.untyped_storage()
             storages.setdefault(storage._cdata, storage)
         return list(storages.values())
@@ -212,8 +215,8 @@ def _copy_to_host(storage: Any, folder: Path | None) -> Tensor:
         return torch.empty(source.shape, dtype=torch.uint8, pin_memory=True).copy_(source)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="nonet-parked-") as file:
         file.truncate(max(1, storage.nbytes()))
-        shelf = torch.from_file(file.name, shared=True, size=storage.nbytes(), dtype=torch.uint8)
-        return shelf.copy_(source)  # the mapping outlives the file's name
+        mapped = torch.from_file(file.name, shared=True, size=storage.nbytes(), dtype=torch.uint8)
+        return mapped.copy_(source)  # The mapping exists longer than the file's name.
 
 
 def _view_bytes(storage: Any) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 from nonet.errors import ConfigError
 
 HOST = "cpu"
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # Name in a scenario: torch's dtype.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Device:
         visible: Environment variable in which Ray lists the ids of the devices of a process, "" for none.
         backend: Backend of torch.distributed.
         package: Package that must be imported to add the device to torch, "" if torch has it built in.
-        vars: Environment variables for processes that use it, for example to make sums deterministic.
+        vars: Environment variables for processes that use the device, for example to make sums deterministic.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Device:
     package: str = ""
     vars: Mapping[str, str] = field(default_factory=dict)
 
-    # --- for Ray -----------------------------------------------------------------------------------------------------
+    # --- For Ray -----------------------------------------------------------------------------------------------------
 
     def get_ray_options(self, count: float) -> dict[str, Any]:
         """Return the keyword arguments of `ray.remote` that request `count` of this device."""
@@ -73,10 +73,10 @@ class Device:
 
     def read_visible_ids(self, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         """Return the device ids that Ray gave to a process, read from its environment; () for none."""
-        listed = environment.get(self.visible, "") if self.visible else ""
-        return tuple(part for part in listed.split(",") if part)
+        visible_ids = environment.get(self.visible, "") if self.visible else ""
+        return tuple(device_id for device_id in visible_ids.split(",") if device_id)
 
-    # --- for torch ---------------------------------------------------------------------------------------------------
+    # --- For torch ---------------------------------------------------------------------------------------------------
 
     def to_torch_device(self, index: int = 0) -> str:
         """Return torch's name of a device of this kind; index 0 is the first device that Ray gave to this process."""
@@ -111,8 +111,8 @@ class Device:
             return str(error)
         if self.name == HOST or (module.is_available() and module.device_count()):
             return ""
-        shown = f"; {self.visible} is {os.environ.get(self.visible)!r}" if self.visible else ""
-        return f"torch in {sys.executable} finds no {self.name} device here{shown}"
+        visible_devices = f"; {self.visible} is {os.environ.get(self.visible)!r}" if self.visible else ""
+        return f"torch in {sys.executable} finds no {self.name} device here{visible_devices}"
 
     def claim(self, index: int = 0) -> str:
         """Make a device of this kind the current device of this process, and return its torch name.
@@ -157,7 +157,12 @@ class Device:
             return _measure_host_memory()
         module = self.import_torch_module()
         free, total = module.mem_get_info()
-        return DeviceMemory(module.memory_allocated(), module.max_memory_allocated(), int(free), int(total))
+        return DeviceMemory(
+            used=module.memory_allocated(),
+            peak=module.max_memory_allocated(),
+            free=int(free),
+            total=int(total),
+        )
 
     def release(self) -> None:
         """Return memory that this process has freed to the device, so that another process can use it.
@@ -236,7 +241,7 @@ def claim(torch_name: str) -> str:
     Raises:
         ConfigError: The device cannot be used.
     """
-    index = torch_name.partition(":")[2]
+    _, _, index = torch_name.partition(":")
     return get_device(torch_name).claim(int(index or 0))
 
 
@@ -257,19 +262,36 @@ def _measure_host_memory() -> DeviceMemory:
     """Measure the memory of this process and of the host."""
     import resource
 
-    page = os.sysconf("SC_PAGE_SIZE")
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
     with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[1]) * page
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        resident_pages = int(statm.read().split()[1])
+    used = resident_pages * page_bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux reports KiB.
     return DeviceMemory(
-        used, max(used, peak), os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        used=used,
+        peak=max(used, peak),
+        free=os.sysconf("SC_AVPHYS_PAGES") * page_bytes,
+        total=os.sysconf("SC_PHYS_PAGES") * page_bytes,
     )
 
 
-register(Device(HOST, "", "", "gloo"))
-register(Device("cuda", "GPU", "CUDA_VISIBLE_DEVICES", "nccl", vars={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}))
+register(Device(HOST, resource="", visible="", backend="gloo"))
 register(
     Device(
-        "npu", "NPU", "ASCEND_RT_VISIBLE_DEVICES", "hccl", "torch_npu", vars={"HCCL_DETERMINISTIC": "true"}
+        "cuda",
+        resource="GPU",
+        visible="CUDA_VISIBLE_DEVICES",
+        backend="nccl",
+        vars={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    )
+)
+register(
+    Device(
+        "npu",
+        resource="NPU",
+        visible="ASCEND_RT_VISIBLE_DEVICES",
+        backend="hccl",
+        package="torch_npu",
+        vars={"HCCL_DETERMINISTIC": "true"},
     )
 )

@@ -1,7 +1,7 @@
-"""Recomputation and compilation of a model's blocks while they are trained; without gradients they run as they are.
+"""Recomputation and compilation of a model's blocks while they are trained; without gradients they run unchanged.
 
-The `forward` of a block is replaced and not the block itself: names in commits stay, and a frozen copy of a model has
-plain blocks. Source of recomputation: Chen et al. 2016, arXiv 1604.06174.
+The `forward` of a block is replaced and not the block itself, so that the names of weights in commits stay the same.
+Source of recomputation: Chen et al. 2016, arXiv 1604.06174.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ class BlockForward:
 
 def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the `blocks` of a model; if it has none, the largest list of layers of one class, as in Hugging Face's models."""
-    if (named := getattr(model, "blocks", None)) is not None:
-        return list(named)
-    simple = (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm, torch.nn.ModuleList)
-    lists = [
+    if (blocks := getattr(model, "blocks", None)) is not None:
+        return list(blocks)
+    not_blocks = (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm, torch.nn.ModuleList)
+    layer_lists = [
         list(module)
         for module in model.modules()
         if isinstance(module, torch.nn.ModuleList)
-        and len({type(each) for each in module}) == 1
-        and not isinstance(module[0], simple)
+        and len({type(layer) for layer in module}) == 1
+        and not isinstance(module[0], not_blocks)
     ]
-    return max(
-        lists, key=lambda layers: sum(p.numel() for each in layers for p in each.parameters()), default=[]
-    )
+
+    def count_parameters(layers: list[torch.nn.Module]) -> int:
+        return sum(p.numel() for layer in layers for p in layer.parameters())
+
+    return max(layer_lists, key=count_parameters, default=[])
 
 
 def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
@@ -55,18 +57,18 @@ def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
     Raises:
         ConfigError: The model has no blocks.
     """
-    chosen: Mapping[str, bool] = {key: options.pop(key, False) for key in ("recompute", "compile")}
-    if not any(chosen.values()):
+    flags: Mapping[str, bool] = {key: options.pop(key, False) for key in ("recompute", "compile")}
+    if not any(flags.values()):
         return
     blocks: list[Any] = find_blocks(model)
     if not blocks:
-        key = next(key for key, on in chosen.items() if on)
+        key = next(key for key, is_set in flags.items() if is_set)
         raise ConfigError(f"roles.trainer.engine.{key}: {type(model).__name__} has no blocks; leave it out")
     for block in blocks:
-        block.forward = BlockForward(block, recompute=chosen["recompute"], compiled=chosen["compile"])
+        block.forward = BlockForward(block, recompute=flags["recompute"], compiled=flags["compile"])
 
 
-_COMPILED: dict[Any, Any] = {}
+_COMPILED: dict[Any, Any] = {}  # Compiled function by the forward function of a class.
 
 
 def _compile_forward(forward: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Meter: counts the floating-point operations of a trainer's losses and times the sections of its steps.
+"""StepMeter: counts the floating-point operations of a trainer's losses and times the sections of its steps.
 
 Matrix products are counted while gradients are enabled. A weight takes two operations per row in the forward pass and
 four in the backward pass (two if it is frozen, since only the gradient of its input is computed). Attention is counted
@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from nonet.workers.devices import get_device
 from nonet.workers.engines._blocks import find_blocks
 
-_TRAINED, _FROZEN = 6.0, 4.0  # operations per weight and row, forward and backward
+# Operations per trained or frozen weight and row: 2 in the forward pass, and 4 or 2 in the backward pass.
+_TRAINED, _FROZEN = 6.0, 4.0
 # Operations of attention per allowed pair and column: scores and weighted sums, forward and backward.
 _PAIR = 12.0
-# Sizes of the measured product. The first one that takes long enough is used: a shorter product measures its launch.
+# Sizes of the measured product. The first that takes `_LEAST_MATMUL_S` is used: a shorter product measures its launch.
 _MATMUL_SIZES, _LEAST_MATMUL_S = (512, 1024, 2048, 4096, 8192), 0.01
-_TIMED_RUNS = 4  # after the first
+_TIMED_RUNS = 4  # Number of timed products besides the first, which may include set-up time.
 
 # The measured fields of a step's record. Their values differ between two identical runs.
 MEASURED = (
@@ -51,7 +52,10 @@ class StepMeter:
     def __init__(self) -> None:
         self.flops, self.positions = 0.0, 0.0
         self._seconds: dict[str, float] = defaultdict(float)
-        self._cached_pairs: tuple[Any, float] = (None, 0.0)
+        self._cached_pairs: tuple[Any, float] = (
+            None,
+            0.0,
+        )  # The last offsets, and the pairs counted for them.
         self._model: Any = None
 
     def watch(self, model: nn.Module) -> None:
@@ -61,12 +65,12 @@ class StepMeter:
         """
         self._model = model
         blocks = find_blocks(model)
-        inside = {id(module) for block in blocks for module in block.modules()}
+        ids_in_blocks = {id(module) for block in blocks for module in block.modules()}
         for number, block in enumerate(blocks):
-            operations = sum(map(_count_operations, block.modules()))
-            block.register_forward_hook(partial(self._count_block, operations, number == 0))
+            operations_per_row = sum(map(_count_operations, block.modules()))
+            block.register_forward_hook(partial(self._count_block, operations_per_row, number == 0))
         for module in model.modules():
-            if isinstance(module, nn.Linear) and id(module) not in inside:
+            if isinstance(module, nn.Linear) and id(module) not in ids_in_blocks:
                 module.register_forward_hook(self._count_linear)
 
     def __deepcopy__(self, memo: Any) -> StepMeter:
@@ -76,58 +80,64 @@ class StepMeter:
     @contextmanager
     def time_section(self, name: str) -> Iterator[None]:
         """Add the time within the context to a section."""
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         yield
-        self.add_seconds(name, time.perf_counter() - began)
+        self.add_seconds(name, time.perf_counter() - started_at)
 
     def add_seconds(self, section: str, seconds: float) -> None:
         """Add seconds to a section."""
         self._seconds[section] += seconds
 
     def take_counts(self) -> dict[str, float]:
-        """Return operations, positions and seconds by section since the last call, and reset them."""
-        taken = {"flops": self.flops, "positions": self.positions, **self._seconds}
+        """Return "flops", "positions" and the seconds of each section since the last call, and reset them."""
+        counts = {"flops": self.flops, "positions": self.positions, **self._seconds}
         self.flops, self.positions, self._seconds = 0.0, 0.0, defaultdict(float)
-        return taken
+        return counts
 
     def _count_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
         """Count the operations of a linear layer outside the blocks."""
         if torch.is_grad_enabled():
-            rate = _count_operations(module) / max(1, module.weight.numel())
-            self.flops += rate * module.in_features * output.numel()
+            operations_per_weight = _count_operations(module) / max(1, module.weight.numel())
+            self.flops += operations_per_weight * module.in_features * output.numel()
 
     def _count_block(
-        self, operations: float, first: bool, block: nn.Module, args: tuple[Any, ...], output: Any
+        self,
+        operations_per_row: float,
+        is_first: bool,
+        block: nn.Module,
+        args: tuple[Any, ...],
+        output: Any,
     ) -> None:
         """Count the operations of a block and, for the first block, its positions."""
         if not torch.is_grad_enabled():
             return
-        states = (
-            output[0] if isinstance(output, tuple) else output
-        )  # of the same shape as the input of the block
+        states = output[0] if isinstance(output, tuple) else output  # Of the same shape as the block's input.
         pass_size = getattr(self._model, "pass_size", None)
         rows, pairs = pass_size or (states.numel() // states.shape[-1], self._count_pairs(states, args))
-        self.flops += operations * rows + _PAIR * pairs * states.shape[-1]
-        self.positions += rows if first else 0.0
+        self.flops += operations_per_row * rows + _PAIR * pairs * states.shape[-1]
+        self.positions += rows if is_first else 0.0
 
     def _count_pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
         """Count the pairs that a causal mask allows, for packed states [T, D] with offsets [B + 1] or padded states [B, T, D]."""
         if states.ndim == 3:
             return states.shape[0] * states.shape[1] * (states.shape[1] + 1) / 2
         offsets = args[1] if len(args) > 1 else None
-        if offsets is not self._cached_pairs[0]:  # all blocks of a pass get the same offsets
+        if offsets is not self._cached_pairs[0]:  # All blocks of a pass get the same offsets.
             lengths = offsets.diff().double() if isinstance(offsets, Tensor) else torch.zeros(1)
             self._cached_pairs = offsets, float((lengths * (lengths + 1) / 2).sum())
         return self._cached_pairs[1]
 
 
 def _count_operations(module: nn.Module) -> float:
-    """Return the operations of a module for one row, forward and backward, without those of its submodules."""
+    """Return the operations of a module for one row, forward and backward, without those of its submodules.
+
+    `trained_products` is the number of trained weights that a module multiplies without a linear layer.
+    """
     operations = _TRAINED * float(getattr(module, "trained_products", 0))
-    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's linear layer.
         weight = module.weight
-        learns = isinstance(weight, nn.Parameter) and weight.requires_grad
-        operations += (_TRAINED if learns else _FROZEN) * weight.numel()  # type: ignore[union-attr]
+        is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+        operations += (_TRAINED if is_trained else _FROZEN) * weight.numel()  # type: ignore[union-attr]
     return operations
 
 
@@ -162,8 +172,8 @@ def _time_matmul(size: int, device_name: str, precision: str) -> float:
     with torch.no_grad(), device.autocast(precision):
         for _ in range(_TIMED_RUNS + 1):
             device.synchronize()
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             torch.mm(left, right)
             device.synchronize()
-            best_s = min(best_s, time.perf_counter() - began)
+            best_s = min(best_s, time.perf_counter() - started_at)
     return best_s

@@ -1,10 +1,10 @@
 """The precision in which a step computes its losses, and the loss scale of fp16.
 
-Weights, gradients and optimizer stay fp32; products run in the given type under torch.autocast, independently of the
-engine. With fp16 the loss is multiplied by a power of two before the backward pass. If a gradient of any rank is not
-finite, the step is skipped for dense weights and rows, and the scale is halved. After `grow_every` applied steps it
-is doubled. In every precision a step whose loss or gradient is not finite is skipped, since it would make all weights
-NaN. Source: Micikevicius et al. 2018, arXiv 1710.03740.
+Weights, gradients and optimizer stay fp32; matrix products run in the stage's precision under torch.autocast,
+independently of the engine. With fp16 the loss is multiplied by a power of two before the backward pass. If a gradient
+of any rank is not finite, the step is skipped for dense weights and rows, and the scale is halved. After `grow_every`
+applied steps it is doubled. In every precision a step whose loss or gradient is not finite is skipped, since it would
+make all weights NaN. Source: Micikevicius et al. 2018, arXiv 1710.03740.
 """
 
 from __future__ import annotations
@@ -19,29 +19,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.workers.devices import get_device as known
+from nonet.workers.devices import get_device
 from nonet.workers.engines.base import EngineRuntime, PrecisionOptions
 
 _FILE = "precision.json"
-_MOST = 2.0**24  # a scale beyond it gains nothing, and its product with a loss must stay in fp32
+_MAX_SCALE = (
+    2.0**24
+)  # A larger scale gains nothing, and its product with a loss must stay in the range of fp32.
 
 
 class StepPrecision:
-    """The precision of one stage.
+    """The precision of one stage, and its loss scale.
 
     Args:
         options: Options of the stage; fp32 by default.
+
+    Attributes:
+        use: Name of the precision: "fp32", "bf16" or "fp16".
+        scales: Whether losses are scaled, which is so for fp16.
+        scale: The loss scale; 1 if losses are not scaled.
     """
 
     def __init__(self, options: PrecisionOptions | None = None):
         options = options or PrecisionOptions()
         self.use, self._grow_every = options.use, options.grow_every
         self.scales = self.use == "fp16"
-        self.scale, self._moved = (options.scale if self.scales else 1.0), 0
+        self.scale = options.scale if self.scales else 1.0
+        self._steps_since_skip = 0  # Applied steps since the last one that was skipped.
 
     def cast(self, device: str) -> AbstractContextManager[Any]:
         """Return the autocast context for losses on a device named `kind` or `kind:number`."""
-        return known(device).autocast(self.use)
+        return get_device(device).autocast(self.use)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale."""
@@ -51,29 +59,29 @@ class StepPrecision:
         """Divide gradients by the scale in place. Returns whether all are finite."""
         if not self.scales:
             return True
-        own = list(gradients)
-        torch._foreach_mul_(own, 1.0 / self.scale)
-        return are_all_finite(own)
+        tensors = list(gradients)
+        torch._foreach_mul_(tensors, 1.0 / self.scale)
+        return are_all_finite(tensors)
 
     def update_loss_scale(self, step_applied: bool) -> None:
         """Grow or shrink the loss scale, depending on whether the last step was applied."""
         if not self.scales:
             return
-        self._moved = self._moved + 1 if step_applied else 0
+        self._steps_since_skip = self._steps_since_skip + 1 if step_applied else 0
         if not step_applied:
             self.scale = max(1.0, self.scale / 2)
-        elif self._moved % self._grow_every == 0:
-            self.scale = min(_MOST, self.scale * 2)
+        elif self._steps_since_skip % self._grow_every == 0:
+            self.scale = min(_MAX_SCALE, self.scale * 2)
 
     def get_state(self) -> dict[str, float]:
         """Return the state for a commit, {} without a scale."""
-        return {"scale": self.scale, "moved": self._moved} if self.scales else {}
+        return {"scale": self.scale, "moved": self._steps_since_skip} if self.scales else {}
 
     def load(self, folder: Path) -> None:
         """Read the state from a commit's folder, if it has one."""
         if self.scales and (folder / _FILE).exists():
             state = json.loads((folder / _FILE).read_text())
-            self.scale, self._moved = float(state["scale"]), int(state["moved"])
+            self.scale, self._steps_since_skip = float(state["scale"]), int(state["moved"])
 
 
 def write_precision(state: Mapping[str, float], folder: Path) -> list[Path]:
@@ -98,16 +106,16 @@ def poison(gradients: Sequence[Tensor]) -> None:
 
 def list_gradients(engine: EngineRuntime) -> list[Tensor]:
     """Return the gradients of an engine; if it has no `collect_gradients`, those of its model's parameters."""
-    own = getattr(engine, "collect_gradients", None)
-    if own is not None:
-        return list(own())
+    collect_gradients = getattr(engine, "collect_gradients", None)
+    if collect_gradients is not None:
+        return list(collect_gradients())
     return [p.grad for p in engine.model.parameters() if p.grad is not None]
 
 
 def skip_step(engine: EngineRuntime) -> None:
     """Drop the gradients of a step that is skipped."""
-    own = getattr(engine, "skip", None)
-    if own is not None:
-        own()
+    skip = getattr(engine, "skip", None)
+    if skip is not None:
+        skip()
     else:
         torch._foreach_zero_(list_gradients(engine))

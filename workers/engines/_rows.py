@@ -1,10 +1,10 @@
 """The norm of sparse gradients over all ranks; a key that several ranks have counts once, with the sum of its gradients.
 
-Keys are assigned to ranks by their number, so a rank sums about its share of them. This costs one more exchange of
-the gradients for each step.
+A key belongs to the rank `key % number of ranks`, so each rank sums about the same number of keys. This costs one more
+exchange of the gradients for each step.
 """
 
-# Shapes: N keys of one rank, W ranks, D width.
+# Shapes: N keys of one rank, M distinct keys that belong to one rank, D width.
 
 from __future__ import annotations
 
@@ -28,30 +28,35 @@ def compute_sparse_norm(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor],
         member: The process group.
     """
     squares = 0.0
-    for table, grad in grads.items():
-        whole = grad.detach().to("cpu", torch.float32)
+    for table, grad_ND in grads.items():
+        summed = grad_ND.detach().to("cpu", torch.float32)
         if member.n_trainers > 1:
-            whole = _sum_by_owner(keys[table], whole, member)
-        squares += float(whole.double().square().sum())
+            summed = _sum_by_owner(keys[table], summed, member)
+        squares += float(summed.double().square().sum())
     return math.sqrt(member.sum_over_trainers(squares)[0])
 
 
 def _sum_by_owner(keys_N: Tensor, grad_ND: Tensor, member: Membership) -> Tensor:
-    """Exchange gradients by key and return the sums [M, D] of the keys assigned to this rank, added in rank order."""
+    """Send the gradient of each key to the rank that the key belongs to; all ranks must call this together.
+
+    Returns:
+        The gradients [M, D] of the keys that belong to this rank, summed over the ranks in rank order.
+    """
     ranks = member.n_trainers
     owner_N = torch.remainder(keys_N, ranks)
     order_N = torch.argsort(owner_N, stable=True)
-    sends = torch.bincount(owner_N, minlength=ranks)
-    comes = torch.empty_like(sends)
-    torch.distributed.all_to_all_single(comes, sends, group=member.trainers)
-    cuts = {
-        "output_split_sizes": comes.tolist(),
-        "input_split_sizes": sends.tolist(),
+    send_counts = torch.bincount(owner_N, minlength=ranks)
+    receive_counts = torch.empty_like(send_counts)
+    torch.distributed.all_to_all_single(receive_counts, send_counts, group=member.trainers)
+    split_options = {
+        "output_split_sizes": receive_counts.tolist(),
+        "input_split_sizes": send_counts.tolist(),
         "group": member.trainers,
     }
-    key = keys_N.new_empty(int(comes.sum()))
-    grad = grad_ND.new_empty(len(key), grad_ND.shape[1])
-    torch.distributed.all_to_all_single(key, keys_N[order_N].contiguous(), **cuts)
-    torch.distributed.all_to_all_single(grad, grad_ND[order_N].contiguous(), **cuts)
-    distinct, place = torch.unique(key, return_inverse=True)
-    return grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, place, grad)
+    received_keys = keys_N.new_empty(int(receive_counts.sum()))
+    received_grads = grad_ND.new_empty(len(received_keys), grad_ND.shape[1])
+    torch.distributed.all_to_all_single(received_keys, keys_N[order_N].contiguous(), **split_options)
+    torch.distributed.all_to_all_single(received_grads, grad_ND[order_N].contiguous(), **split_options)
+    distinct_keys_M, key_index = torch.unique(received_keys, return_inverse=True)
+    sums_MD = received_grads.new_zeros(len(distinct_keys_M), received_grads.shape[1])
+    return sums_MD.index_add_(0, key_index, received_grads)

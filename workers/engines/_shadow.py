@@ -1,11 +1,11 @@
 """Shadow: a copy of a model's parameters as a separate module, which FSDP2 or DeepSpeed divides among the ranks.
 
 The model stays whole on every rank, so that losses may call any of its functions, fused rollouts may read it, and a
-rank without a share of a step need not call backward. The shadow is what is updated: the gradients that a rank
-accumulated are passed in as the loss sum(p * gradient), whose gradient they are, so every rank has exactly one
-backward pass for each step. The library sums them over the ranks and steps its part of the optimizer; the updated
-weights are copied back. If the model has a lower precision, the clones are its fp32 master weights, and checkpoints
-have them.
+rank without a share of a step need not call backward. The library (FSDP2 or DeepSpeed) updates the shadow: a rank
+computes the loss sum(p * gradient) of the shadow from the gradients of its model, so that the backward pass of this
+loss gives the shadow the same gradients. Every rank has exactly one such backward pass for each step, in which the
+library sums the gradients over the ranks. The updated weights are copied back to the model. If the model has a lower
+precision, the clones are its fp32 master weights, and checkpoints have them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Shadow(torch.nn.Module):
         self.clones = torch.nn.ModuleList(_Clone(p) for p in parameters)
 
     def forward(self, gradients: list[Tensor]) -> Tensor:
-        """Return the scalar whose gradient is `gradients`."""
+        """Return the scalar loss whose gradients with respect to the clones are `gradients`."""
         total = torch.zeros((), device=gradients[0].device, requires_grad=True)
         for clone, gradient in zip(self.clones, gradients, strict=True):
             total = clone(total, gradient)

@@ -3,9 +3,9 @@
 from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 
-def _buffer(options: Options, ranks: int) -> float:
-    """Return the flat buffer that gradients are summed in, in units of the fp32 gradients."""
+def _count_buffer(options: Options, ranks: int) -> float:
+    """Return the size of the flat buffer in which gradients are summed, in units of all fp32 gradients."""
     return 1.0 if ranks > 1 else 0.0
 
 
-SPEC = TrainEngine("nonet.workers.engines._ddp:Ddp", EngineOptions, buffer=_buffer)
+SPEC = TrainEngine("nonet.workers.engines._ddp:Ddp", EngineOptions, buffer=_count_buffer)

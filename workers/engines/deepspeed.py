@@ -11,10 +11,18 @@ from pydantic import Field, model_validator
 from nonet.suggest import suggest_sentence
 from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
-# Keys of https://www.deepspeed.ai/docs/config-json that this engine leaves to the user.
-_PASSED = ("zero_optimization", "comms_logger", "wall_clock_breakdown", "flops_profiler", "steps_per_print")
-_SOME = 0.5  # of the weights, at most: a parameter whole, its gradient and what is reduced together
-_OF_ZERO = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
+# Keys of https://www.deepspeed.ai/docs/config-json that a user may set, and those inside `zero_optimization`.
+_USER_KEYS = (
+    "zero_optimization",
+    "comms_logger",
+    "wall_clock_breakdown",
+    "flops_profiler",
+    "steps_per_print",
+)
+_USER_ZERO_KEYS = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
+# Upper limit of what a step of ZeRO 3 gathers at once, in units of the whole weights: a parameter, its gradient and the
+# bucket that is reduced.
+_GATHERED = 0.5
 
 
 class DeepspeedOptions(EngineOptions):
@@ -31,22 +39,25 @@ class DeepspeedOptions(EngineOptions):
 
     @model_validator(mode="after")
     def _check_keys(self) -> "DeepspeedOptions":
-        """Check that all keys are passed on."""
-        _check(self.deepspeed, _PASSED, "deepspeed")
-        _check(self.deepspeed.get("zero_optimization") or {}, _OF_ZERO, "deepspeed.zero_optimization")
+        """Check that the user may set all keys."""
+        _check_keys(self.deepspeed, _USER_KEYS, "deepspeed")
+        _check_keys(
+            self.deepspeed.get("zero_optimization") or {}, _USER_ZERO_KEYS, "deepspeed.zero_optimization"
+        )
         return self
 
 
-def _check(options: Options, known: tuple[str, ...], key_path: str) -> None:
-    """Raise ValueError for a key that is not passed on."""
+def _check_keys(options: Options, allowed: tuple[str, ...], key_path: str) -> None:
+    """Raise ValueError for a key that is not allowed."""
     for key in options:
-        if key not in known:
+        if key not in allowed:
             raise ValueError(
-                f"{key_path}: there is no key {key!r} to pass; there are {', '.join(known)}.{suggest_sentence(key, known)}"
+                f"{key_path}: there is no key {key!r} to pass; there are {', '.join(allowed)}.{suggest_sentence(key, allowed)}"
             )
 
 
 def _get_division(options: Options) -> int:
+    """Return 1: ranks divide the optimizer, while weights and gradients of the model are whole between steps."""
     return 1
 
 
@@ -59,18 +70,19 @@ def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
     """
     if ranks == 1:
         return 0.0, 0.0
-    part, aside = 1 / ranks, _has_host_optimizer(options)
+    part, offloaded = 1 / ranks, _has_host_optimizer(options)
     if options["zero"] == 3:
-        return (part if aside else 3 * part), max(_SOME, 0.0 if aside else 3 * part)
-    return (1.0 if aside else 1 + part), 1 + part
+        return (part if offloaded else 3 * part), max(_GATHERED, 0.0 if offloaded else 3 * part)
+    return (1.0 if offloaded else 1 + part), 1 + part
 
 
 def _has_host_optimizer(options: Options) -> bool:
+    """Return whether the optimizer is in host memory."""
     return options["offload"] == "optimizer"
 
 
 def _find_unsupported(options: Options, device: str, ranks: int) -> str | None:
-    """Return which combination of options is not supported, or None."""
+    """Return which combination of options, device and number of ranks is not supported, or None."""
     if not _has_host_optimizer(options):
         return None
     if device == "cpu":

@@ -4,13 +4,15 @@ from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 
 def _get_division(options: Options) -> int:
+    """Return 1: ranks divide the optimizer, while weights and gradients of the model are whole between steps."""
     return 1
 
 
 def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
     """Return the copies that a rank keeps and those that a step adds, in units of the whole weights.
 
-    A rank keeps its part with gradients; a step adds the whole copy, its gradients and a part of their sum.
+    A rank keeps its part of the shadow and of its gradients; a step adds the whole shadow, its gradients and the rank's part
+    of their sum.
     """
     return (2 / ranks, 2 + 1 / ranks) if ranks > 1 else (0.0, 0.0)
 

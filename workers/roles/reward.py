@@ -38,7 +38,7 @@ from nonet.workers.runtime import (
     split_evenly,
 )
 
-_CALLS = 256  # Number of calls whose failures are kept.
+_MAX_RECORDED_CALLS = 256  # Number of calls whose failures are stored; those of older calls are discarded.
 
 
 class RewardWorker(DistributeWorker):
@@ -46,11 +46,11 @@ class RewardWorker(DistributeWorker):
 
     Args:
         name: Name of the reward in the scenario.
-        use: The reward: a name, a path, or a dotted path, as in the scenario.
+        use: The reward, as the scenario names it: a name, a file path or a dotted path.
         folder: Folder of the scenario, to which paths are relative.
         options: Options of the reward in the scenario.
         joins: Stores whose columns are joined to the rollouts, by name.
-        timeout_s: Time limit of one call of the reward.
+        timeout_s: Time limit of one call of the reward in seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RewardWorker(DistributeWorker):
         timeout_s: float = 60.0,
     ):
         self.name, self._use, self._folder, self._options = name, use, folder, dict(options)
-        self._columns: dict[str, np.ndarray] = {}
+        self._columns: dict[str, np.ndarray] = {}  # Columns of the item table that the reward needs.
         self._joins, self._timeout_s = StoreJoins(joins or {}), timeout_s
         self._run: RunData | None = None
         self._failures_by_call: dict[str, list[PromptFailure]] = {}
@@ -100,9 +100,9 @@ class RewardWorker(DistributeWorker):
     def open(self, folders: Mapping[str, str]) -> None:
         """Load the item columns that the reward needs, and call its `open` with the run's data."""
         run = RunData(folders)
-        self._joined = [column for column in self.reward.columns if column in self._joins.names]
+        self._store_columns = [column for column in self.reward.columns if column in self._joins.names]
         for column in self.reward.columns:
-            if column in self._joined:
+            if column in self._store_columns:
                 continue
             if column not in run.items.column_names:
                 raise ConfigError(
@@ -153,7 +153,7 @@ class RewardWorker(DistributeWorker):
             rollouts: All prompts of the first call, as encoded by `to_wire`.
             rows: Row numbers among them that this rank scores again.
             call: Name of the call for `list_failures`.
-            budget_s: Time limit of all attempts together.
+            budget_s: Time limit of all attempts together in seconds; None for none.
 
         Returns:
             Scores [n, W] float32 of these rows, NaN without a score.
@@ -168,7 +168,7 @@ class RewardWorker(DistributeWorker):
         """Store the failures of a call and discard those of old calls."""
         with self._state_lock:
             self._failures_by_call[call] = failures
-            while len(self._failures_by_call) > _CALLS:
+            while len(self._failures_by_call) > _MAX_RECORDED_CALLS:
                 self._failures_by_call.pop(next(iter(self._failures_by_call)))
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
@@ -182,13 +182,16 @@ class RewardWorker(DistributeWorker):
             again: Scores [n, W] of the rows that were scored again.
             rows: Their row numbers among all prompts.
             total: Number of all prompts.
+
+        Returns:
+            The scores [U, W] of this rank with the replaced rows.
         """
         start, stop = split_evenly(total, self.world)[self.rank]
-        out = np.array(scores)
-        for row, values in zip(rows, again, strict=True):
+        patched_UW = np.array(scores)
+        for row, score_W in zip(rows, again, strict=True):
             if start <= row < stop:
-                out[row - start] = values
-        return out
+                patched_UW[row - start] = score_W
+        return patched_UW
 
     @method(collect="concat", rollouts=Shard, idempotent=True)
     def make_blank_scores(self, rollouts: Mapping[str, Any], call: str = "") -> np.ndarray:
@@ -205,11 +208,12 @@ class RewardWorker(DistributeWorker):
     def _join_columns(self, rollouts: Mapping[str, Any]) -> Rollouts:
         """Decode rollouts and join the columns that the reward needs."""
         beams = join(from_wire(rollouts), self._columns)
-        if self._joined:
-            store_keys = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
+        if self._store_columns:
             with self._state_lock:
-                joined = self._joins.read_beam_columns(self._joined, *store_keys)
-            beams = replace(beams, columns=beams.columns | joined)
+                store_values = self._joins.read_beam_columns(
+                    self._store_columns, beams.item_id, beams.valid, beams.user_id, rollouts["time"]
+                )
+            beams = replace(beams, columns=beams.columns | store_values)
         return beams
 
     @method(collect="concat", scores=Shard, idempotent=True)

@@ -26,8 +26,8 @@ from nonet.workers.devices import claim, list_training_tensors
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
-_MAX_APART = 3  # The run stops after this many successive steps with too large a mismatch.
-# In a checkpoint: original values of the sparse rows that the stage has changed.
+_MAX_STOPPED_STEPS = 3  # The run stops after this many successive steps with too large a mismatch.
+# File in a checkpoint with the original values of the sparse rows that the stage has changed.
 _REFERENCE_ROWS = "rows.safetensors"
 
 
@@ -42,9 +42,8 @@ class PolicyLearner(StageLearner):
         self.critic: Critic | None = None
         self._versions: dict[int, FrozenPolicy] = {}
         self._skipped = 0  # Successive steps that were skipped because a loss or gradient was not finite.
-        self._apart = (
-            0  # Successive steps that were not used because rollouts differed too much from the trainer.
-        )
+        # Successive steps that were not used because rollouts differed too much from the trainer.
+        self._stopped_steps = 0
         self._items_are_read = False  # Whether the nearest-item voter has read the current rows.
 
     def begin(self) -> None:
@@ -79,16 +78,16 @@ class PolicyLearner(StageLearner):
             self.algorithm,
             self.reference,
             self.critic,
-            self._keep_version(request.version),
+            self._store_version(request.version),
         )
-        context.meter.take_counts()
+        context.meter.take_counts()  # Drop counts of earlier work.
         record = update.step(step, beams, scores)
-        self._check_distance(record)
+        self._check_mismatch(record)
         self._skipped = self._skipped + 1 if record.get("skipped") and record["norm"] == 0.0 else 0
         record |= {"skipped_in_a_row": float(self._skipped)} if self._skipped else {}
         record |= context.measure(stage)
         self._renew_reference(step)
-        self._items_are_read = stage.sparse_lr is None
+        self._items_are_read = stage.sparse_lr is None  # Trained rows must be read again in the next step.
         self.prompts.record_step(step, beams["user"], beams["position"])
         return record
 
@@ -116,7 +115,7 @@ class PolicyLearner(StageLearner):
         """Return the tensors of the reference."""
         return list_training_tensors(self.reference.model) if self.reference is not None else []
 
-    def _keep_version(self, version: int | None) -> dict[int, FrozenPolicy]:
+    def _store_version(self, version: int | None) -> dict[int, FrozenPolicy]:
         """Store a copy of the policy under its version, and return the stored versions that beams may still come from."""
         staleness = int(self.stage.mismatch.get("staleness", 0))
         if version is None or not staleness:
@@ -127,17 +126,17 @@ class PolicyLearner(StageLearner):
         }
         return self._versions
 
-    def _check_distance(self, record: Mapping[str, float]) -> None:
-        """Count the successive steps whose rollouts differed too much from the trainer.
+    def _check_mismatch(self, record: Mapping[str, float]) -> None:
+        """Count the successive steps whose rollouts differed too much from the trainer, and stop after too many.
 
         Raises:
-            DataError: There were `_MAX_APART` such steps.
+            DataError: There were `_MAX_STOPPED_STEPS` such steps.
         """
-        self._apart = self._apart + 1 if record.get("mismatch/stopped") else 0
-        if self._apart >= _MAX_APART:
+        self._stopped_steps = self._stopped_steps + 1 if record.get("mismatch/stopped") else 0
+        if self._stopped_steps >= _MAX_STOPPED_STEPS:
             raise DataError(
-                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats per level in {_MAX_APART} successive steps, "
-                "more than mismatch.stop_at_kl, so these steps were not used; check that both read the same weights and rows"
+                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats per level in {_MAX_STOPPED_STEPS} successive "
+                "steps, more than mismatch.stop_at_kl, so these steps were not used; check that both read the same weights and rows"
             )
 
     def _freeze_policy(self) -> FrozenPolicy:
@@ -170,16 +169,14 @@ class PolicyLearner(StageLearner):
 
     def _make_critic(self) -> Critic | None:
         """Create the value head; None if the algorithm has none."""
-        context, rate = self.context, self.algorithm.value_rate(self.stage.algorithm)
-        return (
-            Critic(context.model.width, context.corpus.codes, rate, claim(context.device)) if rate else None
-        )
+        context, lr = self.context, self.algorithm.value_rate(self.stage.algorithm)
+        return Critic(context.model.width, context.corpus.codes, lr, claim(context.device)) if lr else None
 
 
 def _write_tensors(
     kind: str, tensors: Mapping[str, Tensor], folder: Path, name: str = "model.safetensors"
 ) -> list[Path]:
-    """Write tensors to folder/kind/name and return that path."""
+    """Write tensors to folder/kind/name, and return the path in a list."""
     path = folder / kind / name
     write_tensors(path, tensors)
     return [path]

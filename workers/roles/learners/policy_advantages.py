@@ -1,4 +1,4 @@
-"""Advantages of an RL step: what an algorithm makes of a rank's scores, and the weights of sampled beams."""
+"""Advantages of an RL step, which an algorithm computes from a rank's scores, and the weights of sampled beams."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class PolicyAdvantages:
         Args:
             beams: Rollouts of this rank's prompts.
             scores: Scores [U, W] by reward.
-            weight: Weights that correct for the mismatch of rollout and trainer, per beam or per level. Weights per beam of an
-                algorithm with draws are multiplied into the weights of the draws.
+            weight: Weights that correct for the mismatch of rollout and trainer, per beam [U, W] or per level [U, W, L]. For an
+                algorithm with draws, weights per beam are multiplied into the weights of the draws.
 
         Returns:
             The advantages, and the mask [U, W] of the valid beams.
@@ -53,20 +53,20 @@ class PolicyAdvantages:
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
         drawn: dict[str, Any] = {}
         if self.algorithm.weighted and "weight" in beams:
-            share, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
+            draw_weight_UW, chance_UW = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
             if weight is not None and weight.ndim == 2:
-                share, weight = share.double() * weight, None
-            drawn = {"draws": Draws(share, chance)}
+                draw_weight_UW, weight = draw_weight_UW.double() * weight, None
+            drawn = {"draws": Draws(draw_weight_UW, chance_UW)}
         column = self.algorithm.feedback_column(self.stage.algorithm)
         if column is not None:
             drawn["feedback_U"] = torch.from_numpy(self.prompts.read_feedback(beams, column))
-        # A small computation in float64, so it runs on the host.
-        compute = load_heavy(self.algorithm.advantage)
+        # This small computation in float64 runs on the host.
+        compute_advantages = load_heavy(self.algorithm.advantage)
         options = self.stage.algorithm
-        found = compute(
+        advantages = compute_advantages(
             rewards, self._get_reward_weights(beams), valid_UW, options, self._sum_moments, **drawn
         )
-        return replace(found, value=apply_corrections(found.value, weight)), valid_UW
+        return replace(advantages, value=apply_corrections(advantages.value, weight)), valid_UW
 
     def _get_reward_weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the weight of each reward; with scenes, the weight for each prompt [U, 1]."""
@@ -86,21 +86,27 @@ class PolicyAdvantages:
         return draws.scale_weights(valid_UW).float().to(self.context.device)
 
     def _sum_moments(self, moments: Tensor) -> Tensor:
+        """Return the sums of some numbers over all ranks, in their dtype."""
         return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)
 
 
 def select_advantages(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
-    """Select the advantages of some prompts."""
-    used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
-    return Advantages(advantage.value[part], 0, 0, used, group)
+    """Return the advantages of some prompts, with counts of groups of 0, since those are reported once for all prompts."""
+    used_U, group_U = (None if x is None else x[part] for x in (advantage.used_U, advantage.group_U))
+    return Advantages(advantage.value[part], flat_groups=0, small_groups=0, used_U=used_U, group_U=group_U)
 
 
 def drop_unscored(
     valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
-    """Exclude prompts without a score (NaN) from the mask and the scores, and count the others."""
-    there_U = np.ones(len(valid_UW), bool)
+    """Exclude prompts without a score (NaN).
+
+    Returns:
+        The mask of valid beams [U, W], False for these prompts; the scores by reward, 0 for these prompts; and the number of
+        the other prompts.
+    """
+    scored_U = np.ones(len(valid_UW), bool)
     for score in scores.values():
-        there_U &= ~np.isnan(score).any(1)
-    left = {name: np.where(there_U[:, None], score, 0).astype(np.float32) for name, score in scores.items()}
-    return valid_UW & there_U[:, None], left, float(there_U.sum())
+        scored_U &= ~np.isnan(score).any(1)
+    clean = {name: np.where(scored_U[:, None], score, 0).astype(np.float32) for name, score in scores.items()}
+    return valid_UW & scored_U[:, None], clean, float(scored_U.sum())

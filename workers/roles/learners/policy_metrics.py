@@ -19,7 +19,7 @@ from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_p
 
 # Shapes: U prompts, W beams, I items.
 
-# Number of bins in which distinct items are counted. The count is exact if the catalogue is not larger.
+# Number of bins in which distinct items are counted. The count is exact if the catalogue has no more items than bins.
 _ITEM_BINS = 4096
 _MAX_EXACT_PROMPTS, _MAX_EXACT_ITEMS = 8, 25_000  # Limits for `measure_exactly`: prompts per step, and items.
 
@@ -51,7 +51,7 @@ class PolicyMetrics:
             totals: Sums over codes of loss, kl, clipped, ratio and the algorithm's further values.
             count: Number of codes.
             prompt_sums: Sums over prompts: flat groups, groups without a hit, scored prompts, the three values of
-                `measure_exactly`, the mean score of each reward, and all prompts.
+                `measure_exactly`, the mean score of each reward, and the number of all prompts.
             rewards: Names of the rewards.
         """
         names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
@@ -87,33 +87,38 @@ class PolicyMetrics:
             beams: Rollouts of this rank's prompts.
             scores: Scores [U, W] by reward.
             record: Record of the step.
+
+        Returns:
+            `scene.<name>.<metric>` of each scene that has prompts, and `reward`; empty for a stage without scenes.
         """
         setup = self.context.run.scenes.get(self.stage.name)
         if setup is None or not setup.names or "scene" not in beams:
             return {}
         scene_U, titles = beams["scene"], (*setup.names, "others")
         missed_U = np.logical_not(self.prompts.find_hits(beams).any(1))
-        means = {name: np.mean(np.where(beams["valid"], score, 0), 1) for name, score in scores.items()}
+        mean_U = {name: np.mean(np.where(beams["valid"], score, 0), 1) for name, score in scores.items()}
+        sums_per_scene = 2 + len(mean_U)  # The number of prompts, the number without a hit, and each reward.
         sums = [
             float(values[scene_U == index].sum())
             for index in range(len(titles))
-            for values in (np.ones(len(scene_U)), missed_U, *means.values())
+            for values in (np.ones(len(scene_U)), missed_U, *mean_U.values())
         ]
         totals, metrics, reward_sum = self.context.member.sum_over_trainers(*sums), {}, 0.0
         for index, title in enumerate(titles):
-            count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
+            count, missed, *rewards = totals[index * sums_per_scene : (index + 1) * sums_per_scene]
             if not count:
                 continue
             scene_weights = {
                 name: setup.get_weights(name, weight, np.array([index]))[0]
                 for name, weight in self.stage.weights.items()
             }
-            reward = sum(scene_weights[name] * value for name, value in zip(means, rewards, strict=True))
+            reward = sum(scene_weights[name] * value for name, value in zip(mean_U, rewards, strict=True))
             reward_sum += reward
             values = {"prompts": count, "no_hit": missed / count, "reward": reward / count}
-            values |= {f"reward.{name}": value / count for name, value in zip(means, rewards, strict=True)}
+            values |= {f"reward.{name}": value / count for name, value in zip(mean_U, rewards, strict=True)}
             metrics |= {f"scene.{title}.{name}": value for name, value in values.items()}
-        return metrics | {"reward": reward_sum / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
+        scored_prompts = record["prompts"] - record.get("unscored", 0.0)
+        return metrics | {"reward": reward_sum / max(1.0, scored_prompts)}
 
     @torch.no_grad()
     def measure_exactly(self, beams: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -130,45 +135,37 @@ class PolicyMetrics:
         rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
         if not len(selected["user"]):
             return 0.0, 0.0, 0.0
-        batch, policy_UI, reference_log_probs = (
-            move_batch(chunk.batch, self.context.device),
-            torch.empty(0),
-            [],
-        )
+        batch = move_batch(chunk.batch, self.context.device)
+        log_probs: list[torch.Tensor] = []  # [U, I] of the policy, then of the reference if there is one.
         for frozen in [None] if self.reference is None else [None, self.reference]:
             model = self.context.model if frozen is None else frozen.model
             cache = model.prefill(batch, chunk.spread(restore_policy_rows(frozen, chunk.keys, rows)))
-            log_probs_UI = compute_catalogue_log_prob(
-                model, cache, self.context.corpus.trie, self.prompts.compute_votes(selected, frozen)
-            )
-            if frozen is None:
-                policy_UI = log_probs_UI
-            else:
-                reference_log_probs.append(log_probs_UI)
-        divergence = (
-            float(compute_kl(policy_UI, reference_log_probs[0]).sum()) if reference_log_probs else 0.0
-        )
+            votes = self.prompts.compute_votes(selected, frozen)
+            log_probs.append(compute_catalogue_log_prob(model, cache, self.context.corpus.trie, votes))
+        policy_UI, *reference_UI = log_probs
+        divergence = float(compute_kl(policy_UI, reference_UI[0]).sum()) if reference_UI else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), divergence
 
     def measure_breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:
-        """Compute the number of distinct items in the beams of all ranks, divided by that of beams and that of items.
+        """Compute how many distinct items the beams of all ranks have.
 
-        The quotients are "diversity" and "coverage".
+        Returns:
+            "diversity": distinct items per beam; "coverage": distinct items per item of the catalogue. Empty if the beams have
+            no items.
         """
         if "item" not in beams:
             return {}
-        items, bins = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _ITEM_BINS)
-        occupied = np.bincount(beams["item"][beams["valid"]] % bins, minlength=bins) > 0
-        *occupied, n_beams = self.context.member.sum_over_trainers(
-            *occupied.astype(float).tolist(), float(beams["valid"].sum())
+        n_items = self.context.corpus.trie.n_leaves
+        n_bins = min(n_items, _ITEM_BINS)
+        is_occupied = np.bincount(beams["item"][beams["valid"]] % n_bins, minlength=n_bins) > 0
+        *ranks_per_bin, n_beams = self.context.member.sum_over_trainers(
+            *is_occupied.astype(float).tolist(), float(beams["valid"].sum())
         )
-        n_distinct = float(np.count_nonzero(occupied))
-        if (
-            items > bins
-        ):  # Linear counting: estimates the number of distinct items from the number of occupied bins.
-            n_distinct = bins * math.log(bins / max(1.0, bins - n_distinct))
+        n_distinct = float(np.count_nonzero(ranks_per_bin))
+        if n_items > n_bins:  # Linear counting: estimate the distinct items from the number of occupied bins.
+            n_distinct = n_bins * math.log(n_bins / max(1.0, n_bins - n_distinct))
         n_distinct = min(n_distinct, n_beams)
-        return {"diversity": n_distinct / max(1.0, n_beams), "coverage": n_distinct / max(1, items)}
+        return {"diversity": n_distinct / max(1.0, n_beams), "coverage": n_distinct / max(1, n_items)}
 
 
 def sum_scores(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:

@@ -33,9 +33,9 @@ class PolicyPrompts:
     stage: StageSetup
 
     def make_share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> StepShare:
-        """Return this rank's prompts in chunks, one per element of `parts`, which selects prompts of the beams."""
-        prompts = [self._bind_batch(select_rows(beams, part)) for part in parts]
-        return StepShare(prompts, self.context.run.features, self.context.device)
+        """Return this rank's prompts in chunks; each element of `parts` selects the prompts of one chunk."""
+        batch_makers = [self._bind_batch(select_rows(beams, part)) for part in parts]
+        return StepShare(batch_makers, self.context.run.features, self.context.device)
 
     def _bind_batch(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """Return a function that makes the batch of the prompts of these beams."""
@@ -50,7 +50,12 @@ class PolicyPrompts:
         )
 
     def compute_votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
-        """Compute the memory's votes for the prompts with the rows of the live or a frozen policy; None without a memory."""
+        """Compute the memory's votes for the prompts; None without a memory.
+
+        Args:
+            beams: Rollouts of the prompts.
+            frozen: The policy whose item rows are used; None for the live policy.
+        """
         voters = self.context.voters
         if frozen is not None and voters is not None and voters.nearest:
             keys = torch.from_numpy(self.context.corpus.seq.get_item_keys(voters.items))
@@ -63,11 +68,9 @@ class PolicyPrompts:
 
     def find_targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Return the semantic ids [U, L] of what each prompt's user took next."""
-        return self.context.corpus.sids[
-            self.context.corpus.seq.item[
-                locate_events(self.context.corpus.seq, beams["user"], beams["position"])
-            ]
-        ]
+        corpus = self.context.corpus
+        events = locate_events(corpus.seq, beams["user"], beams["position"])
+        return corpus.sids[corpus.seq.item[events]]
 
     def find_hits(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Return the mask [U, W] of the beams that are their prompt's target."""
@@ -87,5 +90,5 @@ def restore_policy_rows(
 
 
 def select_rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:
-    """Select some of the prompts."""
+    """Return the fields of some prompts, as contiguous arrays."""
     return {name: np.ascontiguousarray(values[part]) for name, values in beams.items()}
