@@ -1,7 +1,7 @@
 """Descriptions of what a worker is doing, read from the stacks of its threads, for messages about late workers.
 
 A call runs on the work thread. In a pipeline that thread often waits for the helper threads (`sparse-...`); the
-description then names a helper thread, if possible one that is not itself waiting for other ranks. A worker's own
+description then is that of a helper thread, if possible of one that is not itself waiting for other ranks. A worker's own
 frames are those of this package and of the user's files, not those of the standard library and installed packages.
 """
 
@@ -17,14 +17,20 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parent.parent)  # of nonet, whose frames are own frames even if it is installed
+_PACKAGE = str(
+    Path(__file__).parent.parent
+)  # Folder of nonet, whose frames are own frames even if it is installed.
 _FOREIGN_PREFIXES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"}
 )
+# Parts of the paths of the code in which a thread waits for other ranks.
 _EXCHANGES = ("torch/distributed/", "embedding/exchange/all_to_all.py", "embedding/exchange/shared_memory.py")
 _TIMEOUT_MESSAGE = re.compile(r"timed out|timeout|no message from rank", re.IGNORECASE)
-_QUEUE_FUNCTIONS = ("_next", "_put")  # those in which a thread of nonet.embedding.training.pipeline waits
-_HELPER_PREFIX = "sparse-"
+_QUEUE_FUNCTIONS = (
+    "_next",
+    "_put",
+)  # Functions in which a thread of nonet.embedding.training.pipeline waits.
+_HELPER_PREFIX = "sparse-"  # Beginning of the names of the pipeline's helper threads.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,10 @@ class WorkerActivity:
         who: Name of the worker.
         call: The call that it runs as "role.method"; "" if it is idle.
         for_s: Seconds since the call began.
-        at: Innermost frame of the worker's own code: "file.py:12 function".
+        at: Innermost frame of the worker's own code: "file.py:12 function"; "" if there is none.
         waits: Whether it is in a collective or an exchange and therefore waits for other ranks.
         silent: Whether it did not answer the request for its activity in time.
-        stacks: The stacks of all of its threads.
+        stacks: The stacks of all of its threads as text.
     """
 
     who: str
@@ -50,7 +56,7 @@ class WorkerActivity:
     stacks: str = ""
 
     def describe(self) -> str:
-        """Describe in a clause what the worker is doing."""
+        """Return a clause that says what the worker is doing, such as "rollout-0 is in rollout.generate for 12 s"."""
         if self.silent:
             return f"{self.who} does not answer"
         if not self.call:
@@ -63,14 +69,14 @@ class _ThreadState:
     """The state of one thread.
 
     Attributes:
-        at: Innermost own frame, "" if there is none.
-        exchanges: Whether the thread is in a collective or an exchange.
-        queues: Whether the thread waits at a queue of the pipeline.
+        own_frame: Innermost frame of the worker's own code: "file.py:12 function"; "" if there is none.
+        is_in_exchange: Whether the thread is in a collective or an exchange.
+        waits_at_queue: Whether the thread waits at a queue of the pipeline.
     """
 
-    at: str
-    exchanges: bool
-    queues: bool
+    own_frame: str
+    is_in_exchange: bool
+    waits_at_queue: bool
 
 
 def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: int) -> WorkerActivity:
@@ -84,27 +90,36 @@ def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: 
     """
     if not call:
         return WorkerActivity(worker_name, stacks=dump_stacks())
-    helpers = [t.ident for t in threading.enumerate() if t.name.startswith(_HELPER_PREFIX) and t.ident]
+    helper_ids = [t.ident for t in threading.enumerate() if t.name.startswith(_HELPER_PREFIX) and t.ident]
     frames = sys._current_frames()
-    seen = [
+    threads = [
         _summarise_stack(traceback.extract_stack(frames[ident]))
-        for ident in (thread_id, *helpers)
+        for ident in (thread_id, *helper_ids)
         if ident in frames
     ]
-    if not seen:
+    if not threads:
         return WorkerActivity(worker_name, call, elapsed_s, stacks=dump_stacks())
-    own = seen[0]
-    if own.queues:  # it waits for helper threads: report one that computes, else one in an exchange
-        busy = [thread for thread in seen[1:] if thread.at]  # an idle helper thread has no own frame
-        own = min(busy, key=lambda thread: (thread.queues, thread.exchanges), default=own)
-    return WorkerActivity(worker_name, call, elapsed_s, own.at, own.exchanges, stacks=dump_stacks())
+    described, *helpers = threads
+    if (
+        described.waits_at_queue
+    ):  # It waits for helper threads: describe one that computes, else one in an exchange.
+        busy = [thread for thread in helpers if thread.own_frame]  # An idle helper thread has no own frame.
+        described = min(busy, key=lambda t: (t.waits_at_queue, t.is_in_exchange), default=described)
+    return WorkerActivity(
+        worker_name,
+        call,
+        elapsed_s,
+        at=described.own_frame,
+        waits=described.is_in_exchange,
+        stacks=dump_stacks(),
+    )
 
 
 def is_peer_timeout(error: BaseException) -> bool:
     """Return whether an error is the time-out of an exchange or a collective, which other ranks caused by being late."""
     frames = traceback.extract_tb(error.__traceback__)
-    exchanges = any(place in frame.filename for frame in frames for place in _EXCHANGES)
-    return exchanges and bool(_TIMEOUT_MESSAGE.search(str(error)))
+    is_in_exchange = any(path in frame.filename for frame in frames for path in _EXCHANGES)
+    return is_in_exchange and bool(_TIMEOUT_MESSAGE.search(str(error)))
 
 
 def dump_stacks() -> str:
@@ -117,21 +132,25 @@ def dump_stacks() -> str:
 
 def _summarise_stack(stack: traceback.StackSummary) -> _ThreadState:
     """Determine the state of the thread that has this stack."""
-    own = [
+    own_frames = [
         frame
         for frame in stack
         if frame.filename.startswith(_PACKAGE) or not frame.filename.startswith(_FOREIGN_PREFIXES)
     ]
-    exchanges = any(place in frame.filename for frame in stack for place in _EXCHANGES)
-    if not own:
-        return _ThreadState("", exchanges, False)
-    last = own[-1]
-    queues = last.filename.endswith("embedding/training/pipeline.py") and last.name in _QUEUE_FUNCTIONS
-    return _ThreadState(f"{_shorten_path(last.filename)}:{last.lineno} {last.name}", exchanges, queues)
+    is_in_exchange = any(path in frame.filename for frame in stack for path in _EXCHANGES)
+    if not own_frames:
+        return _ThreadState("", is_in_exchange, waits_at_queue=False)
+    innermost = own_frames[-1]
+    in_pipeline = innermost.filename.endswith("embedding/training/pipeline.py")
+    return _ThreadState(
+        f"{_shorten_path(innermost.filename)}:{innermost.lineno} {innermost.name}",
+        is_in_exchange,
+        waits_at_queue=in_pipeline and innermost.name in _QUEUE_FUNCTIONS,
+    )
 
 
 def _shorten_path(file: str) -> str:
-    """Shorten a path to the part below the package, or to folder and name for other files."""
+    """Shorten a path: below the package's folder to the path relative to it, elsewhere to the last folder and the name."""
     if file.startswith(_PACKAGE):
         return str(Path(file).relative_to(_PACKAGE))
     return "/".join(Path(file).parts[-2:])

@@ -1,8 +1,8 @@
-"""FrozenPolicy: a policy as it was at one moment, dense weights and sparse rows, to be compared with later.
+"""FrozenPolicy: the dense weights and sparse rows of a policy at one moment, with which the trained policy is compared later.
 
 The dense weights are copied. Of the sparse rows only those that change later are stored, each before its first change, so
-the cost grows with what a stage touches and not with the tables. Every trainer rank stores the same rows, since a rank may
-read a row that another rank has changed.
+the memory grows with the rows that a stage changes and not with the tables. Every trainer rank stores the same rows, since a
+rank may read a row that another rank has changed. "Live" are the model and the rows that are trained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nonet.models.generation import Voters
 
-# Shapes: N stored keys, M keys of a step, C items that may be near, D width.
+# Shapes: N stored keys, M keys of a step, C items that the nearest-item voter compares, D width.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +32,38 @@ class StoredRows:
     rows: Tensor
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the place [M] of each key among the stored ones, and whether it is stored [M] bool."""
+        """Look up keys [M] among the stored ones.
+
+        Returns:
+            The index of each key [M], only valid if it is stored; and whether it is stored, [M] bool.
+        """
         if not len(self.keys):
             return torch.zeros_like(keys), torch.zeros(len(keys), dtype=torch.bool)
-        place = torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)
-        return place, self.keys[place] == keys
+        index_M = torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)
+        return index_M, self.keys[index_M] == keys
 
     def add(self, keys: Tensor, rows: Tensor) -> StoredRows:
-        """Return these rows and more; keys that are stored already keep their first row."""
-        _, known = self.find(keys)
-        all_keys, order = torch.cat([self.keys, keys[~known]]).sort()
-        all_rows = torch.cat([self.rows, rows[(~known).to(rows.device)]])
+        """Return new `StoredRows` that also have these rows [M, D]; keys that are stored already keep their first row."""
+        _, is_stored_M = self.find(keys)
+        all_keys, order = torch.cat([self.keys, keys[~is_stored_M]]).sort()
+        all_rows = torch.cat([self.rows, rows[(~is_stored_M).to(rows.device)]])
         return StoredRows(all_keys, all_rows[order.to(all_rows.device)])
 
     def put_into(self, keys: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows [M, D] of keys [M] with those that are stored here in their place."""
-        place, known = self.find(keys)
-        if not known.any():
+        """Return the rows [M, D] of keys [M], replaced by the stored rows for keys that are stored."""
+        index_M, is_stored_M = self.find(keys)
+        if not is_stored_M.any():
             return rows
-        stored = self.rows.index_select(0, place.to(self.rows.device)).to(rows.device)
-        return torch.where(known.to(rows.device)[:, None], stored, rows)
+        stored = self.rows.index_select(0, index_M.to(self.rows.device)).to(rows.device)
+        return torch.where(is_stored_M.to(rows.device)[:, None], stored, rows)
 
 
 class FrozenPolicy:
-    """The policy at the moment of the call.
+    """The policy at the moment when this object is created.
 
     Attributes:
         model: A copy of the dense weights, in eval mode, without gradients.
-        stored: By table, the rows that have changed since, as they were.
+        stored: For each table, the original values of the rows that have changed since then.
     """
 
     def __init__(self, model: Any):
@@ -68,7 +72,10 @@ class FrozenPolicy:
 
     def find_missing_keys(self, table: str, keys: Tensor) -> Tensor:
         """Return the keys of a table that are not stored yet."""
-        return keys if table not in self.stored else keys[~self.stored[table].find(keys)[1]]
+        if table not in self.stored:
+            return keys
+        _, is_stored_M = self.stored[table].find(keys)
+        return keys[~is_stored_M]
 
     def store(self, table: str, keys: Tensor, rows: Tensor) -> None:
         """Store rows [M, D] of a table before they change. Keys that are stored already keep their first row.
@@ -95,18 +102,18 @@ class FrozenPolicy:
         Args:
             voters: The live voters, whose item rows are those of the tables at this moment.
             table: The table that item rows are in.
-            keys: Keys [C] of the items that may be near.
+            keys: Keys [C] of the items that the nearest-item voter compares.
         """
         if voters is None or table not in self.stored or keys is None:
             return voters
         return voters.replace_rows(lambda live: self.stored[table].put_into(keys, live))
 
     def follow(self, model: Any, decay: float, read: Callable[[str, Tensor], Tensor]) -> None:
-        """Move towards the live policy: keep `decay` of the frozen one, dense weights and stored rows alike.
+        """Move dense weights and stored rows towards the live policy, as an exponential moving average.
 
         Args:
             model: The live model.
-            decay: Share of the frozen policy that is kept, in (0, 1).
+            decay: Weight of the frozen policy in the average, in (0, 1).
             read: Returns the live rows [N, D] of the keys [N] of a table.
         """
         with torch.no_grad():

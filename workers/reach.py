@@ -11,10 +11,11 @@ from pathlib import Path
 
 from nonet.errors import ConfigError
 
-_ANSWER_S = 8.0  # time-out of a connection to a cluster
-_SOCKET_BYTES = 107  # longest path of a Unix socket on Linux
-_BELOW_BYTES = 68  # longest path that Ray adds to its temporary folder: /ray/session_<time>_<process>/sockets/plasma_store
-_FREE_BYTES = 64 << 20
+_ANSWER_S = 8.0  # Time-out of a connection to a cluster, in seconds.
+_MAX_SOCKET_PATH_BYTES = 107  # Longest path of a Unix socket on Linux.
+# Longest path that Ray adds to its temporary folder: /ray/session_<time>_<process>/sockets/plasma_store.
+_RAY_PATH_BYTES = 68
+_MIN_FREE_BYTES = 64 << 20  # Ray writes its logs and sockets there; objects are in shared memory.
 
 
 def check_ray_environment() -> None:
@@ -39,7 +40,7 @@ def check_port(host: str, port: int) -> None:
 
     Args:
         host: Name or address of this machine.
-        port: 1 to 65535.
+        port: Number of the port, 1 to 65535.
 
     Raises:
         ConfigError: Another process listens there, or the host does not belong to this machine.
@@ -50,9 +51,9 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        other = "host with --host" if isinstance(error, socket.gaierror) else "port with --port"
+        option = "host with --host" if isinstance(error, socket.gaierror) else "port with --port"
         raise ConfigError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another {other}"
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another {option}"
         ) from None
 
 
@@ -84,28 +85,28 @@ def check_address(address: str, source: str, way_out: str) -> None:
 
 def _check_temporary_folder() -> None:
     """Check that Ray's temporary folder has a short enough path, is writable and has free space."""
-    name = next((each for each in ("RAY_TMPDIR", "TMPDIR") if each in os.environ), None)
-    folder = os.environ[name] if name else "/tmp"
-    title = f"{name} is {folder}" if name else f"the temporary folder is {folder}"
-    most = _SOCKET_BYTES - _BELOW_BYTES
-    if len(os.fsencode(folder)) > most:
+    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), None)
+    folder = os.environ[variable] if variable else "/tmp"
+    subject = f"{variable} is {folder}" if variable else f"the temporary folder is {folder}"
+    max_bytes = _MAX_SOCKET_PATH_BYTES - _RAY_PATH_BYTES
+    if len(os.fsencode(folder)) > max_bytes:
         raise ConfigError(
-            f"{title}, {len(os.fsencode(folder))} bytes long; Ray's sockets below it may have {_SOCKET_BYTES}, so it "
-            f"must have at most {most}: set RAY_TMPDIR to a shorter folder, such as /tmp"
+            f"{subject}, {len(os.fsencode(folder))} bytes long; Ray's sockets below it may have {_MAX_SOCKET_PATH_BYTES}, so it "
+            f"must have at most {max_bytes}: set RAY_TMPDIR to a shorter folder, such as /tmp"
         )
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ConfigError(
-            f"{title}, which is no folder that this process can write to; set RAY_TMPDIR to one"
+            f"{subject}, which is no folder that this process can write to; set RAY_TMPDIR to one"
         )
-    if (free := shutil.disk_usage(folder).free) < _FREE_BYTES:
+    if (free_bytes := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
         raise ConfigError(
-            f"{title}, with {free >> 20} MiB left; Ray needs {_FREE_BYTES >> 20} MiB: free some, or set RAY_TMPDIR to "
-            "another folder"
+            f"{subject}, with {free_bytes >> 20} MiB left; Ray needs {_MIN_FREE_BYTES >> 20} MiB: free some, or set RAY_TMPDIR "
+            "to another folder"
         )
 
 
 def explain_unreachable(file: Path, token: str) -> str:
-    """Return why this process cannot read a file and write beside it, "" where it can.
+    """Return why this process cannot read a file and write into its folder, "" if it can.
 
     Args:
         file: A file that another process has written.

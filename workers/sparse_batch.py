@@ -1,4 +1,4 @@
-"""Batches together with the keys that they look up in the sparse tables: each table once, however many features read it."""
+"""Batches together with the distinct keys that they look up in each sparse table, which several features may read."""
 
 # Shapes: N keys of a feature, M distinct keys of a table, D width.
 
@@ -23,8 +23,8 @@ class SparseBatch:
 
     Attributes:
         batch: The batch.
-        keys: By table, the distinct keys [M].
-        places: By feature, its table and the positions [N] of its rows among the table's keys.
+        keys: For each table, the distinct keys [M].
+        places: For each feature, its table and the index [N] of each of its keys among the table's keys.
     """
 
     batch: Any
@@ -33,7 +33,7 @@ class SparseBatch:
 
     def spread(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows [N, D] by feature from rows [M, D] by table."""
-        return {name: rows[table].index_select(0, at) for name, (table, at) in self.places.items()}
+        return {name: rows[table].index_select(0, index_N) for name, (table, index_N) in self.places.items()}
 
 
 def build_sparse_batch(batch: SampleBatch, features: Mapping[str, str], device: str) -> SparseBatch:
@@ -41,16 +41,16 @@ def build_sparse_batch(batch: SampleBatch, features: Mapping[str, str], device: 
 
     Args:
         batch: A batch of samples.
-        features: By feature, the name of its table.
-        device: Where the positions of rows are put.
+        features: The name of the table of each feature.
+        device: Device of the indices in `places`.
     """
     keys, places = {}, {}
     for table in dict.fromkeys(features.values()):
-        names = [name for name, of in features.items() if of == table]
-        each = [get_keys(batch, name) for name in names]
-        keys[table], inverse = torch.unique(torch.cat(each), return_inverse=True)
-        for name, at in zip(names, inverse.split([len(part) for part in each]), strict=True):
-            places[name] = table, at.to(device)
+        names = [name for name, feature_table in features.items() if feature_table == table]
+        feature_keys = [get_keys(batch, name) for name in names]
+        keys[table], inverse = torch.unique(torch.cat(feature_keys), return_inverse=True)
+        for name, index_N in zip(names, inverse.split([len(k) for k in feature_keys]), strict=True):
+            places[name] = table, index_N.to(device)
     return SparseBatch(batch, keys, places)
 
 
@@ -60,10 +60,16 @@ class StepShare:
     Chunks are built one at a time to bound memory: each is built once for its keys and once more to be computed. A
     single chunk is built only once.
 
+    Args:
+        chunk_makers: For each chunk, a function that builds its batch.
+        features: The name of the table of each feature.
+        device: Device of the indices in `SparseBatch.places`.
+        extra_keys: For each table, further keys that are looked up, ascending.
+
     Attributes:
         targets: Number of targets in all chunks.
-        keys: By table, the distinct keys [M] of all chunks and of `also`.
-        also: By table, further keys that are looked up, ascending.
+        keys: For each table, the distinct keys [M] of all chunks and of `also`.
+        also: The extra keys of each table.
     """
 
     def __init__(
@@ -73,25 +79,26 @@ class StepShare:
         device: str,
         extra_keys: Mapping[str, Tensor] | None = None,
     ):
-        self._makes, self._features, self._device = list(chunk_makers), dict(features), device
+        self._chunk_makers, self._features, self._device = list(chunk_makers), dict(features), device
         self.targets, self.also = 0, dict(extra_keys or {})
-        parts: dict[str, list[Tensor]] = {table: [] for table in features.values()}
-        for make in self._makes:
-            part = build_sparse_batch(make(), features, device)
-            self.targets += int(part.batch.loss_mask.values.sum())
-            for table, keys in part.keys.items():
-                parts[table].append(keys)
-        self._only = part if len(self._makes) == 1 else None
-        if self._only and not self.also:
-            self.keys = self._only.keys
+        keys_by_table: dict[str, list[Tensor]] = {table: [] for table in features.values()}
+        for make in self._chunk_makers:
+            chunk = build_sparse_batch(make(), features, device)
+            self.targets += int(chunk.batch.loss_mask.values.sum())
+            for table, keys in chunk.keys.items():
+                keys_by_table[table].append(keys)
+        self._single_chunk = chunk if len(self._chunk_makers) == 1 else None
+        if self._single_chunk and not self.also:
+            self.keys = self._single_chunk.keys
             return
         for table, keys in self.also.items():
-            parts[table].append(keys)
-        self.keys = {table: torch.cat(keys).unique() for table, keys in parts.items()}
-        self._only = self._only and self._index_batch(self._only.batch)
+            keys_by_table[table].append(keys)
+        self.keys = {table: torch.cat(keys).unique() for table, keys in keys_by_table.items()}
+        self._single_chunk = self._single_chunk and self._index_batch(self._single_chunk.batch)
 
     def __len__(self) -> int:
-        return len(self._makes)
+        """Return the number of chunks."""
+        return len(self._chunk_makers)
 
     def pull_frozen_rows(self, sparse: ShardedTables) -> dict[str, Tensor]:
         """Pull the rows [M, D] of all keys by table to the device, without training them; all ranks must call it together."""
@@ -100,20 +107,20 @@ class StepShare:
         }
 
     def __iter__(self) -> Iterator[SparseBatch]:
-        """Yield the chunks; their positions refer to the keys of all chunks."""
-        if self._only is not None:
-            yield self._only
+        """Yield the chunks; their `places` refer to the keys of all chunks."""
+        if self._single_chunk is not None:
+            yield self._single_chunk
             return
-        for make in self._makes:
+        for make in self._chunk_makers:
             yield self._index_batch(make())
 
     def select_extra_rows(self, table: str, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the rows [n, D] of the further keys of a table from the rows [M, D] of all of its keys."""
-        place = torch.searchsorted(self.keys[table], self.also[table]).to(rows[table].device)
-        return rows[table].index_select(0, place)
+        """Return the rows [n, D] of the extra keys of a table from the rows [M, D] of all of its keys."""
+        index_n = torch.searchsorted(self.keys[table], self.also[table]).to(rows[table].device)
+        return rows[table].index_select(0, index_n)
 
     def _index_batch(self, batch: SampleBatch) -> SparseBatch:
-        """Return a batch whose positions refer to the keys of all chunks."""
+        """Return a sparse batch whose `places` refer to the keys of all chunks."""
         places = {
             name: (table, torch.searchsorted(self.keys[table], get_keys(batch, name)).to(self._device))
             for name, table in self._features.items()
@@ -122,7 +129,11 @@ class StepShare:
 
 
 class PrefetchedRows:
-    """Rows that were pulled before, as a source for an embedding collection; gradients are kept by table."""
+    """Rows that were pulled earlier, as the source of an embedding collection.
+
+    Attributes:
+        grads: For each table, the gradients [N, D] that the collection has pushed; zeros before.
+    """
 
     def __init__(self, rows: Mapping[str, Tensor]):
         self._rows = dict(rows)
@@ -137,6 +148,6 @@ class PrefetchedRows:
         return self._rows[table]
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Keep the gradients [N, D] of a table; a batch that no loss reached has none."""
+        """Store the gradients [N, D] of a table in `grads`; a batch without keys pushes none."""
         if len(keys):
             self.grads[table] = grads

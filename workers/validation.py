@@ -1,7 +1,7 @@
-"""Validation of a commit while its stage goes on: which events are used, and the cost of the held-out items in nats.
+"""Validation of a commit while its stage goes on: which events are used, and the nats of their items.
 
-Nats are those of the next event alone, over the whole catalogue and without dropout. A training loss is a mixture
-over the events `ahead` with dropout, so it lies above the nats that the same model has for next events.
+The nats of an event are the negative log-probability of its item, over the whole catalogue and without dropout. A training
+loss also predicts the events `ahead` of the next one and uses dropout, so it lies above the nats of the same model.
 """
 
 # Shapes: P prompts, I items.
@@ -14,7 +14,9 @@ import numpy as np
 
 from nonet.random import rng
 
-MOST_USERS = 2000
+MOST_USERS = (
+    2000  # Users of a validation; with more, a supervised stage would spend too long on its validations.
+)
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -30,10 +32,10 @@ def select_validation_events(users: np.ndarray, seed: int, max_users: int = MOST
     Returns:
         Whether each event is validated [P] bool.
     """
-    known = np.unique(users)
-    if len(known) <= max_users:
+    distinct_users = np.unique(users)
+    if len(distinct_users) <= max_users:
         return np.ones(len(users), bool)
-    return np.isin(users, rng(seed, "validation").choice(known, max_users, replace=False))
+    return np.isin(users, rng(seed, "validation").choice(distinct_users, max_users, replace=False))
 
 
 class TargetNats:
@@ -46,22 +48,22 @@ class TargetNats:
 
     def __init__(self, scores: Scores, target: Scores):
         self._scores, self._target = scores, target
-        self._parts: list[np.ndarray] = []
+        self._nats_of_calls: list[np.ndarray] = []
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the scores [P, I] of events, and collect the nats of their targets."""
         scores_PI = self._scores(users, positions)
-        own_P = scores_PI[np.arange(len(users)), self._target(users, positions)].astype(np.float64)
-        self._parts.append(np.where(np.isfinite(own_P), -own_P, np.nan))
+        target_logp_P = scores_PI[np.arange(len(users)), self._target(users, positions)].astype(np.float64)
+        self._nats_of_calls.append(np.where(np.isfinite(target_logp_P), -target_logp_P, np.nan))
         return scores_PI
 
     @property
     def values(self) -> np.ndarray:
         """The nats of each event scored so far [P]; NaN where its item is outside the catalogue."""
-        return np.concatenate([np.empty(0), *self._parts])
+        return np.concatenate([np.empty(0), *self._nats_of_calls])
 
     @property
     def mean(self) -> float | None:
         """The mean nats of a held-out event; None where no target is in the catalogue."""
-        values = self.values[~np.isnan(self.values)]
-        return float(values.sum()) / len(values) if len(values) else None
+        known = self.values[~np.isnan(self.values)]
+        return float(known.sum()) / len(known) if len(known) else None

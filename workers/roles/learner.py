@@ -36,7 +36,7 @@ class LearnerContext:
         corpus: Sequences, items and semantic ids (`Corpus`); for a click model, its events and items (`ClickData`).
         dense: The engine that steps the dense weights.
         sparse: This rank's part of the sparse tables.
-        member: The process groups of the trainers.
+        member: This rank's membership in the process group of the trainers.
         voters: The voters of the model's memory; None without a memory.
         device: Name of the device, such as `cuda:0`.
         meter: Counts FLOPs and seconds of the training steps.
@@ -61,23 +61,23 @@ class LearnerContext:
         return self.dense.model
 
     def read_items(self) -> None:
-        """Update the rows of the nearest-item voter to their current values. All ranks must call this at the same point."""
+        """Replace the item rows of the nearest-item voter by their current values. All ranks must call this together."""
         if self.voters is not None and self.voters.nearest:
             keys = torch.from_numpy(self.corpus.seq.get_item_keys(self.voters.items))
             rows = self.sparse.pull(self.run.features["item"], keys, train=False)
             self.voters.read(rows.detach().clone())
 
     def measure(self, stage: StageSetup) -> dict[str, float]:
-        """Return what the meter counted since the last record, and the device's matrix product rate as `peak`."""
-        use = stage.precision.use
-        return {**self.meter.take_counts(), "peak": measure_matmul_rate(self.device, use)}
+        """Return and reset the counts of the meter (`StepMeter.take_counts`), with the device's matrix product rate as "peak"."""
+        peak = measure_matmul_rate(self.device, stage.precision.use)
+        return {**self.meter.take_counts(), "peak": peak}
 
 
 class StageLearner:
     """Trains one stage on one rank.
 
-    A stage kind names its learner (`StageKind.learner`); a kind that names none uses the model's (`ModelSpec.learner`). A stage
-    with a loss of its own subclasses `SupervisedLearner` or this class.
+    A stage kind names its learner (`StageKind.learner`); a kind that names none uses the model's (`ModelSpec.learner`). The
+    learner of a stage with its own loss is a subclass of `SupervisedLearner` or of this class.
     """
 
     def __init__(self, context: LearnerContext, stage: StageSetup):

@@ -40,13 +40,13 @@ from nonet.workers.runtime import Membership, split_evenly
 # Shapes: U prompts, V votes.
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # Candidate shares of the nearest items in the votes.
-_MOST = 2048  # Maximum number of events.  # Maximum number of events.
-_CHUNK = 256  # Events per forward pass.  # Events per forward pass.
+_MAX_EVENTS = 2048
+_CHUNK_EVENTS = 256  # Events per forward pass.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """The data of a fit, and the rank's part in it.
+    """Fits the weights of a memory on one rank, together with all other ranks.
 
     Attributes:
         run: Settings of the run.
@@ -70,56 +70,56 @@ class MemoryFit:
     def fit_model(self) -> None:
         """Fit the memory's weights (l, b, c), and m if the nearest items vote, and store them in the model.
 
-        Without validation events the weights keep their values.
+        Without validation events the weights keep their values. m is the nearest items' share of the votes.
         """
-        held = self._collect_held_out_votes()
-        if not self.member.sum_over_trainers(float(len(held.target)))[0]:
+        votes = self._compute_held_out_votes()
+        if not self.member.sum_over_trainers(float(len(votes.target)))[0]:
             return
         fits_by_share = {
-            share: self._fit_share(held.mix_nearest(share))
+            share: self._fit_weights(votes.mix_nearest(share))
             for share in (SHARES if self.voters.nearest else (0.0,))
         }
-        share = max(fits_by_share, key=lambda share: fits_by_share[share][0])
-        buffer = getattr(self.model, MEMORY_WEIGHTS)
-        weights = (*fits_by_share[share][1], share)[: len(buffer)]
-        buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
+        best_share = max(fits_by_share, key=lambda share: fits_by_share[share][0])
+        _, best_weights = fits_by_share[best_share]
+        buffer = getattr(self.model, MEMORY_WEIGHTS)  # It has 3 weights, or 4 if the nearest items vote.
+        buffer.copy_(torch.tensor((*best_weights, best_share)[: len(buffer)], dtype=buffer.dtype))
 
-    def _fit_share(self, held: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:
-        """Return the largest log-likelihood and the weights that reach it."""
-        weights = fit(lambda candidates: self._sum_likelihood(held, candidates))
-        return float(self._sum_likelihood(held, [weights])[0]), weights
+    def _fit_weights(self, votes: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:
+        """Return the largest log-likelihood and the weights (l, b, c) that reach it."""
+        weights = fit(lambda candidates: self._sum_likelihood(votes, candidates))
+        return float(self._sum_likelihood(votes, [weights])[0]), weights
 
     def _sum_likelihood(
-        self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]
+        self, votes: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]
     ) -> np.ndarray:
-        """Compute the log-likelihood of each candidate, summed over all ranks."""
-        return np.array(self.member.sum_over_trainers(*held.compute_likelihood(candidates).tolist()))
+        """Compute the log-likelihood of each candidate (l, b, c), summed over all ranks."""
+        return np.array(self.member.sum_over_trainers(*votes.compute_likelihood(candidates).tolist()))
 
-    def _collect_held_out_votes(self) -> HeldOutVotes:
-        """Compute the votes for this rank's share of the events."""
+    def _compute_held_out_votes(self) -> HeldOutVotes:
+        """Compute the votes for this rank's share of the events. All ranks must call this method."""
         users, positions = self._select_events()
-        mine = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
-        users, positions = users[mine], positions[mine]
-        parts = split_by_size(np.ones(len(users), np.int64), _CHUNK)
+        own_events = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
+        users, positions = users[own_events], positions[own_events]
+        parts = split_by_size(np.ones(len(users), np.int64), _CHUNK_EVENTS)
         share = StepShare(
             [self._bind_batch(users[p], positions[p]) for p in parts], self.run.features, self.device
         )
         rows = share.pull_frozen_rows(self.sparse)
         self.sparse.stop()
         self.model.eval()
-        answers = [
-            self._compute_held_out_votes(users[part], positions[part], chunk.batch, chunk.spread(rows))
+        chunk_votes = [
+            self._compute_chunk_votes(users[part], positions[part], chunk.batch, chunk.spread(rows))
             for part, chunk in zip(parts, share, strict=True)
         ]
-        return HeldOutVotes.joined(answers)
+        return HeldOutVotes.joined(chunk_votes)
 
     def _select_events(self) -> tuple[np.ndarray, np.ndarray]:
-        """Select the validation events whose item can be recommended, as users and positions."""
+        """Draw at most `_MAX_EVENTS` validation events whose item can be recommended. Returns users and positions."""
         seq = self.corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
-        if len(users) <= _MOST:
+        if len(users) <= _MAX_EVENTS:
             return users, positions
-        drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MOST])
+        drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MAX_EVENTS])
         return users[drawn], positions[drawn]
 
     def _bind_batch(self, users: np.ndarray, positions: np.ndarray) -> Any:
@@ -134,20 +134,26 @@ class MemoryFit:
             stage="memory",
         )
 
-    def _compute_held_out_votes(
+    def _compute_chunk_votes(
         self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any
     ) -> HeldOutVotes:
-        """Compute the model's and the voters' log-probabilities of the targets and votes of a batch."""
-        trie, votes = (
-            self.corpus.trie,
-            self.voters.compute_votes(self.corpus.seq, users, positions).to(self.device),
-        )
-        target = self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
-        leaf_U1 = torch.from_numpy(np.asarray(trie.leaf_of_item)[target].astype(np.int64))[:, None].to(
-            self.device
-        )
-        cache = self.model.prefill(move_batch(batch, self.device), rows)
+        """Compute the model's and the voters' log-probabilities of the targets and of the items with votes.
+
+        Args:
+            users: Users [U] of the chunk's events.
+            positions: Their positions [U].
+            batch: Batch of the chunk.
+            rows: Sparse rows of the chunk by feature.
+        """
+        trie, device = self.corpus.trie, self.device
+        votes = self.voters.compute_votes(self.corpus.seq, users, positions).to(device)
+        target_U = self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
+        target_leaf_U = torch.from_numpy(np.asarray(trie.leaf_of_item)[target_U].astype(np.int64))
+        leaf_U1 = target_leaf_U[:, None].to(device)
+        cache = self.model.prefill(move_batch(batch, device), rows)
         leaf_UV, transitions_UV, nearest_UV = votes.merge_voters(self.model, cache.state)
-        heard = Votes(leaf_UV, transitions_UV)
-        _, voted_UVL, target_U1L = remember(self.model, cache, trie, heard, leaf_U1)
-        return HeldOutVotes.of(target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), heard, leaf_U1, nearest_UV)
+        transition_votes = Votes(leaf_UV, transitions_UV)
+        _, voted_UVL, target_U1L = remember(self.model, cache, trie, transition_votes, leaf_U1)
+        return HeldOutVotes.of(
+            target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), transition_votes, leaf_U1, nearest_UV
+        )

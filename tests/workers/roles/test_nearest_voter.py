@@ -79,7 +79,7 @@ def test_kinds_of_events_count_as_the_stage_says_and_one_on_average(ring):
     trainer.corpus.__dict__["seq"] = replace(seq, event=kind, event_names=("view", "buy"))
     trainer.begin(stage)
     update = trainer.get_learner(replace(stage, weight={"buy": 5.0})).loss
-    of_view, of_buy = (update._of_kinds / update._mean).tolist()
+    of_view, of_buy = (update._weight_by_kind / update._mean_weight).tolist()
     assert of_buy == pytest.approx(5 * of_view)
     taught = kind[seq.split == TRAIN]
     assert np.array([of_view, of_buy])[taught].mean() == pytest.approx(1.0, abs=1e-5)
@@ -95,7 +95,7 @@ def test_targets_count_the_inverse_of_their_propensity_and_one_on_average(ring):
     update = trainer.get_learner(replace(stage, propensity={"column": "shown", "most": 10.0})).loss
     by_hand = np.resize(np.array([1.0, 2.0, 10.0, 1.0]), len(seq.item))
     mean = by_hand[seq.split == TRAIN].mean()
-    assert update._mean == pytest.approx(mean)
+    assert update._mean_weight == pytest.approx(mean)
     batch = make_training_batch(
         update.context.corpus.seq,
         trainer.corpus.sids,

@@ -32,8 +32,8 @@ class ClickData:
     def __init__(self, run: RunSetup, folders: Mapping[str, str]):
         self._run, self._folders = run, folders
         self.items: pa.Table = read_items(folders)
-        self.joins = None
-        self._clicks: dict[str | None, ClickRows] = {}
+        self.joins = None  # As in `Corpus`; a click model joins no stores.
+        self._clicks_by_target: dict[str | None, ClickRows] = {}
 
     @cached_property
     def seq(self) -> Sequences:
@@ -42,12 +42,14 @@ class ClickData:
 
     def label_events(self, target: str | None) -> ClickRows:
         """Return the events with the labels of a stage's target condition. The labels are computed once per condition."""
-        if target not in self._clicks:
+        if target not in self._clicks_by_target:
             features, history = list(self._run.features), self._run.history
-            self._clicks[target] = ClickRows.from_target(self.seq, self.items, target, features, history)
-        return self._clicks[target]
+            self._clicks_by_target[target] = ClickRows.from_target(
+                self.seq, self.items, target, features, history
+            )
+        return self._clicks_by_target[target]
 
     def release_pages(self) -> None:
         """Drop the process's resident pages of the memory-mapped log."""
-        if "seq" in self.__dict__:
+        if "seq" in self.__dict__:  # The events have been opened.
             self.seq.release_pages()

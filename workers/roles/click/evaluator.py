@@ -54,10 +54,12 @@ class ClickEvaluator(DistributeWorker):
         Returns:
             {"detail": {split: {"exhaustive": {"all": metrics}}}, "shown": []}.
         """
-        index = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
-        probabilities = predict_baseline(name, self._clicks, np.concatenate(list(index.values())))
-        n_valid = len(index["valid"])
-        return self._summarise(name, {"valid": probabilities[:n_valid], "test": probabilities[n_valid:]})
+        rows_by_split = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
+        probabilities = predict_baseline(name, self._clicks, np.concatenate(list(rows_by_split.values())))
+        n_valid = len(rows_by_split["valid"])
+        return self._store_probabilities(
+            name, {"valid": probabilities[:n_valid], "test": probabilities[n_valid:]}
+        )
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -75,18 +77,18 @@ class ClickEvaluator(DistributeWorker):
             split: model.predict_events(self._clicks, self._clicks.find_rows(code))
             for split, code in _SPLITS.items()
         }
-        return self._summarise(name, probabilities)
+        return self._store_probabilities(name, probabilities)
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
-        """Evaluate a checkpoint of the running stage on the validation events of at most 2,000 users.
+        """Evaluate a checkpoint of the running stage on the validation events of at most 2,000 users, and store the result.
 
         Args:
             name: Name of the stage.
             folder: Folder of the checkpoint.
 
         Returns:
-            {"metrics", "nats": mean log loss, "events": number of events}.
+            {"metrics": the metrics of the options, "nats": mean log loss, "events": number of events}.
         """
         rows = self._clicks.find_rows(VALID)
         rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
@@ -102,12 +104,12 @@ class ClickEvaluator(DistributeWorker):
         files = [self._results / f"{name}.valid.{folder}.npz" for folder in (a, b)]
         if not all(file.exists() for file in files):
             return {}
-        ours, theirs = (dict(np.load(file)) for file in files)
-        rows = ours["rows"]
-        if not np.array_equal(rows, theirs["rows"]):
+        stored_a, stored_b = (dict(np.load(file)) for file in files)
+        rows = stored_a["rows"]
+        if not np.array_equal(rows, stored_b["rows"]):
             return {}
         label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
-        return compare_clicks(ours["chances"], theirs["chances"], label, user, self.run.seed)
+        return compare_clicks(stored_a["chances"], stored_b["chances"], label, user, self.run.seed)
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -120,8 +122,10 @@ class ClickEvaluator(DistributeWorker):
         label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
         differences = {}
         for a, b in pairs:
-            ours, theirs = (np.load(self._results / f"{name}.npz")["test"] for name in (a, b))
-            all_metrics = compare_clicks(ours, theirs, label, user, self.run.seed)
+            probabilities_a, probabilities_b = (
+                np.load(self._results / f"{name}.npz")["test"] for name in (a, b)
+            )
+            all_metrics = compare_clicks(probabilities_a, probabilities_b, label, user, self.run.seed)
             differences[f"{a}-{b}"] = {metric: all_metrics[metric] for metric in self.options.metrics}
         return differences
 
@@ -130,16 +134,15 @@ class ClickEvaluator(DistributeWorker):
         """Return an empty list, because a click model recommends no items."""
         return []
 
-    def _summarise(self, name: str, probabilities: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Store the predicted probabilities of a subject and return its metrics."""
+    def _store_probabilities(self, name: str, probabilities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Store the predicted probabilities of a subject by split, and return its metrics as `evaluate_baseline` does."""
         arrays: dict[str, Any] = dict(probabilities)
         np.savez(self._results / f"{name}.npz", **arrays)
         detail = {}
         for split, split_probabilities in probabilities.items():
             if len(split_probabilities):
-                all_metrics = summarise_clicks(
-                    split_probabilities, self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
-                )
+                label = self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
+                all_metrics = summarise_clicks(split_probabilities, label)
                 metrics = {metric: all_metrics[metric] for metric in self.options.metrics}
                 detail[split] = {"exhaustive": {"all": metrics}}
         return {"detail": detail, "shown": []}

@@ -29,17 +29,17 @@ class ClickLearner(SupervisedLearner):
         return self._build_request("events", lambda: data.seq, lambda: data.items)
 
     def read_batch(self, step: int) -> SparseBatch:
-        """Read this rank's events of a step, with the keys of their bags."""
-        (make,) = self.samples.batch(step, self.context.rank, self.context.world)
-        batch = make()
-        return SparseBatch(batch, self._bags.list_keys(batch.bags), {})
+        """Read this rank's events of a step, with the keys of their bags (features with several keys per event)."""
+        (make_batch,) = self.samples.batch(step, self.context.rank, self.context.world)
+        batch = make_batch()
+        return SparseBatch(batch, self._bags.list_keys(batch.bags), places={})
 
     def take_step(
         self, step: int, batch: SparseBatch, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
         """Take one dense step on rows [M, D] by table (`SupervisedLearner.take_step`)."""
         context, device = self.context, self.context.device
-        label, events = torch.from_numpy(batch.batch.label), batch.batch.step_rows
+        label, all_events = torch.from_numpy(batch.batch.label), batch.batch.step_rows
         self.seed_dropout(step)
         context.model.train()
         self._bags.source = source = PrefetchedRows(rows)
@@ -50,13 +50,14 @@ class ClickLearner(SupervisedLearner):
                     loss = torch.nn.functional.binary_cross_entropy_with_logits(
                         context.model(pooled), label.to(device), reduction="sum"
                     )
-                context.dense.backward(self.precision.scale_loss(loss / events))
-        total = context.member.sum_over_trainers(float(loss.detach()))[0]
-        self._bags.push(step)
-        return self.finish_step(step, total / events, float(events), batch.keys, source.grads)
+                context.dense.backward(self.precision.scale_loss(loss / all_events))
+        total_loss = context.member.sum_over_trainers(float(loss.detach()))[0]
+        self._bags.push(step)  # Into `source.grads`.
+        return self.finish_step(step, total_loss / all_events, float(all_events), batch.keys, source.grads)
 
     @cached_property
     def _bags(self) -> EmbeddingBagCollection:
+        """The pooled embeddings of all features; each step gives them the rows of its keys."""
         return EmbeddingBagCollection(
             make_click_setup(self.context.run).make_table_configs(), PrefetchedRows({})
         )

@@ -21,37 +21,37 @@ class ClickTokeniser(DistributeWorker):
         """Write the sequences and items to run_folder/artifacts.
 
         Args:
-            data: The location and format of the data.
+            data: The data and how they are read.
             run_folder: Folder of the run.
 
         Returns:
             The same as `Tokeniser.prepare`, with an empty "tokenizer".
         """
-        if self.rank:
+        if self.rank != 0:
             return {}
-        seq, items, sequences = make_sequences(data, Path(run_folder) / "artifacts")
+        seq, items, artifact = make_sequences(data, Path(run_folder) / "artifacts")
         facts = describe_data(seq, items, data)
         if warning := _warn_of_separating_columns(seq, data):
             notice = facts["data"].get("notice", "")
             facts["data"] = {**facts["data"], "notice": f"{notice} {warning}".strip()}
-        return {"artifacts": {"sequences": sequences}, "tokenizer": {}, **facts}
+        return {"artifacts": {"sequences": artifact}, "tokenizer": {}, **facts}
 
 
 def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
-    train = np.asarray(seq.split) == TRAIN
+    is_train = np.asarray(seq.split) == TRAIN
     auc_by_column: dict[str, float] = {}
-    for name, condition in data.options.targets.items():
-        if name not in seq.targets:
+    for target, condition in data.options.targets.items():
+        if target not in seq.targets:
             continue
         condition_columns = find_columns(condition)
-        columns = {
-            key: np.asarray(values)[train]
-            for key, values in seq.columns.items()
-            if key not in condition_columns
+        other_columns = {
+            column: np.asarray(values)[is_train]
+            for column, values in seq.columns.items()
+            if column not in condition_columns
         }
-        auc_by_column |= find_separating_columns(columns, np.asarray(seq.targets[name])[train])
+        auc_by_column |= find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_train])
     if not auc_by_column:
         return ""
-    texts = ", ".join(f"{name} (AUC {value:.4f})" for name, value in auc_by_column.items())
-    return f"columns that separate the training labels: {texts}; as a feature such a column is the label, known before its time"
+    listed = ", ".join(f"{column} (AUC {auc:.4f})" for column, auc in auc_by_column.items())
+    return f"columns that separate the training labels: {listed}; as a feature such a column is the label, known before its time"

@@ -29,6 +29,7 @@ class ClickTrainer(Trainer):
         return self._build_engine(make_click_setup(self.run).build())
 
     def _make_learner(self, stage: StageSetup) -> Any:
+        """Create the learner of a stage, and remember the stage's target condition for checkpoints."""
         self._target = stage.target
         return super()._make_learner(stage)
 

@@ -1,4 +1,4 @@
-"""Fitting: creates, rehearses and fits the baselines of a run. Baselines that train for minutes are fitted one part at a time."""
+"""BaselineFitter: creates, tests and fits the baselines of a run. Baselines that train for minutes are fitted part by part."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _PartialFit:
 
     Attributes:
         baseline: The baseline.
-        left: Iterator that fits one part per step.
-        parts: Number of parts that were fitted.
+        remaining_parts: Iterator that fits one part per step.
+        fitted_parts: Number of parts that were fitted.
     """
 
     baseline: Baseline
-    left: Iterator[Any]
-    parts: int = 0
+    remaining_parts: Iterator[Any]
+    fitted_parts: int = 0
 
 
 class BaselineFitter:
@@ -47,40 +47,40 @@ class BaselineFitter:
         history: int,
         transitions: Callable[[], Transitions],
     ):
-        self._configs, self._seq, self._items = configs, seq, n_items
+        self._configs, self._seq, self._n_items = configs, seq, n_items
         self._seed, self._history = seed, history
         self._transitions = transitions
-        self._begun: dict[str, _PartialFit] = {}
+        self._partial_fits: dict[str, _PartialFit] = {}  # By name of the baseline.
 
     def rehearse(self) -> None:
-        """Run the user-defined baselines on a few events.
+        """Run the user-defined baselines on a few events, to find errors in them before training.
 
         Raises:
             DataError: A baseline returns scores that cannot be ranked.
         """
         for name, config in self._configs.items():
             if config["use"] not in BASELINES.list_shipped():
-                rehearse(name, partial(self._make_baseline, name), self._seq, self._items)
+                rehearse(name, partial(self._make_baseline, name), self._seq, self._n_items)
 
     def fit_part(self, name: str) -> Baseline | int:
         """Return the fitted baseline, or the number of fitted parts if one part was fitted now and more may follow."""
-        begun = self._begun.get(name)
-        if begun is None:
-            made = self._make_baseline(name)
-            parts = getattr(made, "fit_in_parts", None)
-            if parts is None:
-                return made.fit(self._seq)
-            begun = self._begun[name] = _PartialFit(made, iter(parts(self._seq)))
-        for _ in begun.left:
-            begun.parts += 1
-            return begun.parts
-        return self._begun.pop(name).baseline
+        partial_fit = self._partial_fits.get(name)
+        if partial_fit is None:
+            baseline = self._make_baseline(name)
+            fit_in_parts = getattr(baseline, "fit_in_parts", None)
+            if fit_in_parts is None:
+                return baseline.fit(self._seq)
+            partial_fit = self._partial_fits[name] = _PartialFit(baseline, iter(fit_in_parts(self._seq)))
+        for _ in partial_fit.remaining_parts:  # The first iteration fits one part.
+            partial_fit.fitted_parts += 1
+            return partial_fit.fitted_parts
+        return self._partial_fits.pop(name).baseline
 
     def _make_baseline(self, name: str) -> Baseline:
-        """Create a baseline."""
+        """Create a baseline from its options."""
         return make_baseline(
             self._configs[name],
-            self._items,
+            self._n_items,
             seed=self._seed,
             history=self._history,
             transitions=self._transitions,

@@ -34,10 +34,10 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
 
 
 class ModelScores:
-    """Computes the scores of a model with its memory.
+    """A score function: the log-probabilities of a model with its memory, if it has one.
 
     Attributes:
-        own: Scores of the model alone [P, I] in the last call; None without a memory.
+        own: Scores [P, I] of the model alone, without its memory, in the last call; None without a memory.
     """
 
     def __init__(self, recommender: Recommender):
@@ -47,11 +47,11 @@ class ModelScores:
     def get_fitted_weights(self) -> dict[str, float]:
         """Return the fitted weights of the memory: l, b and c, and m if nearest items vote."""
         model, voters = self._recommender.model, self._recommender.voters
-        share = {"m": get_nearest_share(model)} if voters is not None and voters.nearest else {}
-        return dict(zip("lbc", get_memory_weights(model), strict=True)) | share
+        nearest_weight = {"m": get_nearest_share(model)} if voters is not None and voters.nearest else {}
+        return dict(zip("lbc", get_memory_weights(model), strict=True)) | nearest_weight
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the scores of all items for prompts, [P, I]."""
+        """Return the scores of all items for prompts, [P, I], and set `own`."""
         batch = self._recommender.batch(users, positions)
         if self._recommender.voters is None:
             return self._recommender.score_catalogue(batch, users, positions).numpy()

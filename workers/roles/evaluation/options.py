@@ -12,7 +12,7 @@ from nonet.options import Positive, StrictModel
 from nonet.plugins import LocatedName, parse_file
 from nonet.replaceable import get_files
 
-_EXHAUSTIVE_ITEMS = 25_000  # exhaustive scores of a larger catalogue take seconds per prompt
+_EXHAUSTIVE_ITEMS = 25_000  # Exhaustive scores of a larger catalogue take seconds per prompt.
 
 
 class Evaluate(StrictModel):
@@ -83,7 +83,7 @@ class Evaluate(StrictModel):
     @field_validator("metrics")
     @classmethod
     def _locate_metrics(cls, metrics: list[str], info: ValidationInfo) -> list[str]:
-        """Store the absolute path of each metric in a user's file next to its name."""
+        """Attach the absolute path of the file to the name of each metric that is in a user's file."""
         return [
             LocatedName(name, get_files(info).make_absolute(name)) if parse_file(name) else name
             for name in map(str, metrics)
@@ -96,10 +96,10 @@ class Evaluate(StrictModel):
     @model_validator(mode="after")
     def _check_titles(self) -> Evaluate:
         """Check that baselines have different names."""
-        titles = [each.title for each in self.baselines or ()]
-        twice = next((title for title in titles if titles.count(title) > 1), None)
-        if twice:
+        titles = [baseline.title for baseline in self.baselines or ()]
+        repeated = next((title for title in titles if titles.count(title) > 1), None)
+        if repeated:
             raise ValueError(
-                f"baselines: {titles.count(twice)} are named {twice!r}; give each a different name:"
+                f"baselines: {titles.count(repeated)} are named {repeated!r}; give each a different name:"
             )
         return self

@@ -1,7 +1,8 @@
 """Probe: the role that records what a model computes on its pool, module by module, so that two pools can be compared.
 
-Results depend only on the checkpoint and the seeds: both sides use the same training windows and prompts, and no dropout. Results
-are NumPy float32 arrays with at most the first 65,536 numbers of each output, which is all of it for small models.
+Results depend only on the checkpoint and the seeds: both sides use the same training windows and prompts, and no dropout.
+Recorded outputs and gradients are NumPy float32 arrays with at most their first 65,536 numbers, which are all of them for small
+models.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items.
 
-_MAX_NUMBERS = 1 << 16
-_CHUNK = 256
+_MAX_NUMBERS = 1 << 16  # Of each recorded output or gradient.
+_CHUNK_PROMPTS = 256  # Prompts per forward pass.
 
 
 class Probe(DistributeWorker):
@@ -39,14 +40,17 @@ class Probe(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], commit: str) -> dict[str, str]:
-        """Load the artifacts and the checkpoint, and return the device, precision and versions of this side."""
+        """Load the artifacts and the checkpoint.
+
+        Returns:
+            The "device", "precision", "torch" version and "python" executable of this side.
+        """
         self.corpus = self.run.open_corpus(folders)
         self.recommender = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
-        torch_name = f"torch {torch.__version__}"
         return {
             "device": self.device,
             "precision": self._precision,
-            "torch": torch_name,
+            "torch": f"torch {torch.__version__}",
             "python": sys.executable,
         }
 
@@ -81,13 +85,9 @@ class Probe(DistributeWorker):
                 model, move_batch(batch, self.device), rows_by_feature, self.corpus.trie, ahead=stage.ahead
             )
         (loss / max(1, count)).backward()
-        gradients = {
-            name: _to_array(p.grad) for name, p in model.named_parameters() if p.grad is not None
-        } | {
-            f"rows of {feature}": _to_array(rows.grad)
-            for feature, rows in rows_by_feature.items()
-            if rows.grad is not None
-        }
+        tensors = dict(model.named_parameters())
+        tensors |= {f"rows of {feature}": rows for feature, rows in rows_by_feature.items()}
+        gradients = {name: _to_array(t.grad) for name, t in tensors.items() if t.grad is not None}
         return {
             "loss": float(loss.detach()) / max(1, count),
             "modules": recorder.outputs,
@@ -99,23 +99,27 @@ class Probe(DistributeWorker):
         """Return the log-probability of every catalogue item for each prompt, [P, I] float32, in nats."""
         scores = []
         with get_device(self.device).autocast(self._precision):
-            for prompts in self.recommender.iterate_batches(users, positions, _CHUNK):
+            for prompts in self.recommender.iterate_batches(users, positions, _CHUNK_PROMPTS):
                 scores.append(self.recommender.score_catalogue(*prompts).float().numpy())
         return np.concatenate(scores)
 
 
 class _OutputRecorder:
-    """Records the outputs of all submodules in a context, by "module name#number of its call"."""
+    """Records the outputs of all submodules in a context.
+
+    Attributes:
+        outputs: Outputs by "module name#number of its call", in order of execution.
+    """
 
     def __init__(self, model: torch.nn.Module):
         self.outputs: dict[str, np.ndarray] = {}
-        self._calls: Counter[str] = Counter()
-        self._named = [(name, module) for name, module in model.named_modules() if name]
+        self._call_counts: Counter[str] = Counter()
+        self._submodules = [(name, module) for name, module in model.named_modules() if name]
 
     def __enter__(self) -> _OutputRecorder:
         self._hooks = [
             module.register_forward_hook(lambda _, __, output, name=name: self._record_output(name, output))
-            for name, module in self._named
+            for name, module in self._submodules
         ]
         return self
 
@@ -124,15 +128,18 @@ class _OutputRecorder:
             hook.remove()
 
     def _record_output(self, name: str, output: Any) -> None:
+        """Record an output of a module if it is a tensor."""
         if isinstance(output, Tensor):
-            self.outputs[f"{name}#{self._calls[name]}"] = _to_array(output)
-            self._calls[name] += 1
+            self.outputs[f"{name}#{self._call_counts[name]}"] = _to_array(output)
+            self._call_counts[name] += 1
 
 
 def _read_rows(reader: SparseReader, table: str, keys: Tensor, device_name: str) -> Tensor:
+    """Return the rows [N, D] of keys [N] on a device, as a leaf with gradients."""
     return reader.read_rows(table, keys).to(device_name).requires_grad_()
 
 
 def _to_array(tensor: Tensor | None) -> np.ndarray:
+    """Return the first numbers of a tensor, [at most `_MAX_NUMBERS`] float32."""
     assert tensor is not None
     return tensor.detach().reshape(-1)[:_MAX_NUMBERS].float().cpu().numpy()

@@ -12,7 +12,7 @@ from nonet.models.generation import Corpus
 
 # Shapes: P prompts, k items.
 
-_HISTORY = 8
+_HISTORY_ITEMS = 8  # Number of the newest items of a history that are shown.
 
 
 class ShownUsers:
@@ -26,35 +26,37 @@ class ShownUsers:
     """
 
     def __init__(self, corpus: Corpus, users: np.ndarray, positions: np.ndarray, max_users: int):
-        first = np.unique(users, return_index=True)[1]
-        if len(first):
-            first = first[np.linspace(0, len(first) - 1, min(max_users, len(first))).round().astype(int)]
-        self._corpus, self.users, self.positions = corpus, users[first], positions[first]
+        _, first_prompts = np.unique(users, return_index=True)
+        if len(first_prompts):
+            n_shown = min(max_users, len(first_prompts))
+            evenly_spread = np.linspace(0, len(first_prompts) - 1, n_shown).round().astype(int)
+            first_prompts = first_prompts[evenly_spread]
+        self._corpus, self.users, self.positions = corpus, users[first_prompts], positions[first_prompts]
 
     def describe_users(self) -> list[dict[str, Any]]:
-        """Return id, titles of the newest history and of the held-out events of each user."""
+        """Return {"user_id", "history": newest titles before the event, "target": titles from the event on} of each user."""
         rows, seq = [], self._corpus.seq
         for user, position in zip(self.users.tolist(), self.positions.tolist(), strict=True):
             items = seq.item[int(seq.offsets[user]) : int(seq.offsets[user + 1])]
             rows.append(
                 {
                     "user_id": _to_plain(seq.user_id[user]),
-                    "history": self._get_titles(items[max(0, position - _HISTORY) : position]),
+                    "history": self._get_titles(items[max(0, position - _HISTORY_ITEMS) : position]),
                     "target": self._get_titles(items[position:]),
                 }
             )
         return rows
 
-    def list_titles(self, best: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
+    def list_titles(self, select_best: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
         """Return the titles of each user's best items.
 
         Args:
-            best: Maps users [P] and positions [P] to items [P, k]; -1 is no item.
+            select_best: Maps users [P] and positions [P] to items [P, k]; -1 is no item.
         """
         if not len(self.users):
             return []
-        best_Pk = best(self.users, self.positions)
-        return [self._get_titles(row[row >= 0]) for row in best_Pk]
+        item_Pk = select_best(self.users, self.positions)
+        return [self._get_titles(item_k[item_k >= 0]) for item_k in item_Pk]
 
     def _get_titles(self, items: np.ndarray) -> list[str]:
         return [str(text) for text in self._corpus.items["title"].take(pa.array(items)).to_pylist()]

@@ -21,14 +21,14 @@ class RoleKind:
     Attributes:
         cls: Class of a worker, or its dotted path `package.module:Name`.
         options: Keys of the scenario's role that are keyword arguments of the class.
-        args: Settings that the constructor takes first: "run" (`RunSetup`), "evaluate" (`Evaluate`).
+        args: Names of the settings that the constructor takes first: "run" (`RunSetup`), "evaluate" (`Evaluate`).
         default: Keys of the role in `roles:` if the scenario leaves it out; None if the role exists only when it is named.
         order: Position among the roles of a plan; user-defined roles come last.
         gang: Whether its workers join the trainers' process group.
         keeps: State of the model on its device: "training" (weights, optimizer, gradients), "weights", "rows", or "" for nothing.
-        beside: Roles that share its process without being named.
+        beside: Names of roles that run in its process although `roles:` does not name them.
         light: Whether its process does not load Nonet's torch code, so that its workers need little memory.
-        lists: Whether it exists only with a model that makes lists.
+        lists: Whether it exists only with a model that recommends lists of items.
         restarts: Whether a worker that died is restarted and its remembered calls are repeated.
     """
 
@@ -55,10 +55,10 @@ ROLES = PluginRegistry(
 
 @cache
 def get_shipped_roles() -> dict[str, RoleKind]:
-    """Return the roles that every run has by default, in order."""
+    """Return the kinds of the roles that every run has by default, by name, in the order of a plan."""
     kinds = {name: ROLES.get(name) for name in ROLES.list_shipped()}
-    named = {name: kind for name, kind in kinds.items() if kind.default is not None}
-    return dict(sorted(named.items(), key=lambda item: item[1].order))
+    default_kinds = {name: kind for name, kind in kinds.items() if kind.default is not None}
+    return dict(sorted(default_kinds.items(), key=lambda item: item[1].order))
 
 
 @cache

@@ -10,13 +10,20 @@ from nonet.workers.roles.learners.supervised import SupervisedLearner
 
 
 class AlignLearner(SupervisedLearner):
-    """Trains on histories, and for some items per step also predicts the words from the codes and the codes from the words."""
+    """Trains on histories and, for some items per step, on predicting their words from their codes and codes from words.
+
+    The option `align` of the stage has the number of items per step, the weight of the loss and the text column.
+    """
 
     def add_gradients(self, step: int) -> dict[str, float]:
-        """Add the alignment gradients of this rank's items of a step, and return the mean loss per item over all ranks."""
-        context, align = self.context, self.stage.align
-        draw, items = rng(context.run.seed, self.stage.name, step, "align"), len(context.corpus.items)
-        drawn = draw.choice(items, min(int(align["items"]), items), replace=False, shuffle=False)
+        """Add the alignment gradients of this rank's items of a step.
+
+        Returns:
+            "align_loss": mean loss per item over all ranks, in nats.
+        """
+        context, align, n_items = self.context, self.stage.align, len(self.context.corpus.items)
+        generator = rng(context.run.seed, self.stage.name, step, "align")
+        drawn = generator.choice(n_items, min(int(align["items"]), n_items), replace=False, shuffle=False)
         own_items = np.sort(drawn)[context.member.rank :: context.member.n_trainers]
         nats = 0.0
         if len(own_items):
@@ -24,7 +31,7 @@ class AlignLearner(SupervisedLearner):
             sid_nL = torch.from_numpy(context.corpus.sids[own_items].astype(np.int64)).to(context.device)
             with self.precision.cast(context.device):
                 loss = context.model.compute_alignment_loss(sid_nL, [str(text or "") for text in texts])
-            counted = loss * (float(align["weight"]) / len(drawn))
-            context.dense.backward(self.precision.scale_loss(counted))
+            weighted_loss = loss * (float(align["weight"]) / len(drawn))
+            context.dense.backward(self.precision.scale_loss(weighted_loss))
             nats = float(loss.detach())
         return {"align_loss": context.member.sum_over_trainers(nats)[0] / len(drawn)}

@@ -136,7 +136,8 @@ class PolicyLearner(StageLearner):
         if self._stopped_steps >= _MAX_STOPPED_STEPS:
             raise DataError(
                 f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats per level in {_MAX_STOPPED_STEPS} successive "
-                "steps, more than mismatch.stop_at_kl, so these steps were not used; check that both read the same weights and rows"
+                "steps, more than mismatch.stop_at_kl, so these steps were not used; check that both read the same weights and "
+                "rows"
             )
 
     def _freeze_policy(self) -> FrozenPolicy:

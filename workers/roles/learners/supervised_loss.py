@@ -55,113 +55,129 @@ class SupervisedLoss:
         return {self.context.run.features["item"]: keys.sort().values}
 
     def compute_gradients(
-        self, read: StepShare, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
+        self, share: StepShare, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Compute the gradients of a step, and accumulate those of the model in its parameters.
 
         Args:
-            read: This rank's share of the step, in chunks.
+            share: This rank's share of the step, in chunks.
             rows: Sparse rows [M, D] by table.
-            begin_chunk: Called with the number of each chunk before its forward pass.
+            begin_chunk: Called with the index of each chunk before its forward pass.
 
         Returns:
-            The gradients of the rows [M, D] by table, and over all ranks loss (nats per target), events and, if nearest items
-            vote, nearest_loss.
+            The gradients of the rows [M, D] by table; and {"loss": nats per target, "events": number of targets} over all ranks,
+            with "nearest_loss" if nearest items vote.
         """
         leaves = {
             table: table_rows.detach().to(self.context.device).requires_grad_()
             for table, table_rows in rows.items()
         }
-        total, sums = self.context.member.sum_over_trainers(float(read.targets))[0], (0.0, 0.0)
-        for number, chunk in enumerate(read):
-            begin_chunk(number)
+        targets, sid_sum, nearest_sum = float(share.targets), 0.0, 0.0
+        all_targets = self.context.member.sum_over_trainers(targets)[0]
+        for index, chunk in enumerate(share):
+            begin_chunk(index)
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # A rank's share may have no target; it still takes part in the collectives.
             with self.precision.cast(self.context.device):
                 losses = self._compute_losses(
-                    read, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)
+                    share, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)
                 )
             self.context.dense.backward(
-                self.precision.scale_loss(torch.stack(losses).sum() / max(total, 1.0))
+                self.precision.scale_loss(torch.stack(losses).sum() / max(all_targets, 1.0))
             )
-            sums = sums[0] + float(losses[0].detach()), sums[1] + sum(float(x.detach()) for x in losses[1:])
-        loss, near = (each / max(total, 1.0) for each in self.context.member.sum_over_trainers(*sums))
+            sid_loss, *nearest_loss = losses
+            sid_sum += float(sid_loss.detach())
+            nearest_sum += sum(float(loss.detach()) for loss in nearest_loss)
+        all_sums = self.context.member.sum_over_trainers(sid_sum, nearest_sum)
+        mean_sid_loss, mean_nearest_loss = (total / max(all_targets, 1.0) for total in all_sums)
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
         }
-        return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
+        record = {"loss": mean_sid_loss, "events": all_targets}
+        return grads, record | ({"nearest_loss": mean_nearest_loss} if share.also else {})
 
     def _compute_losses(
-        self, read: StepShare, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
+        self,
+        share: StepShare,
+        leaves: Mapping[str, Tensor],
+        batch: SampleBatch,
+        feature_rows: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:
         """Compute the losses of a chunk in nats, summed over targets.
+
+        Args:
+            share: This rank's share of the step.
+            leaves: Sparse rows [M, D] by table, with gradients.
+            batch: The batch of the chunk.
+            feature_rows: Sparse rows of the chunk by feature.
 
         Returns:
             The loss of the semantic ids and, if nearest items vote, that of the targets among the items.
         """
         model, weight_M = self.context.dense.model, self._compute_target_weights(batch)
-        state_TD = model.states(batch, spread)
-        loss, _ = compute_sid_loss(
+        state_TD = model.states(batch, feature_rows)
+        sid_loss, _ = compute_sid_loss(
             model,
             batch,
-            spread,
+            feature_rows,
             self.context.corpus.trie,
             ahead=self.stage.ahead,
             smoothing=self.stage.smoothing,
             weight_M=weight_M,
             state_TD=state_TD,
         )
-        if not read.also:
-            return (loss,)
+        if not share.also:
+            return (sid_loss,)
         assert self.context.voters is not None
-        table, taught = self.context.run.features["item"], batch.loss_mask.values
-        near = compute_nearest_loss(
+        table, is_target_T = self.context.run.features["item"], batch.loss_mask.values
+        nearest_loss = compute_nearest_loss(
             model,
             batch,
             state_TD[model.target_positions(batch)],
-            spread["item"][taught],
-            read.also[table].to(self.context.device),
-            read.select_extra_rows(table, leaves),
+            feature_rows["item"][is_target_T],
+            share.also[table].to(self.context.device),
+            share.select_extra_rows(table, leaves),
             len(self.context.voters.items),
             weight_M,
         )
-        return loss, near
+        return sid_loss, nearest_loss
 
     def _compute_target_weights(self, batch: SampleBatch) -> Tensor | None:
         """Return the weight of each target of a batch [M]; None if all have weight 1."""
         if not self.stage.weight and not self.stage.propensity:
             return None
-        taught = batch.loss_mask.values
-        weight_M = self._of_kinds[batch.event.values[taught]]
+        is_target_T = batch.loss_mask.values
+        weight_M = self._weight_by_kind[batch.event.values[is_target_T]]
         if self.stage.propensity:
             weight_M = weight_M * self._invert_propensity(
-                batch.context[self.stage.propensity["column"]].values[taught]
+                batch.context[self.stage.propensity["column"]].values[is_target_T]
             )
-        return weight_M / self._mean
+        return weight_M / self._mean_weight
 
     @cached_property
-    def _of_kinds(self) -> Tensor:
-        """Weight of a target by kind of event, before normalisation to a mean of 1."""
+    def _weight_by_kind(self) -> Tensor:
+        """Weight of a target by index of its kind of event, before normalisation to a mean of 1."""
         names = self.context.corpus.seq.event_names or ("",)
         return torch.tensor([self.stage.weight.get(kind, 1.0) for kind in names], device=self.context.device)
 
     @cached_property
-    def _mean(self) -> float:
+    def _mean_weight(self) -> float:
         """Mean weight of the stage's training events."""
-        total, events = 0.0, 0
+        total_weight, event_count = 0.0, 0
         for part in self.context.corpus.seq.iterate_parts():
-            taught = part.split == TRAIN
+            is_target = part.split == TRAIN
             if self.stage.target:
-                taught &= part.targets[self.stage.target]
-            weight = self._of_kinds.cpu()[torch.from_numpy(part.event[taught].astype(np.int64))]
+                is_target &= part.targets[self.stage.target]
+            weight = self._weight_by_kind.cpu()[torch.from_numpy(part.event[is_target].astype(np.int64))]
             if self.stage.propensity:
-                values = np.nan_to_num(part.columns[self.stage.propensity["column"]][taught])
-                weight = weight * self._invert_propensity(torch.from_numpy(values))
-            total, events = total + float(weight.sum(dtype=torch.float64)), events + len(weight)
-        return total / events if total else 1.0
+                propensity = np.nan_to_num(part.columns[self.stage.propensity["column"]][is_target])
+                weight = weight * self._invert_propensity(torch.from_numpy(propensity))
+            total_weight += float(weight.sum(dtype=torch.float64))
+            event_count += len(weight)
+        return total_weight / event_count if total_weight else 1.0
 
-    def _invert_propensity(self, chance: Tensor) -> Tensor:
+    def _invert_propensity(self, propensity: Tensor) -> Tensor:
         """Compute inverse propensities (Schnabel et al. 2016), clipped at `most`; 1 where the propensity is unknown."""
-        most = float(self.stage.propensity["most"])
-        return torch.where(chance > 0, 1 / chance.clamp_min(1 / most), 1.0)
+        max_weight = float(self.stage.propensity["most"])
+        return torch.where(propensity > 0, 1 / propensity.clamp_min(1 / max_weight), 1.0)
