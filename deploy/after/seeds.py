@@ -35,7 +35,7 @@ def run_seeds(
 
     Args:
         source: The scenario's file or name.
-        seeds: The seeds.
+        seeds: The seeds, one for each run.
         changes: Changes of keys, each "a.b=c".
         run_dir: The folder of all seeds, by default a new one.
         command: The command that starts the runs, for the report.
@@ -76,7 +76,7 @@ def combine_seeds(seeds: Sequence[int], folder: Path, start: StartSeed) -> dict[
     """Run the seeds that have not finished, and combine the results of all.
 
     Args:
-        seeds: The seeds.
+        seeds: The seeds, one for each run.
         folder: The folder; each seed runs in its subfolder seed-N.
         start: Runs or resumes a seed in a folder, and returns whether it has finished.
 

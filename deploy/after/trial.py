@@ -53,7 +53,7 @@ def try_reward(
     """Try a reward together with the rewards of a scenario.
 
     Args:
-        source: The scenario.
+        source: The scenario whose data and rewards are used.
         use: The reward as `use` in a scenario names it; files are relative to the current directory.
         weight: The reward's weight.
         options: The reward's options.

@@ -35,7 +35,15 @@ _RESTART_TIMEOUT_S = 120.0  # within which Ray must have restarted a controller 
 
 
 class DriverRun:
-    """A run in progress or finished.
+    """A run in progress or finished, as the driver's process sees it.
+
+    Args:
+        folder: The run's folder.
+        controller: The handle of the controller's actor.
+        memory: The running measurement of the memory of this process and its descendants.
+        timeout_s: Seconds after the last renewal of the lease at which the controller regards the driver as dead.
+        lock: The lock of the run's folder, which is released at the end.
+        warnings: Warnings about the run's data.
 
     Attributes:
         folder: The run's folder.
@@ -89,7 +97,7 @@ class DriverRun:
         """Wait for the end of the run and show its events.
 
         Args:
-            panel: Where events are shown; None for nowhere.
+            panel: The panel that shows the events; None to show none.
 
         Returns:
             This run. If it has ended before, this method returns immediately.
@@ -137,7 +145,8 @@ class DriverRun:
             first_event: The number of the first event to return.
 
         Returns:
-            The events, the outcome of the run if it has ended, and the process id of the controller.
+            {"events": events in order, "outcome": outcome of the run or None while it is in progress, "pid": process id
+            of the controller}.
 
         Raises:
             WorkerLost: The controller does not come back.

@@ -80,7 +80,7 @@ class RequestFeatures:
         """Create the features of a run, including its posted events.
 
         Args:
-            run: The run.
+            run: The run to serve.
             block: Number of events by which a window moves.
             posts: Whether more events may be posted; if not, nothing on disk changes.
             store: The address of the store of users' events, by default that of the run's scenario.

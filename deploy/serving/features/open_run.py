@@ -159,7 +159,7 @@ class ServedRun:
         """Load the recommender of a version, with memory-mapped sparse rows.
 
         Args:
-            version: The version.
+            version: The version to load.
             device: The device that computes the model.
 
         Raises:

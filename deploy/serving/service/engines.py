@@ -48,10 +48,10 @@ class EnginePool:
     """The versions of a run that receive traffic.
 
     Args:
-        run: The run.
+        run: The run whose versions are served.
         follow: Whether to publish and serve the checkpoints that the run's stages select; "checkpoints" for
             every checkpoint.
-        device: Where the models compute.
+        device: The device that computes the models.
         queue: Options of every `TensorBatch`.
         state_bytes: Memory of each version for cached states of users; 0 for none.
         look_s: Seconds between two polls of the registry.
@@ -126,7 +126,7 @@ class EnginePool:
         """Submit a question to the version of its user, caller or request.
 
         Args:
-            question: The question.
+            question: The question to answer.
             within_s: Seconds within which the answer is needed.
 
         Returns:

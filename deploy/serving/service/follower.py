@@ -17,7 +17,7 @@ class RunFollower:
     """Checks a run once (`check_once`) or periodically in a thread (`start`).
 
     Args:
-        run: The run.
+        run: The run whose checkpoints and catalogues are published.
         renew: Called with every later version of the catalogue.
         mid_stage: Whether checkpoints from the middle of a stage are published too.
 

@@ -113,7 +113,7 @@ class RecommendationService:
         """List items for a user.
 
         Args:
-            request: The request.
+            request: The body of the HTTP request.
             caller: The key by which the caller's rate limit is counted.
             spent_s: Seconds since the request arrived, which count against its deadline.
             caller_name: The name that the caller gave itself. It decides which version answers a request without a user;
