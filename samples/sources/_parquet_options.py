@@ -29,18 +29,23 @@ class FileSourceOptions(StrictModel):
     user: str = "user_id"
     items: str = "item_id"
     time: Annotated[
-        str | None, Field(description="a list column of times, as long as the items; else places are times")
+        str | None,
+        Field(
+            description="list column with a time for each item; without it, positions in the list are times"
+        ),
     ] = None
     unit: Annotated[
         Literal["s", "ms", "us", "ns"] | None,
-        Field(description="of times that are plain numbers; by default what their name or their size says"),
+        Field(
+            description="unit of times that are plain numbers; by default determined by their name or size"
+        ),
     ] = None
     where: str | None = None
     map: list[str] = []
     workers: Positive = 1
     on_bad_rows: Literal["fail", "skip"] = "fail"
-    in_group: Annotated[bool, Field(description="shuffle rows inside row groups too")] = True
-    ahead: Annotated[Count, Field(description="slices made ahead of the trainer")] = 4
+    in_group: Annotated[bool, Field(description="also shuffle the rows within each row group")] = True
+    ahead: Annotated[Count, Field(description="number of slices that are prepared ahead of the trainer")] = 4
 
     @field_validator("path")
     @classmethod
@@ -118,7 +123,7 @@ def detect_time_unit(options: FileSourceOptions) -> str | None:
             f"data.source: the unit of {options.time!r} cannot be told, since data.source.map may make it; say data.source.unit: "
             "s, ms, us or ns"
         )
-    leaf = options.make_stream(0).open().leaves[0]
+    leaf = options.make_stream(seed=0).open().leaves[0]
     column_type = leaf.schema.field(options.time).type
     value_type = getattr(column_type, "value_type", column_type)
     if not is_plain(value_type):
@@ -153,7 +158,7 @@ def check_files(options: Mapping[str, Any]) -> None:
     from nonet.samples.sources.dense_rows import flatten_lists
 
     file_options, _, end = parse_options(options)
-    feed = file_options.make_stream(0).open()
+    feed = file_options.make_stream(seed=0).open()
     schema = feed.leaves[0].schema
     if file_options.map:
         return  # The output of a map is checked when it is produced.
@@ -177,7 +182,7 @@ def _check_end(options: FileSourceOptions, unit: str | None, end: int) -> None:
     from nonet.samples.tables import convert_to_seconds
 
     assert options.time is not None
-    leaf, late_count, event_count = options.make_stream(0).open().leaves[0], 0, 0
+    leaf, late_count, event_count = options.make_stream(seed=0).open().leaves[0], 0, 0
     for group_index in range(len(leaf.groups)):
         group = leaf.read(group_index)
         if group.rows is None:

@@ -54,7 +54,7 @@ class RlPrompts:
         if not np.isin(locate_events(self._seq, users, positions), step_events).all():
             return
         epoch, start, stop = self._steps.get_places(step)
-        self.ledger.lease(OrderSlice(step, 0, epoch, start, stop))
+        self.ledger.lease(OrderSlice(step, part=0, epoch=epoch, start=start, stop=stop))
         self.ledger.apply_step(step)
 
     @cached_property

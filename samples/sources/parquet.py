@@ -44,7 +44,7 @@ _SLICE_ROWS = 4096  # Maximum number of rows of a slice.
 def count_epoch_rows(options: Mapping[str, Any], rows: int) -> int:
     """Return the number of rows of an epoch: those of the files; `rows`, of the prepared sequences, is ignored."""
     file_options, *_ = parse_options(options)
-    return file_options.make_stream(0).open().rows
+    return file_options.make_stream(seed=0).open().rows  # The number does not depend on the order.
 
 
 class FileWindows:
@@ -77,7 +77,12 @@ class FileWindows:
 
         options = self._options
         convert_rows = DenseRowConverter(
-            options.user, options.items, options.time, self._index, detect_time_unit(options), self._until
+            options.user,
+            options.items,
+            options.time,
+            index=self._index,
+            unit=detect_time_unit(options),
+            until=self._until,
         )
         stream = options.make_stream(self.request.seed).map(convert_rows, workers=options.workers)
         rows = min(self.request.rows, _SLICE_ROWS)

@@ -51,7 +51,7 @@ class _ShuffledSource:
 
         request = self.request
         epoch, start, stop = EpochSteps(self.rows, request.rows, request.rows).get_places(step)
-        self.ledger.lease(OrderSlice(step, 0, epoch, start, stop))
+        self.ledger.lease(OrderSlice(step, part=0, epoch=epoch, start=start, stop=stop))
         return select_step_rows(self.rows, request.rows, request.seed, request.stage, step)
 
     def state(self) -> Mapping[str, Any]:

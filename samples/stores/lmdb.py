@@ -107,9 +107,8 @@ class LMDBStore(Store):
         lmdb_keys = encode_keys(distinct_keys)
         with self._env.begin(db=self._rows_db, buffers=True) as transaction:
             entries = [(bytes(key), bytes(row)) for key, row in transaction.cursor().getmulti(lmdb_keys)]
-        row_of_key = {
-            lmdb_key: index for index, (lmdb_key, _) in enumerate(entries)
-        }  # Missing keys have no entry.
+        # Missing keys have no entry.
+        row_of_key = {lmdb_key: index for index, (lmdb_key, _) in enumerate(entries)}
         row_U = np.fromiter((row_of_key.get(key, -1) for key in lmdb_keys), np.int64, len(lmdb_keys))
         return align_rows(self._codec.decode([row for _, row in entries], columns), row_U[distinct_index])
 

@@ -41,7 +41,10 @@ _SCAN_ROWS = 1 << 16  # Maximum number of rows of a batch that `scan` yields.
 
 
 class PackedStore(Store):
-    """A store in a folder.
+    """A store in a folder; see the module.
+
+    Args:
+        folder: The folder.
 
     Raises:
         StoreNotFoundError: If the folder has no store.
@@ -80,9 +83,9 @@ class PackedStore(Store):
         path = Path(folder)
         if (path / _META).exists():
             raise ConfigError(f"store {path}: there is one already; add rows to it, or use another folder")
-        described = StoreDescription.create(schema, key, versions, f"store {path}")
+        description = StoreDescription.create(schema, key, versions, f"store {path}")
         make_folder(path)
-        _write_meta(path, described._replace(schema=_widen_schema(schema)), [])
+        _write_meta(path, description._replace(schema=_widen_schema(schema)), [])
         return cls(path)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
@@ -179,9 +182,9 @@ class PackedStore(Store):
 
     def collect_stats(self) -> dict[str, Any]:
         """Return the numbers of keys, rows and segments, and the bytes on disk."""
-        keys = [segment.keys for segment in self._segments]
+        keys_by_segment = [segment.keys for segment in self._segments]
         return {
-            "keys": len(np.unique(np.concatenate([np.empty(0, np.int64), *keys]))),
+            "keys": len(np.unique(np.concatenate([np.empty(0, np.int64), *keys_by_segment]))),
             "rows": sum(len(segment.batch) for segment in self._segments),
             "bytes": sum(
                 file.stat().st_size for name in self._names for file in (self._folder / name).iterdir()
@@ -191,7 +194,12 @@ class PackedStore(Store):
 
 
 class StoreSegment:
-    """A segment, whose files are mapped when they are first read."""
+    """A segment, whose files are mapped when they are first read.
+
+    Args:
+        folder: Folder of the segment.
+        versions: Whether its rows have times.
+    """
 
     def __init__(self, folder: Path, versions: bool):
         self.folder, self._versions = folder, versions
@@ -203,12 +211,12 @@ class StoreSegment:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """The first row of each key [U + 1]."""
+        """The first row of each key, and the number of rows as the end of the last one, [U + 1]."""
         return np.load(self.folder / "first.npy", mmap_mode="r")
 
     @cached_property
     def times(self) -> np.ndarray:
-        """The time of each row [R]."""
+        """The time of each row in unix seconds [R], ascending within a key."""
         return np.load(self.folder / "times.npy", mmap_mode="r")
 
     @cached_property
@@ -342,8 +350,9 @@ def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarr
     return name
 
 
-def _write_meta(folder: Path, described: StoreDescription, segments: Sequence[str]) -> None:
-    meta = described.to_json() | {"segments": list(segments)}
+def _write_meta(folder: Path, description: StoreDescription, segments: Sequence[str]) -> None:
+    """Write the description and the names of the segments, in order, to the store's metadata file atomically."""
+    meta = description.to_json() | {"segments": list(segments)}
     write_whole(folder / _META, json.dumps(meta, indent=1).encode())
 
 

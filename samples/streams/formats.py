@@ -332,7 +332,9 @@ def _inspect_text(
     file = DataFile(path, size, tuple(group_rows), fingerprint, (*group_starts, size))
     if first_schema is None:
         first_schema = (
-            _read_text_group(system, file, 0, file_format, None).schema if group_rows else pa.schema([])
+            _read_text_group(system, file, group=0, file_format=file_format, schema=None).schema
+            if group_rows
+            else pa.schema([])
         )
     elif file_format == "csv" and (names := _read_csv_names(system, path)) != first_schema.names:
         raise DataError(
@@ -359,9 +361,8 @@ def _count_lines(text_bytes: bytes, blank_bytes: bytes) -> int:
     is_blank = np.zeros(256, bool)
     is_blank[list(blank_bytes + b"\r\n")] = True
     line_starts = np.concatenate([[0], np.flatnonzero(codes == ord("\n")) + 1])
-    line_starts = line_starts[
-        line_starts < len(codes)
-    ]  # No line starts after a newline at the end of the text.
+    # No line starts after a newline at the end of the text.
+    line_starts = line_starts[line_starts < len(codes)]
     return int(np.logical_or.reduceat(~is_blank[codes], line_starts).sum()) if len(codes) else 0
 
 

@@ -301,7 +301,7 @@ def _inspect_files(
     located_files: Sequence[tuple[pafs.FileSystem, str]], file_format: str
 ) -> list[OpenedFile]:
     """Inspect files in parallel, after the first one, whose columns the others are compared with."""
-    first_file = inspect_file(*located_files[0], file_format, None)
+    first_file = inspect_file(*located_files[0], file_format, first_schema=None)
     with ThreadPoolExecutor(_INSPECTION_THREADS) as pool:
         other_files = pool.map(
             lambda file: inspect_file(file[0], file[1], file_format, first_file.schema), located_files[1:]

@@ -106,7 +106,7 @@ def _get_source_names(only: Collection[str] | None, columns: Columns) -> set[str
 def check_interactions(table: pa.Table, columns: Columns, label: str) -> pa.Table:
     """Rename the columns of interactions, check the values and normalise them.
 
-    If times are finer than seconds, the rows are sorted by them, because their order within a second would be lost.
+    If times are finer than seconds, the rows are sorted by them, because seconds alone do not keep the order.
 
     Args:
         table: The interactions as they were read.
@@ -115,7 +115,7 @@ def check_interactions(table: pa.Table, columns: Columns, label: str) -> pa.Tabl
     """
     table = _rename_roles(table, columns, label)
     _check_not_empty(table, label)
-    table, raw_times = _check_event_values(table, columns, label, None)
+    table, raw_times = _check_event_values(table, columns, label, unit=None)
     return table if raw_times is None else table.take(pa.array(np.argsort(raw_times, kind="stable")))
 
 
