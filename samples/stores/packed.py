@@ -250,9 +250,7 @@ class StoreSegment:
         stored_names = self.batch.schema.names
         for start in range(0, len(self.batch), _SCAN_ROWS):
             part = self.batch.slice(start, _SCAN_ROWS)
-            if (
-                "key:" in stored_names
-            ):  # Text keys are read from the rows, because `self.keys` has their hashes.
+            if "key:" in stored_names:  # Text keys are in the rows; `self.keys` has their hashes.
                 keys = part.column("key:").cast(pa.string())
             else:
                 key_index = (
@@ -327,6 +325,7 @@ def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarr
             f"{label}: {len(duplicates)} rows repeat a key{' and its time' if times is not None else ''}, the first: {first}"
             + ("" if times is not None else "; to store them as versions, name the column of their times")
         )
+    # First row of each key.
     starts = np.flatnonzero(np.append(True, sorted_numbers[1:] != sorted_numbers[:-1]))
     rows = rows.take(pa.array(order)) if not (order == np.arange(len(order))).all() else rows
     if not isinstance(keys, np.ndarray):
@@ -338,10 +337,7 @@ def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarr
     if times is not None:
         np.save(draft / "times.npy", sorted_times)
         np.save(draft / "first.npy", np.append(starts, len(sorted_numbers)).astype(np.int64))
-    with (
-        pa.OSFile(str(draft / "rows.arrow"), "wb") as out,
-        pa.ipc.new_file(out, rows.schema) as writer,
-    ):
+    with pa.OSFile(str(draft / "rows.arrow"), "wb") as out, pa.ipc.new_file(out, rows.schema) as writer:
         writer.write_batch(rows)
     for path in draft.iterdir():
         sync(path)

@@ -30,8 +30,7 @@ _BUILTIN_FOLDER = Path(__file__).parents[1] / "data"
 _BUILTIN_PREFIX = "builtin:"
 _LICENCE_NOTICES = {
     "movielens-small": (
-        "MovieLens latest-small (October 2016) by GroupLens, University of Minnesota: for research, to be "
-        "redistributed "
+        "MovieLens latest-small (October 2016) by GroupLens, University of Minnesota: for research, to be redistributed "
         "under the same conditions, no commercial use without permission. Terms and citation: {terms}"
     )
 }

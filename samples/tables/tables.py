@@ -275,9 +275,8 @@ def _check_no_missing_texts(
         text = column.filter(is_missing)[0].as_py()
         raise DataError(
             f"{label}: {count:,} of {len(column):,} rows have no {name}: {source} is {text!r} in the first of "
-            f"them, which stands for a "
-            f"missing value and would become one id. Drop or fill those rows, name another column, or, if {text!r} is a real id, "
-            "list the texts that do count as missing: data.missing (nonet new --missing)"
+            "them, which stands for a missing value and would become one id. Drop or fill those rows, name another column, "
+            f"or, if {text!r} is a real id, list the texts that do count as missing: data.missing (nonet new --missing)"
         )
 
 
@@ -371,8 +370,7 @@ def _normalise_categories(table: pa.Table, missing_texts: tuple[str, ...], label
     except TypeError as error:
         raise DataError(
             f"{label}: column 'categories' is {error}; wanted a list of text, or text cut by |. Write the names "
-            f"of the categories, or "
-            "leave the column out"
+            "of the categories, or leave the column out"
         ) from None
 
 

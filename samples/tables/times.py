@@ -111,8 +111,7 @@ def _check_precision(raw: np.ndarray, kind: pa.DataType) -> None:
         step = int(2 ** (np.floor(np.log2(largest)) - np.log2(max_exact) + 1))
         raise ValueError(
             f"{kind} cannot hold such times, since its values are {step} apart there, so the order of events is "
-            f"lost; write int64 or "
-            "double from the source"
+            "lost; write int64 or double from the source"
         )
 
 
@@ -196,6 +195,5 @@ def _check_unit_of_name(raw: np.ndarray, name: str, unit_of_name: str, unit_of_s
     if find_implausible(seconds_by_name).all() and not find_implausible(seconds_by_size).any():
         raise ValueError(
             f"the name {name!r} says {unit_of_name}, in which no value is between 1990 and next year; in {unit_of_size} all "
-            f"are, so the name or the "
-            "values are wrong"
+            "are, so the name or the values are wrong"
         )
