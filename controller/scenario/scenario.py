@@ -216,9 +216,9 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     settings = document.get("settings")
     if settings is not None and settings != "data" and not yaml.is_map(settings):
         raise ConfigError(f"{source}: settings: wanted data or no value, got {settings!r}")
-    data, stages = document.get("data"), document.get("stages")
     if settings != "data":
         return document
+    data, stages = document.get("data"), document.get("stages")
     if not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
         return document  # the validation reports what is missing
     if _needs_user_data(str(data["interactions"]), files):

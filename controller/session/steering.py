@@ -51,6 +51,7 @@ def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjective
 
 
 def _make_objectives(session: RunningSession, stage: str) -> RewardObjectives:
+    """Return the objectives of a stage with the rewards of the scenario, before any command."""
     return RewardObjectives(getattr(session.scenario.stages[stage], "rewards", {}))
 
 
@@ -148,7 +149,7 @@ class RewardSteering:
         return text
 
     def _attach(self, command: dict[str, Any]) -> str:
-        """Start a new reward, try it on a few beams, and add it to the stage."""
+        """Start a new reward, try it on a few beams, add it to the stage, and return a description of that."""
         name = command["name"]
         if name in self.objectives.rewards:
             raise ConfigError(f"there is a reward {name!r} already; detach it first, or give another --name")
@@ -176,7 +177,7 @@ class RewardSteering:
             raise ConfigError(f"{copy}, the run's copy of {command['original']}, is gone or was changed")
 
     def _rehearse(self, name: str, group: WorkerGroup, options: RewardOptions) -> None:
-        """Score a few beams with a new reward, so that its errors are raised here."""
+        """Score a few beams with a new reward that is not part of the stage yet, so that its errors are raised here."""
         session = self._session
         users, positions = session.rollout.group.draw_held_out_prompts(_TRIAL_PROMPTS).get(
             session.deadlines.step
@@ -188,7 +189,7 @@ class RewardSteering:
         trial.score(session.rollout.generate(prompts), strict=True, step=-1)  # -1: nothing is learned from it
 
     def _detach(self, command: dict[str, Any]) -> str:
-        """Remove a reward from the stage and stop its workers."""
+        """Remove a reward from the stage, stop its workers, and return a description of that."""
         name = self._check_name(command["name"])
         if len(self.objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
@@ -198,7 +199,7 @@ class RewardSteering:
         return f"detached reward {name!r}"
 
     def _set(self, command: dict[str, Any]) -> str:
-        """Set the weight or the floor of a reward."""
+        """Set the weight or the floor of a reward, and return a description of the change."""
         match = SETTABLE.match(command["name"])  # (stage or None, reward, key)
         if match is None or match[1] not in (None, self._stage):
             raise ConfigError(

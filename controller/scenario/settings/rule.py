@@ -102,15 +102,15 @@ def choose_split(profile: DataProfile, rolls_out: bool) -> Setting:
         profile: The profile of the kept data.
         rolls_out: Whether a stage rolls out.
     """
-    median = profile.get_length_quantile(0.5)
-    test = LONG_TEST if median >= LONG_USER_EVENTS else 1
+    median_events = profile.get_length_quantile(0.5)
+    test = LONG_TEST if median_events >= LONG_USER_EVENTS else 1
     rl = test if rolls_out else 0
     value = {"use": "leave_last_out", "test": test, "valid": 1, "rl": rl}
     tested_users = profile.count_users_above(test + 1 + rl)  # with more events than are held out
     return Setting(
         "data.split",
         value,
-        f"the median user has {median} events; {tested_users:,} of {profile.users:,} users are long enough to be tested",
+        f"the median user has {median_events} events; {tested_users:,} of {profile.users:,} users are long enough to be tested",
     )
 
 
@@ -130,13 +130,13 @@ def choose_rest(
         metrics: The metrics that the scenario names; None if it names none.
         all_rows: Whether a table has a row for every item; True if the scenario leaves the tables to the rule.
     """
-    held_out = count_held_out(split)
+    held_out_events = count_held_out(split)
     yield _choose_history(profile)
     yield from _choose_tokenizer(profile)
-    yield from _choose_model(profile, held_out)
+    yield from _choose_model(profile, held_out_events)
     yield _choose_memory(profile, split, all_rows)
-    yield _choose_tables(profile, held_out)
-    yield from _choose_stages(profile, held_out, supervised)
+    yield _choose_tables(profile, held_out_events)
+    yield from _choose_stages(profile, held_out_events, supervised)
     yield from _choose_evaluation(profile, metrics)
 
 
@@ -180,13 +180,16 @@ def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
     yield Setting("tokenizer.codes", codes, f"for {profile.items:,} items")
 
 
-def _choose_model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
+def _choose_model(profile: DataProfile, held_out_events: int) -> Iterator[Setting]:
     """Yield the width, layers and dropout of the model."""
-    train_events, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
-    width = next(width for below, width in WIDTH_BY_TRAIN_EVENTS if train_events < below)
+    train_events = profile.count_train_events(held_out_events)
+    median_events = profile.get_length_quantile(0.5)
+    width = next(width for max_events, width in WIDTH_BY_TRAIN_EVENTS if train_events < max_events)
     yield Setting("model.width", width, f"{train_events:,} training events")
-    is_long = median >= LONG_USER_EVENTS
-    reason = f"the median user has {median} events, {'at least' if is_long else 'under'} {LONG_USER_EVENTS}"
+    is_long = median_events >= LONG_USER_EVENTS
+    reason = (
+        f"the median user has {median_events} events, {'at least' if is_long else 'under'} {LONG_USER_EVENTS}"
+    )
     yield Setting("model.layers", LONG_LAYERS if is_long else SHORT_LAYERS, reason)
     mean_events = profile.events / max(1, profile.items)
     is_dense = mean_events >= DENSE_ITEM_EVENTS
@@ -200,29 +203,32 @@ def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: boo
     has_validation = split.get("valid", 1) not in (0, None)
     if not has_validation:
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
-    median = profile.get_length_quantile(0.5)
-    if median >= LONG_USER_EVENTS or not all_rows:
+    median_events = profile.get_length_quantile(0.5)
+    if median_events >= LONG_USER_EVENTS or not all_rows:
         return Setting("model.memory", "on", "validation fits the weight of transitions")
-    reason = f"the median user has {median} events: the items nearest to a user's state vote too"
+    reason = f"the median user has {median_events} events: the items nearest to a user's state vote too"
     return Setting("model.memory", {"voters": ["transitions", "nearest"]}, reason)
 
 
-def _choose_tables(profile: DataProfile, held_out: int) -> Setting:
+def _choose_tables(profile: DataProfile, held_out_events: int) -> Setting:
     """Choose the tables of sparse rows and the widths of their rows."""
-    median = profile.get_median_train_length(held_out)
-    has_user_table = median >= USER_ROW_EVENTS
+    median_train_events = profile.get_median_train_length(held_out_events)
+    has_user_table = median_train_events >= USER_ROW_EVENTS
     width = ROW_WIDTH if profile.get_length_quantile(0.5) >= LONG_USER_EVENTS else NEAREST_WIDTH
     return Setting(
         "sparse.tables",
         {"item": {"dim": width}, **({"user": {"dim": ROW_WIDTH}} if has_user_table else {})},
-        f"user table: {'yes' if has_user_table else 'none'} (the median user has {median} training events; "
+        f"user table: {'yes' if has_user_table else 'none'} (the median user has {median_train_events} training events; "
         f"{USER_ROW_EVENTS} are needed)",
     )
 
 
-def _choose_stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
+def _choose_stages(
+    profile: DataProfile, held_out_events: int, supervised: Sequence[str]
+) -> Iterator[Setting]:
     """Yield the batch, epochs, learning rate, `ahead` and smoothing of every supervised stage."""
-    train_events, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
+    train_events = profile.count_train_events(held_out_events)
+    median_events = profile.get_length_quantile(0.5)
     batch_tokens = MIN_TOKENS
     while batch_tokens < MAX_TOKENS and 2 * batch_tokens * MIN_EPOCH_STEPS <= train_events:
         batch_tokens *= 2
@@ -247,8 +253,9 @@ def _choose_stages(profile: DataProfile, held_out: int, supervised: Sequence[str
         )
         yield Setting(
             f"{path}.ahead",
-            1 if median < SHORT_SESSION else AHEAD,
-            f"the median user has {median} events, {'under' if median < SHORT_SESSION else 'at least'} {SHORT_SESSION}",
+            1 if median_events < SHORT_SESSION else AHEAD,
+            f"the median user has {median_events} events, "
+            f"{'under' if median_events < SHORT_SESSION else 'at least'} {SHORT_SESSION}",
         )
         yield Setting(f"{path}.smoothing", SMOOTHING, "a target's siblings are likely too")
 
