@@ -31,15 +31,20 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, run_id: str):
-        self._folder, self._run, self._started = folder, run_id, time.time()
-        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._boards: dict[str, SummaryWriter] = {}
+        self._folder, self._run_id, self._start_time = folder, run_id, time.time()
+        self._metrics_file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._boards: dict[str, SummaryWriter] = {}  # by stage
         self._feed = EventFeed()
 
     def begin(self, stage: str, steps: int, applied_steps: int) -> None:
         """Record that a stage starts, or continues after `applied_steps` steps.
 
-        TensorBoard then hides the points after these steps, which are written again.
+        After a resume, TensorBoard hides the points of later steps, which are written again.
+
+        Args:
+            stage: The name of the stage.
+            steps: The number of steps of the stage.
+            applied_steps: The number of steps that were applied before.
         """
         if applied_steps:
             self._boards[stage] = self._open_board(stage, purge_step=applied_steps + 1)
@@ -69,18 +74,18 @@ class Recorder:
         for name, value in values.items():
             record = {
                 "t": now,
-                "run": self._run,
+                "run": self._run_id,
                 "stage": stage,
                 "step": step,
                 "role": role,
                 "rank": 0,
                 "name": name,
             }
-            self._metrics.write(
+            self._metrics_file.write(
                 json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n"
             )
             board.add_scalar(name, float(value), step, now)
-        self._metrics.flush()
+        self._metrics_file.flush()
         board.flush()
 
     def record_tables(self, stage: str, step: int, counts: Mapping[str, Mapping[str, int]]) -> None:
@@ -100,7 +105,7 @@ class Recorder:
 
     def add_event(self, kind: str, **fields: Any) -> None:
         """Add an event to the feed, with the seconds since the start of the run as "at"."""
-        self._feed.add(kind, at=time.time() - self._started, **fields)
+        self._feed.add(kind, at=time.time() - self._start_time, **fields)
 
     def list_since(self, number: int) -> list[dict[str, Any]]:
         """Return the retained events whose number is at least `number`."""
@@ -108,7 +113,7 @@ class Recorder:
 
     def close(self) -> None:
         """Close the metrics file and the TensorBoard writers."""
-        self._metrics.close()
+        self._metrics_file.close()
         for board in self._boards.values():
             board.close()
 

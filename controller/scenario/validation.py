@@ -220,13 +220,13 @@ def check_validation_interval(scenario: Scenario, steps: Mapping[str, int]) -> N
         ConfigError: `evaluate.every` is larger than the number of steps of every validated stage.
     """
     every = scenario.evaluate.every
-    # The numbers of steps of the stages whose kind is validated while it trains.
-    lengths = {name: count for name, count in steps.items() if scenario.stages[name].kind.validates}
-    if every is not None and lengths and every > max(lengths.values()):
-        longest = max(lengths, key=lambda name: lengths[name])
+    # The numbers of steps of the stages that are validated while they train, by stage.
+    steps_by_stage = {name: count for name, count in steps.items() if scenario.stages[name].kind.validates}
+    if every is not None and steps_by_stage and every > max(steps_by_stage.values()):
+        longest = max(steps_by_stage, key=lambda name: steps_by_stage[name])
         raise ConfigError(
-            f"evaluate.every: {every} is above the {lengths[longest]} steps of stages.{longest}, the longest that is validated, "
-            "so only ends of stages would be validated; give at most that many, or leave it out"
+            f"evaluate.every: {every} is above the {steps_by_stage[longest]} steps of stages.{longest}, the longest that is "
+            "validated, so only ends of stages would be validated; give at most that many, or leave it out"
         )
 
 
@@ -244,20 +244,17 @@ def describe_validation(scenario: Scenario, stage: str) -> str:
     epochs, steps = getattr(stage_options, "epochs", None), getattr(stage_options, "steps", None)
     if isinstance(getattr(stage_options, "best", None), Best):
         by = f"trained reward, with {rule.least:.0%} of {rule.metric} kept" if rule.reward else rule.metric
-        by = "the last one" if rule.last else f"best by {by}"
-        return f"validated up to {_MIN_VALIDATIONS} times, at least {rule.apart} steps apart; {by}"
+        best_text = "the last one" if rule.last else f"best by {by}"
+        return f"validated up to {_MIN_VALIDATIONS} times, at least {rule.apart} steps apart; {best_text}"
     if rule.every:
         when = f"every {rule.every} steps"
-        when += f" ({len(rule.list_validation_steps(steps, 0))} times)" if steps else ""
+        when += f" ({len(rule.list_validation_steps(steps, epochs=0))} times)" if steps else ""
     elif epochs and _MIN_VALIDATIONS <= epochs <= _MAX_VALIDATIONS:
         when = "once an epoch"
+    elif epochs:
+        when = f"up to {min(_MAX_VALIDATIONS, max(_MIN_VALIDATIONS, epochs))} times"
     else:
-        count = (
-            min(_MAX_VALIDATIONS, max(_MIN_VALIDATIONS, epochs))
-            if epochs
-            else f"{_MIN_VALIDATIONS} to {_MAX_VALIDATIONS}"
-        )
-        when = f"{'up to ' if epochs else ''}{count} times"
+        when = f"{_MIN_VALIDATIONS} to {_MAX_VALIDATIONS} times"
     when += "" if rule.every else f", at least {_MIN_STEPS_APART} steps apart"
     stop_text = (
         f"stops after {rule.patience} validations without improvement"

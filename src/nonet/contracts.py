@@ -99,6 +99,7 @@ def list_entry_points(group: str, name: str | None = None) -> EntryPoints:
 
 @cache
 def _read_entry_points(group: str) -> EntryPoints:
+    """Read the entry points of a group from the metadata of installed packages."""
     return entry_points(group=group)
 
 
@@ -120,14 +121,15 @@ def _find_member_problems(member: Any, declared: Any, name: str) -> list[str]:
     if isinstance(member, str) and member:
         problem = _find_path_problem(member)
         return [f"{name} is {member!r}: {problem}"] if problem else []
-    if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
-        return _find_class_problems(member, declared) if isinstance(member, type) else []
-    if not isinstance(declared, type):
-        if callable(member):
-            problem = _find_call_problem(member, declared, name)
-            return [problem] if problem else []
-        return [f"{name} is {member!r}, which is not a function"]
-    return _find_method_problems(member, declared) if isinstance(member, type) else []
+    if not isinstance(declared, type):  # the contract is a function
+        if not callable(member):
+            return [f"{name} is {member!r}, which is not a function"]
+        problem = _find_call_problem(member, declared, name)
+        return [problem] if problem else []
+    if not isinstance(member, type):  # such as None or "" for the default
+        return []
+    is_protocol = getattr(declared, "_is_protocol", False)
+    return _find_method_problems(member, declared) if is_protocol else _find_class_problems(member, declared)
 
 
 def _find_path_problem(path: str) -> str:
