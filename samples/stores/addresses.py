@@ -25,6 +25,7 @@ _BUILT_IN = {
     "redis": "nonet.samples.stores.redis:RedisStore",
     "hbase": "nonet.samples.stores.hbase:HBaseStore",
 }
+# For messages.
 _ADDRESS_FORMS = "a folder, lmdb:FOLDER, redis://HOST:PORT/NAME and hbase://HOST:PORT/TABLE"
 
 
@@ -52,10 +53,10 @@ def create_store(
 
 
 def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
-    """Open the store at an address: a folder of packed segments, `lmdb:folder`, `redis://host:port/name`, `hbase://host:port/table`.
+    """Open the store at an address.
 
     Args:
-        use: The address.
+        use: A folder of packed segments, `lmdb:folder`, `redis://host:port/name` or `hbase://host:port/table`.
         columns: Columns of an HBase table, name -> "family:qualifier type"; other stores know their columns.
         **options: Options of the store.
 

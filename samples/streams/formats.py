@@ -171,13 +171,14 @@ def read_group(
             else table.select([name for name in columns if name in table.column_names])
         )
 
-    def is_corrupt(error: OSError) -> bool:
+    def check_error(error: OSError) -> bool:
+        """Return whether the content is invalid; if not, drop this thread's readers, whose connection may be broken."""
         if is_open and is_corruption(error, system, file.path):
             return True
-        _thread_local.__dict__.pop("files", None)  # A broken connection is not reused.
+        _thread_local.__dict__.pop("files", None)
         return False
 
-    table = read_with_retries(read, f"{file.path}, row group {group}", is_corrupt)
+    table = read_with_retries(read, f"{file.path}, row group {group}", check_error)
     if len(table) != file.groups[group]:
         raise DataError(
             f"{file.path}, row group {group}: {len(table)} rows, but it had {file.groups[group]} when it was listed"
@@ -189,7 +190,7 @@ def read_group(
 
 
 def _inspect_parquet(system: pafs.FileSystem, path: str) -> OpenedFile:
-    """Inspect a Parquet file."""
+    """Inspect a Parquet file, of which only the footer is read."""
     with system.open_input_file(path) as file_source:
         size, (footer, fingerprint) = file_source.size(), _read_footer(file_source)
         footer_file = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
@@ -221,6 +222,7 @@ def _open_parquet(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.Pa
 
 
 def _make_parquet_reader(source: Any) -> pq.ParquetFile:
+    """Return the reader of an open Parquet file, in which old INT96 timestamps are microseconds."""
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")  # Nanoseconds overflow in the year 2262.
 
 
@@ -251,7 +253,7 @@ def _open_once(path: str, fingerprint: str, open_file: Callable[[], Any]) -> Any
 
 
 def _inspect_arrow(system: pafs.FileSystem, path: str) -> OpenedFile:
-    """Inspect an Arrow IPC file."""
+    """Inspect an Arrow IPC file; the row counts are in its metadata if Nonet has written it, else batches are read."""
     with system.open_input_file(path) as source:
         size, fingerprint = source.size(), _hash_arrow_footer(source)
         reader = pa.ipc.open_file(source)

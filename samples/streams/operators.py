@@ -125,6 +125,7 @@ class TokenizeOperator:
             pa.array(self._item_codes[item_index].reshape(-1)), self._item_codes.shape[1]
         )
         if is_list:
+            # Offsets do not start at 0 if the batch is a part of a larger one.
             offsets = column.offsets.to_numpy()
             codes = type(column).from_arrays(pa.array(offsets - offsets[0]), codes)
         return rows.append_column("sid", codes)
@@ -228,6 +229,7 @@ class JoinOperator:
             times = _get_times(rows.column(self.as_of), list_column)
         for name, values in self._join.read(ids, times).items():
             if list_column is not None:
+                # Offsets do not start at 0 if the batch is a part of a larger one.
                 offsets = list_column.offsets.to_numpy()
                 values = type(list_column).from_arrays(pa.array(offsets - offsets[0]), values)
             rows = rows.append_column(name, values)
@@ -290,8 +292,8 @@ def _to_batch(value: Any) -> pa.RecordBatch:
     return value
 
 
-def _concat_batches(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _get_qualified_name(function: Any) -> str:

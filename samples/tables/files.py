@@ -212,12 +212,12 @@ def _expand_pattern(
     """Yield path and type of each file and folder below `root` that the components of a pattern match."""
     component, later_components = components[0], components[1:]
     if component == "**":
-        if later_components:
+        if later_components:  # `**` matches no component here.
             yield from _expand_pattern(system, root, later_components)
         for path, file_type in _list_entries(system, root):
             if _is_hidden(path.rpartition("/")[2]):
                 continue
-            if file_type == pafs.FileType.Directory:
+            if file_type == pafs.FileType.Directory:  # `**` matches this folder and maybe more below it.
                 yield from _expand_pattern(system, path, components)
             elif not later_components:
                 yield path, file_type
@@ -249,6 +249,7 @@ def _list_entries(system: pafs.FileSystem, folder: str) -> list[tuple[str, Any]]
 
 
 def _is_hidden(component: str) -> bool:
+    """Return whether a path component is one that is ignored; see the module."""
     return component.startswith(("_", "."))
 
 
