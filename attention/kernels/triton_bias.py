@@ -100,9 +100,9 @@ def bias_kernel(
             level = tl.zeros([BT], tl.float32)
             delta = tl.zeros([BT], tl.float32)
             if not SILU:
-                at = head.to(tl.int64) * tokens + q_first + row
-                level = load_level(LSE, at, real)
-                delta = tl.load(DELTA + at, mask=real, other=0.0)
+                lse_index = head.to(tl.int64) * tokens + q_first + row
+                level = load_level(LSE, lse_index, real)
+                delta = tl.load(DELTA + lse_index, mask=real, other=0.0)
             seen = inside[None, :] & compute_visible(mask, bounds, row[:, None], nearest[None, :], SLOTS)
             _weight, grad, _uncapped_grad = compute_score_gradients(
                 dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),

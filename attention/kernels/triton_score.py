@@ -101,10 +101,13 @@ def load_bounds(CU_Q, CU_K, sequence, tokens, head):
 
 
 @triton.jit
-def load_span(SPANS, at):
-    """Load span number `at`: begin, inner, outer and end. Blocks [inner, outer) need no mask; the others in [begin, end) do."""
-    at = SPANS + at * 4
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+def load_span(SPANS, number):
+    """Load the span with this number: begin, inner, outer and end.
+
+    Blocks [inner, outer) need no mask; the others in [begin, end) do.
+    """
+    address = SPANS + number * 4
+    return tl.load(address), tl.load(address + 1), tl.load(address + 2), tl.load(address + 3)
 
 
 @triton.jit

@@ -56,20 +56,20 @@ def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequenc
     first = tl.load(CU_K + sequence) + (tile - tl.load(BASE + sequence)) * BN
     token = first + tl.arange(0, BN)
     exists = token < tl.load(CU_K + sequence + 1)
-    at = SUMMARY + tile * 8
+    address = SUMMARY + tile * 8
     if COLUMN_START is not None:
         begin = tl.load(COLUMN_START + token, mask=exists, other=0)
         end = tl.load(COLUMN_STOP + token, mask=exists, other=0)
         seen = exists & (end > begin)
-        tl.store(at, tl.min(tl.where(seen, begin, _FAR)))
-        tl.store(at + 1, tl.max(tl.where(seen, end, 0)))
-        tl.store(at + 2, tl.max(tl.where(exists, begin, 0)))
-        tl.store(at + 3, tl.min(tl.where(exists, end, _FAR)))
+        tl.store(address, tl.min(tl.where(seen, begin, _FAR)))
+        tl.store(address + 1, tl.max(tl.where(seen, end, 0)))
+        tl.store(address + 2, tl.max(tl.where(exists, begin, 0)))
+        tl.store(address + 3, tl.min(tl.where(exists, end, _FAR)))
     if WORD is not None:
         word = tl.load(WORD + token, mask=exists, other=0)
-        tl.store(at + 4, tl.reduce(tl.where(exists, word, 0), 0, combine_any_bits))
-        tl.store(at + 5, tl.reduce(tl.where(exists, word, -1), 0, combine_all_bits))
-        tl.store(at + 6, tl.min(tl.where(exists & (word == 0), 0, 1)))
+        tl.store(address + 4, tl.reduce(tl.where(exists, word, 0), 0, combine_any_bits))
+        tl.store(address + 5, tl.reduce(tl.where(exists, word, -1), 0, combine_all_bits))
+        tl.store(address + 6, tl.min(tl.where(exists & (word == 0), 0, 1)))
 
 
 @triton.jit
@@ -80,11 +80,11 @@ def write_span(SPANS, count, begin, inner, outer, end):
     """
     filled = (begin < end) & (begin < _FAR)
     no_core = inner >= outer
-    at = SPANS + count * 4
-    tl.store(at, begin, mask=filled)
-    tl.store(at + 1, tl.where(no_core, begin, inner), mask=filled)
-    tl.store(at + 2, tl.where(no_core, begin, outer), mask=filled)
-    tl.store(at + 3, end, mask=filled)
+    address = SPANS + count * 4
+    tl.store(address, begin, mask=filled)
+    tl.store(address + 1, tl.where(no_core, begin, inner), mask=filled)
+    tl.store(address + 2, tl.where(no_core, begin, outer), mask=filled)
+    tl.store(address + 3, end, mask=filled)
     return count + tl.where(filled, 1, 0)
 
 
@@ -186,10 +186,10 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
     slot = tl.arange(0, 4)
     is_left = tl.full([4], 1, tl.int32)
     count = 0
-    c_begin = 0
-    c_inner = 0
-    c_outer = 0
-    c_end = 0
+    current_begin = 0
+    current_inner = 0
+    current_outer = 0
+    current_end = 0
     for turn in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
         next_begin = tl.where((is_left == 1) & (slot < K), begins, 2147483647)
         first_slot = tl.min(tl.where(next_begin == tl.min(next_begin), slot, 4))
@@ -200,11 +200,13 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
         outer = tl.sum(tl.where(is_chosen, outers, 0))
         end = tl.sum(tl.where(is_chosen, ends, 0))
         if turn > 0:
-            is_disjoint = begin >= c_end
-            cut = tl.minimum(tl.maximum(c_outer, begin), tl.maximum(c_end, c_begin))
-            cut = tl.where(is_disjoint, c_end, cut)
-            count = write_span(SPANS, count, c_begin, c_inner, tl.minimum(c_outer, cut), cut)
-            new_end = tl.where(is_disjoint, end, tl.maximum(end, c_end))
+            is_disjoint = begin >= current_end
+            cut = tl.minimum(tl.maximum(current_outer, begin), tl.maximum(current_end, current_begin))
+            cut = tl.where(is_disjoint, current_end, cut)
+            count = write_span(
+                SPANS, count, current_begin, current_inner, tl.minimum(current_outer, cut), cut
+            )
+            new_end = tl.where(is_disjoint, end, tl.maximum(end, current_end))
             begin = tl.maximum(begin, cut)
             end = tl.maximum(new_end, begin)
             inner = tl.maximum(inner, begin)
@@ -212,11 +214,11 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
             has_core = inner < outer
             inner = tl.where(has_core, inner, begin)
             outer = tl.where(has_core, outer, begin)
-        c_begin = begin
-        c_inner = inner
-        c_outer = outer
-        c_end = end
-    return write_span(SPANS, count, c_begin, c_inner, c_outer, c_end)
+        current_begin = begin
+        current_inner = inner
+        current_outer = outer
+        current_end = end
+    return write_span(SPANS, count, current_begin, current_inner, current_outer, current_end)
 
 
 @triton.jit
@@ -239,17 +241,17 @@ def refine(
         begin, inner = tl.load(HULLS + span * 4), tl.load(HULLS + span * 4 + 1)
         outer, end = tl.load(HULLS + span * 4 + 2), tl.load(HULLS + span * 4 + 3)
         for block in range(begin, end):
-            at = SUMMARY + block * 8
+            address = SUMMARY + block * 8
             keep = end > begin
             full = (block >= inner) & (block < outer)
             if COLUMNS:
-                keep = keep & (tl.load(at) < last) & (tl.load(at + 1) > first)
-                full = full & (tl.load(at + 2) <= first) & (tl.load(at + 3) >= last)
+                keep = keep & (tl.load(address) < last) & (tl.load(address + 1) > first)
+                full = full & (tl.load(address + 2) <= first) & (tl.load(address + 3) >= last)
             if WORDS:
-                block_bits_any, block_bits_all = tl.load(at + 4), tl.load(at + 5)
+                block_bits_any, block_bits_all = tl.load(address + 4), tl.load(address + 5)
                 keep = keep & ((bits_any & block_bits_any) != 0)
                 all_share = (bits_all & block_bits_all) != 0
-                all_share = all_share | (((block_bits_any & ~bits_all) == 0) & (tl.load(at + 6) == 1))
+                all_share = all_share | (((block_bits_any & ~bits_all) == 0) & (tl.load(address + 6) == 1))
                 all_share = all_share | (((bits_any & ~block_bits_all) == 0) & (no_blank == 1))
                 full = full & all_share
             count, run_begin, run_end, core, longest, core_at = extend(  # pyright: ignore[reportGeneralTypeIssues]
@@ -282,9 +284,9 @@ def key_kernel(
         keep = number < 0
         full = number < 0
         for span in range(tl.load(QUERY_PLACE + (base + query) * 3 + 2)):
-            at = QUERY_SPANS + ((base + query) * S + span) * 4
-            keep = keep | ((number >= tl.load(at)) & (number < tl.load(at + 3)))
-            full = full | ((number >= tl.load(at + 1)) & (number < tl.load(at + 2)))
+            address = QUERY_SPANS + ((base + query) * S + span) * 4
+            keep = keep | ((number >= tl.load(address)) & (number < tl.load(address + 3)))
+            full = full | ((number >= tl.load(address + 1)) & (number < tl.load(address + 2)))
         full = full & (tl.load(ROWS + base + query) == BM)
         count, run_begin, run_end, core, longest, core_at = extend(
             spans, count, run_begin, run_end, core, longest, core_at, query, keep, full, R

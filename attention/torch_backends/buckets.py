@@ -116,11 +116,11 @@ def group_sequences(
     order = [b for b in sorted(chosen, key=lambda b: (-n_k[b], -n_q[b])) if n_q[b] and n_k[b]]
     begin = 0
     for end in range(1, len(order) + 1):
-        left, count = len(order) - end, end - begin
+        remaining, count = len(order) - end, end - begin
         longest = n_k[order[begin]]
-        is_halved = left >= _MIN_SEQUENCES and count >= _MIN_SEQUENCES and 2 * n_k[order[end]] <= longest
+        is_halved = remaining >= _MIN_SEQUENCES and count >= _MIN_SEQUENCES and 2 * n_k[order[end]] <= longest
         is_full = heads * (count + 1) * longest * max(n_q[b] for b in order[begin:end]) > max_scores
-        if left == 0 or is_halved or is_full:
+        if remaining == 0 or is_halved or is_full:
             yield sorted(order[begin:end])
             begin = end
 

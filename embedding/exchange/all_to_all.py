@@ -334,8 +334,8 @@ class Wire:
         overflow = np.concatenate([part[len(part) - count :] for part, count in keys_and_unsent])
         got = self._buffers["more"].take((sum(missing),), torch.int64)
         self._exchange(got, torch.from_numpy(overflow), missing, unsent)
-        rest = split_views(got.numpy(), missing)
-        return [np.concatenate(pair) for pair in zip(received_keys, rest, strict=True)]
+        overflow_by_rank = split_views(got.numpy(), missing)
+        return [np.concatenate(pair) for pair in zip(received_keys, overflow_by_rank, strict=True)]
 
     def _remove_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
         """Return `keys` and their `counts` by rank [W] without the keys whose owner is this rank."""

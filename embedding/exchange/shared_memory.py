@@ -67,7 +67,7 @@ class LocalWire:
         self._quick, self._core = load_core()  # The core called with the GIL, and without it.
         self._boards = self._swap_boards(self._core.nonet_board_bytes(world))
         # The contents of the peers' headers [W]: offset and size of the payload, and size of the peer's memory, in bytes.
-        self._at, self._count, self._size = (_Int64Array(world) for _ in range(3))
+        self._header_columns = [_Int64Array(world) for _ in range(3)]
         self._counts = _Int64Array(world)  # The bytes that this rank sends to each rank.
         # For `gather`: the number of the first row of each rank among all rows, and the address of its first row.
         self._starts, self._rows = _Int64Array(world + 1), _Int64Array(world)
@@ -217,12 +217,10 @@ class LocalWire:
         """Wait for the peers' headers and return the payloads that they describe [W], uint8; no bytes for this rank."""
         self._check_code(
             self._core.nonet_await(
-                self._ranks, self._number, self._at.address, self._count.address, self._size.address
+                self._ranks, self._number, *(column.address for column in self._header_columns)
             )
         )
-        headers = zip(
-            *(numbers.array.tolist() for numbers in (self._at, self._count, self._size)), strict=True
-        )
+        headers = zip(*(column.array.tolist() for column in self._header_columns), strict=True)
         payloads = []
         for rank, (offset, count, memory_size) in enumerate(headers):
             if rank != self._rank and memory_size != len(self._peer_memories[rank]):
@@ -290,13 +288,13 @@ def load_core() -> tuple[Any, Any]:
     """
     core = load_library()
     quick = ctypes.PyDLL(core._name, handle=core._handle)
-    ranks = at = c_void_p  # A pointer to `nonet::Ranks`, and one to an array.
+    ranks = array = c_void_p  # A pointer to `nonet::Ranks`, and one to an array.
     for binding, name, result, arguments in (
         (core, "board_bytes", c_int64, (c_int64,)),
-        (quick, "post", None, (ranks, c_uint64, c_int64, at, c_int64, c_int64)),
+        (quick, "post", None, (ranks, c_uint64, c_int64, array, c_int64, c_int64)),
         (quick, "tell", None, (ranks, c_uint64, c_int64)),
-        (core, "await", c_int64, (ranks, c_uint64, at, at, at)),
-        (core, "gather", c_int64, (ranks, c_uint64, at, at, at, c_int64, c_int64, at)),
+        (core, "await", c_int64, (ranks, c_uint64, array, array, array)),
+        (core, "gather", c_int64, (ranks, c_uint64, array, array, array, c_int64, c_int64, array)),
     ):
         function = getattr(binding, f"nonet_{name}")
         function.restype, function.argtypes = result, arguments

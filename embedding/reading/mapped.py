@@ -58,10 +58,10 @@ class RowLayer:
 
     def apply_to(self, base: RowLayer) -> RowLayer:
         """Apply this layer's changes to a layer with all rows, and return the resulting layer with all rows."""
-        kept = ~(_find_keys(self.key, base.key)[1] | _find_keys(self.gone, base.key)[1])
-        key = np.concatenate([base.key[kept], self.key])
+        stays = ~(_find_keys(self.key, base.key)[1] | _find_keys(self.gone, base.key)[1])
+        key = np.concatenate([base.key[stays], self.key])
         order = np.argsort(key, kind="stable")
-        row = np.concatenate([np.asarray(base.row)[kept], self.row])
+        row = np.concatenate([np.asarray(base.row)[stays], self.row])
         return RowLayer(key[order], row[order], np.empty(0, np.int64))
 
     def to_arrays(self) -> dict[str, np.ndarray]:

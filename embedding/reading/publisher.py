@@ -182,9 +182,9 @@ class VersionPublisher:
                     f"{int(is_elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice "
                     f"map {open_version.slices.version}, which was published with version {version}; the reader's map is another"
                 )
-            rows, there = open_version.tables[table].read_rows(keys)
+            rows, has_row = open_version.tables[table].read_rows(keys)
         self._hot[table].count_keys(keys)
-        return RowResponse(get_codec(wire).encode(rows).numpy(), there)
+        return RowResponse(get_codec(wire).encode(rows).numpy(), has_row)
 
     def make_hot_update(self, count: int, wire: str = "fp32") -> dict[str, Any]:
         """Build a full update with the rows of the `count` most requested keys per table, for replicas of a hot set."""
@@ -192,11 +192,11 @@ class VersionPublisher:
         with self._hold_version() as (version, published):
             for name, snapshot in published.tables.items():
                 keys = self._hot[name].get_hottest(count)
-                rows, there = snapshot.read_rows(keys)
+                rows, has_row = snapshot.read_rows(keys)
                 no_state = np.zeros((len(keys), 0), np.float32)
                 zero_step = np.zeros(len(keys), np.int64)
                 part = RowColumns(keys, rows.numpy(), no_state, zero_step, np.zeros(len(keys), bool))
-                parts[name] = part.select(there)
+                parts[name] = part.select(has_row)
         return _make_update(version, None, parts, wire)
 
     @contextmanager
