@@ -80,8 +80,8 @@ def recommend_for(
             f"{folder.id} predicts clicks: it has no semantic ids, so it can score events but not recommend items"
         )
     scenario, _ = load_scenario(folder.scenario)
-    corpus = make_run_setup(scenario).open_corpus(folder.find_artifacts())
     setup = make_run_setup(scenario)
+    corpus = setup.open_corpus(folder.find_artifacts())
     if user is not None:
         row, length, histories = _find_known_user(corpus, user)
         events = _read_events(corpus, user, row)
@@ -96,11 +96,13 @@ def recommend_for(
         question = _make_question(
             events, key, top, window=setup.history, width=scenario.evaluate.width, corpus=corpus
         )
-    return _rank_items(folder, scenario, corpus, histories, row, length, top, question)
+    return _rank_items(
+        folder, scenario, corpus, histories, row=row, length=length, top=top, question=question
+    )
 
 
 def format_columns(recommendations: dict[str, Any]) -> str:
-    """Format recommendations as a table of text."""
+    """Format the recommendations of `recommend_for` as a table of text, with a column for each list."""
     history = recommendations["history"]
     lines = [f"after {len(history)} events, the newest: " + "; ".join(history[-_SHOWN_HISTORY:]), ""]
     names = list(recommendations["columns"])
@@ -165,8 +167,8 @@ def _rank_items(
             continue
         engine = InferenceEngine(load_recommender(setup, corpus, Path(checkpoint)))
         lists[stage] = engine.answer([question])[0].item.tolist()
-    columns = {name: [titles[i] for i in items if i >= 0] for name, items in lists.items()}
-    return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
+    columns = {name: [titles[item] for item in items if item >= 0] for name, items in lists.items()}
+    return {"run": folder.id, "history": [titles[item] for item in history.values], "columns": columns}
 
 
 def _make_question(

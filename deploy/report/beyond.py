@@ -116,9 +116,8 @@ def build_memory_table(report: Report) -> ReportTable:
     scores_alone = {row.name: row.scores for row in select_scores(report, search="model alone")}
     scores_with_memory = {row.name: row.scores for row in select_scores(report)}
     memory_by_stage = _get_part(report, "memory")
-    weights = (
-        "lbcm" if any("m" in memory for memory in memory_by_stage.values()) else "lbc"
-    )  # see MEMORY_NOTE
+    # The names of the weights; see MEMORY_NOTE.
+    weights = "lbcm" if any("m" in memory for memory in memory_by_stage.values()) else "lbc"
     for stage, memory in memory_by_stage.items():
         cells: list[TableCell | str] = []
         for metric in metrics:

@@ -22,11 +22,7 @@ from nonet.deploy.report.scores import (
 from nonet.deploy.report.verdicts import choose_reward_digits, get_reward_direction
 
 _MIB = 2**20
-_BASELINE_COLUMNS = (
-    "epochs",
-    "trials",
-    "loss",
-)  # facts of a trained baseline that have a column, besides seconds
+_BASELINE_COLUMNS = ("epochs", "trials", "loss")  # facts of a trained baseline that have a column
 Report = Mapping[str, Any]
 
 

@@ -67,12 +67,8 @@ def build_dashboard() -> dict[str, Any]:
             "type": "timeseries",
             "title": title,
             "datasource": {"type": "prometheus", "uid": "${source}"},
-            "gridPos": {
-                "h": 8,
-                "w": 12,
-                "x": 12 * (index % 2),
-                "y": 8 * (index // 2),
-            },  # two panels per row of 24 columns
+            # Two panels in a row of 24 columns.
+            "gridPos": {"h": 8, "w": 12, "x": 12 * (index % 2), "y": 8 * (index // 2)},
             "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
             "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
         }

@@ -129,9 +129,8 @@ def build_application(
             served_run.publish_newest(mid_stage=settings.follow == "checkpoints")
         return build_deployments(serve, run, settings, local, environment)
 
-    def build_app_in_replica() -> (
-        Any
-    ):  # Serve calls a function in the replica; other objects are apps themselves
+    # Serve calls a function in the replica; it takes any other object as the app itself.
+    def build_app_in_replica() -> Any:
         return build_single_process_app(run, settings, local)
 
     deployment = serve.deployment(serve.ingress(build_app_in_replica)())
@@ -253,9 +252,8 @@ def _start_serve(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict
     import ray
 
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # leave CUDA_VISIBLE_DEVICES to actors without GPUs
+    # Leave CUDA_VISIBLE_DEVICES to actors without GPUs.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     environment = get_replica_environment()
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"

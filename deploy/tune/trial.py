@@ -41,9 +41,8 @@ def run_trial(subject: TunedScenario, job: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"score": None, "failed": None, "broken": None}
     run = RunFolder(Path(job["folder"]))
     try:
-        failure = _run_job(subject, job, run) and _run_job(
-            subject, job, run
-        )  # a second try if the first failed
+        failure = _run_job(subject, job, run)
+        failure = failure and _run_job(subject, job, run)  # a second try if the first failed
         answer["failed"] = failure or None
         if not failure:
             answer["score"] = subject.read_score(run)

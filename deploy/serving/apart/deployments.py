@@ -10,9 +10,8 @@ from nonet.deploy.serving.features import PreparedQuestion, RequestFeatures, Ser
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig
 from nonet.models.inference import Answer, Question
 
-_MAX_ONGOING_REQUESTS = (
-    4096  # above the default of `waiting`, so the service refuses requests before Serve does
-)
+# Above the default of `waiting`, so the service refuses requests before Serve does.
+_MAX_ONGOING_REQUESTS = 4096
 
 
 def build_deployments(

@@ -28,12 +28,8 @@ from nonet.samples.sequences import ALLOW
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.samples.tokenised import UserEvents
 
-_MAX_POST_IDS = (
-    1 << 17
-)  # number of newest ids of posts that are remembered, so that repeated posts are recognized
-_MIN_EVENTS = (
-    20  # number of newest posted events that memory always keeps, because answers with `explain` show them
-)
+_MAX_POST_IDS = 1 << 17  # newest ids of posts that are remembered, to recognize repeated posts
+_MIN_EVENTS = 20  # newest posted events that memory keeps at least, because answers with `explain` show them
 _log = logging.getLogger(__name__)
 
 

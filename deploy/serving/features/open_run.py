@@ -137,11 +137,11 @@ class ServedRun:
         """Whether a stage has ended and selected a checkpoint."""
         return Checkpoints(self.folder.checkpoints).find_newest_stage_end() is not None
 
-    def build_contents(self, commit: Path, manifest: Manifest) -> VersionContents:
+    def build_contents(self, checkpoint: Path, manifest: Manifest) -> VersionContents:
         """Return the contents with which a checkpoint is published: its files, the newest catalogue, and its origin.
 
         Args:
-            commit: The checkpoint's folder.
+            checkpoint: The checkpoint's folder.
             manifest: The checkpoint's manifest.
         """
         source: dict[str, Any] = {
@@ -150,10 +150,12 @@ class ServedRun:
             "step": manifest.step,
             "commit": _make_checkpoint_name(manifest),
         }
-        if (base := read_base(commit / "dense")) is not None:
+        if (base := read_base(checkpoint / "dense")) is not None:
             source["base"] = base
         newest = self.catalogues.get_newest()
-        return VersionContents.from_commit(commit, self.setup, newest.folders, newest.trie.version, source)
+        return VersionContents.from_commit(
+            checkpoint, self.setup, newest.folders, newest.trie.version, source
+        )
 
     def load_recommender(self, version: Version, device: str = "cpu") -> Recommender:
         """Load the recommender of a version, with memory-mapped sparse rows.
@@ -193,7 +195,7 @@ class ServedRun:
             StaleVersion: The base was rolled back.
             ConfigError: There is no such checkpoint.
         """
-        commit, manifest = self.find_newest_commit(mid_stage=mid_stage)
+        checkpoint, manifest = self.find_newest_commit(mid_stage=mid_stage)
         versions = [self.registry.read_version(number) for number in self.registry.list_versions()]
         name = _make_checkpoint_name(manifest)
         followed_name = self.registry.serving.followed
@@ -201,13 +203,16 @@ class ServedRun:
         if published and followed_name == name:
             return published[-1]
         earlier = [
-            v for v in versions if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
+            version
+            for version in versions
+            if version.source.get("step", 0) < manifest.step and not version.source.get("asked")
         ]
-        followed = [v for v in earlier if followed_name and v.source.get("commit") == followed_name]
+        followed = [
+            version for version in earlier if followed_name and version.source.get("commit") == followed_name
+        ]
         base = (followed or earlier or [None])[-1]
-        return self.registry.publish(
-            self.build_contents(commit, manifest), base=base.number if base else None
-        )
+        contents = self.build_contents(checkpoint, manifest)
+        return self.registry.publish(contents, base=base.number if base else None)
 
     def publish_checkpoint(self, step: int) -> Version:
         """Publish a checkpoint as changes to the served version, without directing traffic to it.
@@ -222,15 +227,15 @@ class ServedRun:
             ConfigError: The checkpoint does not exist, or `model.path` has another base model than its
                 weights need.
         """
-        commit, manifest = Checkpoints(self.folder.checkpoints).find_at_step(step)
-        self._check_base_folder(commit, manifest.step)
-        contents = self.build_contents(commit, manifest)
-        contents.source["asked"] = True  # later checkpoints of the run are not based on it
+        checkpoint, manifest = Checkpoints(self.folder.checkpoints).find_at_step(step)
+        self._check_base_folder(checkpoint, manifest.step)
+        contents = self.build_contents(checkpoint, manifest)
+        contents.source["asked"] = True  # `publish_newest` bases no later version on it
         return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
 
-    def _check_base_folder(self, commit: Path, step: int) -> None:
+    def _check_base_folder(self, checkpoint: Path, step: int) -> None:
         """Raise ConfigError if the base model in `model.path` is not the one that a checkpoint's weights need."""
-        needed_base = read_base(commit / "dense")
+        needed_base = read_base(checkpoint / "dense")
         if needed_base is None:
             return
         model = self.scenario.model

@@ -84,9 +84,7 @@ class PostedEvents:
         together = [*self.events, *events]
         if max_events is None or len(together) <= max_events:
             return PostedEvents(together, self.older, self.older_items)
-        together.sort(
-            key=lambda event: event["time"]
-        )  # stable: events of equal time stay in the order of arrival
+        together.sort(key=lambda event: event["time"])  # events of equal time stay in the order of arrival
         dropped = len(together) - max_events
         items = self.older_items | {event["item"] for event in together[:dropped]}
         return PostedEvents(together[dropped:], self.older + dropped, items)

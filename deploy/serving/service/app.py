@@ -44,7 +44,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     """Create the app.
 
     Args:
-        service: The service that answers.
+        service: The service that answers the requests.
         local: Whether the server only listens on this machine; if not, changes need NONET_TOKEN.
         proxies: Addresses or networks of proxies whose `X-Forwarded-For` is trusted.
     """

@@ -77,12 +77,11 @@ class RecommendationService:
     """Answers requests for recommendations and scores, and stores posted events.
 
     Args:
-        features: Converts requests to questions: an object of this process, or a proxy of another service
-            (`nonet.deploy.serving.apart`).
-        engines: Answers questions: an object of this process, or a proxy.
+        features: Converts requests to questions: a `RequestFeatures`, or its proxy `RemoteFeatures`.
+        engines: Answers questions: an `EnginePool`, or its proxy `RemoteEnginePool`.
         fallback: Answers questions that the engine does not answer.
-        settings: Limits.
-        metrics: Receives counts.
+        settings: The limits of the service.
+        metrics: The counters to increase.
     """
 
     def __init__(
