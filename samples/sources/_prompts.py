@@ -16,7 +16,7 @@ from nonet.samples.batches import find_rl_events, locate_events, make_row_order,
 from nonet.samples.ledger import DataManifest, EpochSteps, OrderSlice, SampleLedger
 from nonet.samples.sequences import Sequences
 
-_HELD_OUT_DIVISOR = 5
+_HELD_OUT_DIVISOR = 5  # One of so many users is held out of RL.
 
 
 class RlPrompts:
@@ -48,7 +48,8 @@ class RlPrompts:
         Args:
             step: The step.
             users: User rows of the prompts that a rank used.
-            positions: Their positions. If they are not prompts of this step, as in a custom loop, nothing is recorded.
+            positions: Positions of the prompts' events. If one is no prompt of this step, as in a custom loop, nothing is
+                recorded.
         """
         step_events = locate_events(self._seq, *self.get_step_prompts(step))
         if not np.isin(locate_events(self._seq, users, positions), step_events).all():
@@ -69,6 +70,7 @@ class RlPrompts:
 
     @cached_property
     def _steps(self) -> EpochSteps:
+        """The global steps of an epoch, each with one slice."""
         return EpochSteps(len(self._events), self._prompts_per_step, self._prompts_per_step)
 
     @cached_property

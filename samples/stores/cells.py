@@ -76,9 +76,11 @@ class CellCodec:
             decoded = self._decode_present(present)
         except (ValueError, pa.ArrowException):
             decoded = None
-        if decoded is None:
+        if decoded is None:  # Find the first invalid value for the message.
             key, value = next(
-                (k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._can_decode(v)
+                (row_key, cell)
+                for row_key, cell in zip(keys, values, strict=True)
+                if cell is not None and not self._can_decode(cell)
             )
             shown = value[:16] if len(value) > 16 else value
             raise DataError(
@@ -109,14 +111,14 @@ class CellCodec:
         dtype, kind = _FIXED[self._number_kind]
         # The width of a number and the size of each value, in bytes.
         width, sizes = np.dtype(dtype).itemsize, np.fromiter(map(len, values), np.int64, len(values))
-        single = self.kind in _FIXED
-        if (sizes != width).any() if single else (sizes % width).any():
+        is_single = self.kind in _FIXED
+        if (sizes != width).any() if is_single else (sizes % width).any():
             return None
-        flat = pa.array(np.frombuffer(b"".join(values), dtype).astype(dtype.replace(">", "<")), kind)
-        if single:
-            return flat
+        numbers = pa.array(np.frombuffer(b"".join(values), dtype).astype(dtype.replace(">", "<")), kind)
+        if is_single:
+            return numbers
         return pa.ListArray.from_arrays(
-            pa.array(np.append(0, np.cumsum(sizes // width)).astype(np.int32)), flat
+            pa.array(np.append(0, np.cumsum(sizes // width)).astype(np.int32)), numbers
         )
 
     def _can_decode(self, value: bytes) -> bool:

@@ -51,13 +51,14 @@ class VersionSearch:
         """
         times = np.array([NO_VERSION if cell is None else cell[1] for cell in cells], np.int64)
         exists = times != NO_VERSION
+        # The index in `self.cells` of each version.
         answer_index = np.where(exists, len(self.cells) + np.cumsum(exists) - 1, -1)
         self.cells.extend(cell[0] for cell in cells if cell is not None)
-        position_of_slot = np.full(len(self._oldest), -1, np.int64)
-        position_of_slot[slots] = np.arange(len(slots))
-        position = position_of_slot[self._slots[self._pending]]
-        answered = (position >= 0) & (self._before[self._pending] > times[position])
-        self.answer[self._pending[answered]] = answer_index[position[answered]]
+        read_index_of_slot = np.full(len(self._oldest), -1, np.int64)
+        read_index_of_slot[slots] = np.arange(len(slots))
+        read_index = read_index_of_slot[self._slots[self._pending]]
+        answered = (read_index >= 0) & (self._before[self._pending] > times[read_index])
+        self.answer[self._pending[answered]] = answer_index[read_index[answered]]
         self._pending = self._pending[~answered]
         self._oldest[slots] = times
 
@@ -74,7 +75,7 @@ class VersionSearch:
         version_index = np.searchsorted([time for _, time in versions], self._before[slot_requests]) - 1
         self.answer[slot_requests] = np.where(version_index >= 0, len(self.cells) + version_index, -1)
         self.cells.extend(value for value, _ in versions)
-        self._oldest[slot] = NO_VERSION
+        self._oldest[slot] = NO_VERSION  # `iterate_groups` removes the slot's requests from the pending ones.
 
     def iterate_groups(self) -> Iterator[tuple[int, np.ndarray]]:
         """Begin a round: group all slots with pending requests so that one call as of one time serves a group.
@@ -88,8 +89,8 @@ class VersionSearch:
         """
         self._pending = self._pending[self._oldest[self._slots[self._pending]] != NO_VERSION]
         self.rounds += 1
-        slots, first = np.unique(self._slots[self._pending], return_index=True)
-        newest_request, oldest_version = self._before[self._pending[first]], self._oldest[slots]
+        slots, first_request = np.unique(self._slots[self._pending], return_index=True)
+        newest_request, oldest_version = self._before[self._pending[first_request]], self._oldest[slots]
         order = np.argsort(oldest_version, kind="stable")
         group_start = 0
         starts, ends = newest_request[order].tolist(), oldest_version[order].tolist()
