@@ -10,6 +10,7 @@ import io
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,8 @@ class Pipeline:
         session = self.session
         controls = make_controls(session, name) if session.scenario.stages[name].kind.rolls_out else []
         for control in controls:
-            subject, folder, began = control.setup.name, None, time.time()
+            subject, began = control.setup.name, time.time()
+            folder = self._find_side_checkpoint(subject)
             if not (session.run.results / f"{subject}.npz").exists():
                 with session.trace.record_span(subject):
                     folder = train_control(session, control, self.recorder, self._poll_between_steps)
@@ -151,11 +153,16 @@ class Pipeline:
 
     def _evaluate_side_checkpoint(self, subject: str) -> None:
         """Evaluate a checkpoint from which no stage continues: a control, or the best step if the start was selected."""
+        folder = self._find_side_checkpoint(subject)
+        files = [self.session.run.results / f"{subject}.{suffix}" for suffix in ("json", "npz")]
+        if folder or all(file.exists() for file in files):
+            self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folder)))
+
+    def _find_side_checkpoint(self, subject: str) -> Path | None:
+        """Return the checkpoint folder of a control or an unselected step; None if its training did not end."""
         folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
-        has_result = self.session.run.read_json(f"results/{subject}.json") is not None
         # When the training of a control ends, it deletes all checkpoints except the best one.
-        if has_result or len(folders) == 1:
-            self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
+        return folders[0] if len(folders) == 1 else None
 
     def _change_groups(self, name: str) -> None:
         """Start the groups of a stage, and stop those that it replaces; first wait for the results of an evaluator among them."""

@@ -259,6 +259,22 @@ def test_a_control_that_was_trained_and_not_ranked_is_ranked_by_a_resume_from_a_
     assert ("showed pretrain_control" in session.evaluator.log) == asked
 
 
+def test_a_control_whose_ranking_was_cut_short_is_ranked_again_from_its_own_checkpoint(made, monkeypatch):
+    runner, session = made({})
+    session.scenario = SimpleNamespace(stages={"rl": SimpleNamespace(kind=SimpleNamespace(rolls_out=True))})
+    session.groups.load = lambda *_: None
+    control = SimpleNamespace(setup=SimpleNamespace(name="rl_control"))
+    monkeypatch.setattr(pipeline, "make_controls", lambda session, name: [control])
+    monkeypatch.setattr(pipeline, "train_control", lambda *_: pytest.fail("it was trained before"))
+    folders = []
+    monkeypatch.setattr(session.evaluator, "evaluate", lambda name, folder: folders.append((name, folder)))
+    best = session.run.path / "controls" / "rl_control" / "step-000004"
+    best.mkdir(parents=True)
+    (session.run.results / "rl_control.npz").touch()  # the process ended before the JSON file was written
+    assert runner._train_controls("rl")
+    assert folders == [("rl_control", str(best))]
+
+
 def test_copies_of_events_and_shared_codes_are_warned_of_when_the_run_begins(made):
     runner, session = made({})
     session.facts["data"] |= {"events": 3200, "items": 60, "duplicates": 1600}
