@@ -120,11 +120,13 @@ def test_what_is_heavy_is_imported_where_it_is_needed():
 def test_a_path_in_a_spec_that_names_nothing_is_refused_without_an_import(tmp_path, path, said):
     (tmp_path / "heavy_part.py").write_text(
         "raise RuntimeError('imported')\n\n\ndef loss(policy, options):\n    inner = 1\n    return inner\n"
+        "\n\nasync def loss_later(policy, options):\n    return 1\n"
     )
     head = "from nonet.plug import Algorithm, StrictModel\n\nOWN = Algorithm(StrictModel, 'heavy_part:loss', "
     own = head + "{path!r})\n"
-    (tmp_path / "own.py").write_text(own.format(path="heavy_part:loss"))
-    assert ALGORITHMS.get("own.py:OWN", PluginFiles(str(tmp_path))).loss == "heavy_part:loss"
+    for there in ("heavy_part:loss", "heavy_part:loss_later"):
+        (tmp_path / "own.py").write_text(own.format(path=there))
+        assert ALGORITHMS.get("own.py:OWN", PluginFiles(str(tmp_path))).loss == there
     (tmp_path / "own.py").write_text(own.format(path=path))
     with pytest.raises(ConfigError, match=said):
         ALGORITHMS.get("own.py:OWN", PluginFiles(str(tmp_path)))

@@ -141,7 +141,7 @@ class Checkpoints:
             ConfigError: The step has no complete checkpoint; the message lists the steps that have one.
         """
         folders = self._list_folders()
-        for path in folders:
+        for path in reversed(folders):
             if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
         # A dict keeps the order and drops the second of two directories of one step.

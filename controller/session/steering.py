@@ -98,7 +98,9 @@ class RewardSteering:
         for command in self._commands.list_waiting():
             # The run ended after the command was recorded and before its answer was written.
             if answered := answered_by_id.get(command["id"]):
-                self._commands.reply(command["id"], "taken", answered.get("text", ""))
+                is_refused = "refused" in answered
+                text = answered["refused"] if is_refused else answered.get("text", "")
+                self._commands.reply(command["id"], "refused" if is_refused else "taken", text)
                 continue
             self._apply_or_refuse(command, step)
 

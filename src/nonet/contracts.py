@@ -154,7 +154,7 @@ def _find_path_problem(path: str) -> str:
 def _list_top_names(statements: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that statements of a module bind, but not those inside its functions and classes."""
     for node in statements:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)

@@ -120,6 +120,22 @@ def test_set_takes_the_path_that_attach_reports_and_the_short_one(run, path):
     assert objectives.rewards["fresh"].weight == 0.5
 
 
+def test_a_refusal_whose_answer_was_lost_is_answered_again_as_a_refusal(run):
+    session = SimpleNamespace(run=run, add_note=lambda text: None)
+    commands = CommandQueue(run)
+    command = commands.ask(verb="set", name="nothing", stage=None, value=0.5)
+    answers = []
+    for _ in range(2):  # the second is the resumed run
+        steering = RewardSteering(session, "rl", RewardObjectives({"hit": RewardOptions()}))  # pyright: ignore[reportArgumentType]
+        steering.apply_commands(0)
+        answers.append(commands.read_answer(command))
+        for path in run.path.rglob(f"{command}.answer.json"):
+            path.unlink()
+    assert answers[0] == answers[1]
+    assert answers[0]["state"] == "refused"
+    assert "nothing" in answers[0]["text"]
+
+
 def test_only_weights_and_floors_can_be_set():
     assert not SETTABLE.match("stages.rl.lr")
     assert not SETTABLE.match("rewards.fresh.use")

@@ -85,6 +85,7 @@ def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, mo
         nth += 1
     path, found = checkpoints.find_newest()
     assert path.name.startswith("step-000003.old-")
+    assert checkpoints.find_at_step(3)[0] == path
     assert (path / "dense" / "model.bin").read_bytes() == b"old"
     assert found.step == 3
     checkpoints.delete_after(3)
@@ -92,6 +93,13 @@ def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, mo
     checkpoints.complete(*save(checkpoints, 3, b"again"))
     assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-000002", "step-000003"]
     assert (checkpoints.find_newest()[0] / "dense" / "model.bin").read_bytes() == b"again"
+
+
+def test_of_two_complete_checkpoints_of_a_step_the_one_that_replaces_the_other_is_found(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.complete(*save(checkpoints, 3, b"new"))
+    shutil.copytree(tmp_path / "step-000003", tmp_path / "step-000003.old-0123abcd")
+    assert checkpoints.find_at_step(3)[0] == checkpoints.find_newest()[0] == tmp_path / "step-000003"
 
 
 def test_what_was_put_aside_and_has_no_successor_counts_when_pruning(tmp_path):
