@@ -54,7 +54,7 @@ class SasRec:
         self._seed, self._history, self._options = seed, history, SasRecOptions(**options)
         self._empty_sids = np.empty((n_items, 0), np.int32)
         self._samples_negatives = n_items > FULL_SOFTMAX
-        self._net = self._build_network(0.0)
+        self._net = self._build_network(dropout=0.0)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
         """Train on the events of these splits, and keep the weights of the epoch and trial with the best validation NDCG@10.

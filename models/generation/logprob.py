@@ -95,10 +95,10 @@ def compute_path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leav
 
     The result is in the original order of the leaves.
     """
-    levels = [_compute_level(model, cache, trie, leaves, level) for level in range(trie.levels)]
-    logp_UXL = torch.stack(levels, -1).masked_fill(leaves.leaf.unsqueeze(-1) < 0, 0.0)
-    back_UX = leaves.order.argsort(1)
-    return logp_UXL.gather(1, back_UX.unsqueeze(-1).expand_as(logp_UXL))
+    logp_by_level = [_compute_level(model, cache, trie, leaves, level) for level in range(trie.levels)]
+    logp_UXL = torch.stack(logp_by_level, -1).masked_fill(leaves.leaf.unsqueeze(-1) < 0, 0.0)
+    sorted_index_UX = leaves.order.argsort(1)
+    return logp_UXL.gather(1, sorted_index_UX.unsqueeze(-1).expand_as(logp_UXL))
 
 
 def _compute_level(

@@ -133,7 +133,7 @@ class Trie:
     def get_tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
         """Return an array of the trie as a tensor on `device`, cached.
 
-        `name` is "first_child", "code", "first_leaf", "item_of_leaf" or "leaf_of_item".
+        `name` is "first_child", "code", "first_leaf", "item_of_leaf" or "leaf_of_item"; for the last two, `level` has no effect.
         """
         key = (name, level, str(device))
         if key not in self._tensors:

@@ -157,17 +157,17 @@ class Voters:
         """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item."""
         n_items, table = len(self._transitions), self._transitions
         positions = count_visible_events(seq, users, positions)
-        pair, voter_weight = self._weigh_voters(seq, users, positions)
-        own_occurrences, own_pairs = self._count_own_events(seq, users, positions, pair)
-        occurs = np.maximum(table.occurs[pair % n_items].astype(np.float64) - own_occurrences, 1e-12)
+        pair_key, voter_weight = self._weigh_voters(seq, users, positions)
+        own_occurrences, own_pairs = self._count_own_events(seq, users, positions, pair_key)
+        occurs = np.maximum(table.occurs[pair_key % n_items].astype(np.float64) - own_occurrences, 1e-12)
         voter_weight = voter_weight / np.sqrt(occurs)
-        voter_item = pair % n_items
+        voter_item = pair_key % n_items
         transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
         lengths = np.diff(offsets)
-        keys = [np.repeat(pair // n_items, lengths) * n_items + table.item[transition]]
+        keys = [np.repeat(pair_key // n_items, lengths) * n_items + table.item[transition]]
         weights = [np.repeat(voter_weight, lengths) * table.count[transition]]
         for pair_index, item, weight in own_pairs:
-            keys.append(pair[pair_index] // n_items * n_items + item)
+            keys.append(pair_key[pair_index] // n_items * n_items + item)
             weights.append(-voter_weight[pair_index] * weight)
         distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
         vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
@@ -186,20 +186,20 @@ class Voters:
             is_counted = select_kinds(seq, self._transitions.options)[event]
             prompt, age, event = prompt[is_counted], age[is_counted], event[is_counted]
         keys = prompt * len(self._transitions) + seq.item[event]
-        pair, pair_index = np.unique(keys, return_inverse=True)
-        return pair, np.bincount(pair_index, weights=self._options.fade**age, minlength=len(pair))
+        pair_key, pair_index = np.unique(keys, return_inverse=True)
+        return pair_key, np.bincount(pair_index, weights=self._options.fade**age, minlength=len(pair_key))
 
     def _count_own_events(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair: np.ndarray
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair_key: np.ndarray
     ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
         """Compute the part of the counts that comes from the users' own training events from the prompt's position on.
 
         Held-out events were never counted.
 
         Returns:
-            The part of n for each (prompt, voter) pair [Y], and that of c as triples of arrays: (index in `pair`, item, weight).
+            The part of n for each (prompt, voter) pair [Y], and that of c as arrays (index in `pair_key`, item, weight).
         """
-        own_occurrences = np.zeros(len(pair))
+        own_occurrences = np.zeros(len(pair_key))
         prompts_in_training = np.flatnonzero(positions < seq.train_lengths[users])
         if not len(prompts_in_training):
             return own_occurrences, []
@@ -213,8 +213,8 @@ class Voters:
         is_unseen = event >= seq.offsets[users[prompt]] + positions[prompt]
         weight = compute_decay(seq.time[event], self._transitions.until, options)
         keys = prompt * n_items + seq.item[event]
-        pair_index = np.searchsorted(pair, keys).clip(max=max(0, len(pair) - 1))
-        is_voter = pair[pair_index] == keys if len(pair) else np.zeros(len(keys), bool)
+        pair_index = np.searchsorted(pair_key, keys).clip(max=max(0, len(pair_key) - 1))
+        is_voter = pair_key[pair_index] == keys if len(pair_key) else np.zeros(len(keys), bool)
         np.add.at(own_occurrences, pair_index[is_voter & is_unseen], weight[is_voter & is_unseen])
         own_pairs = []
         for distance in range(1, options.reach + 1):

@@ -85,7 +85,7 @@ def choose_caching(model: HfRecommender) -> None:
 
 def _explain_no_caching(model: HfRecommender) -> str | None:
     """Return the reason why the key-value cache cannot be used; None if it can."""
-    lengths = torch.tensor([model.layout.count_positions(2), model.layout.count_positions(1)])
+    lengths = torch.tensor([model.layout.count_positions(events) for events in (2, 1)])
     x = model.token.weight[torch.arange(2 * int(lengths[0])) % len(model.token.weight)].view(
         2, int(lengths[0]), -1
     )
@@ -97,7 +97,7 @@ def _explain_no_caching(model: HfRecommender) -> str | None:
         cached_logits = [model.step(cache, prefixes, level) for level in range(1, model.levels)]
     except Exception as error:  # Architectures without such a cache raise various exceptions.
         return f"this backbone has no key-value cache that prefixes can continue ({type(error).__name__})"
-    cache = HfCache(x[:, -1], x, lengths, None)
+    cache = HfCache(x[:, -1], x, lengths, kv=None)
     uncached_logits = [model.step(cache, prefixes, level) for level in range(1, model.levels)]
     pairs = list(zip(cached_logits, uncached_logits, strict=True))
     max_difference = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in pairs)

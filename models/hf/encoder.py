@@ -51,9 +51,9 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
     try:
         model: Any = AutoModel.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
     except Exception as error:  # Each model class raises its own exceptions.
-        line = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"tokenizer.vectors: {path} cannot be read: {type(error).__name__}: {line}"
+            f"tokenizer.vectors: {path} cannot be read: {type(error).__name__}: {message}"
         ) from error
     token_ids = [
         tokenizer(text or " ", truncation=True, max_length=_MAX_TOKENS).input_ids or [0] for text in texts

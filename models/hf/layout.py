@@ -93,12 +93,12 @@ class EventPositions:
 
         Args:
             ahead: How many events ahead to predict. 1 is the position directly before the event's codes; each further one is one
-                event earlier. The position is -1 where the sequence begins later than that.
+                event earlier. The position is -1 where the sequence has no event that early.
         """
-        place_N = self.place - (ahead - 1)
+        query_event_N = self.place - (ahead - 1)
         first_query = self.layout.start + len(self.layout.lead)
-        position_N = self.sequence * self.width + first_query + place_N * self.layout.stride
-        return position_N.masked_fill(place_N < 0, -1)
+        position_N = self.sequence * self.width + first_query + query_event_N * self.layout.stride
+        return position_N.masked_fill(query_event_N < 0, -1)
 
     def locate_codes(self) -> Tensor:
         """Return the flat positions [N, L] of the codes of each event."""

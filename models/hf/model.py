@@ -176,7 +176,7 @@ class HfRecommender(nn.Module):
         """Return the logits [U, W, K] of a level after prefixes of codes."""
         if not level:
             n_nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
-            return self.compute_code_logits(cache.state, 0)[:, None].expand(-1, n_nodes, -1)
+            return self.compute_code_logits(cache.state, level=0)[:, None].expand(-1, n_nodes, -1)
         prefix_UWl = (codes if isinstance(codes, Tensor) else torch.stack(list(codes), -1))[..., :level]
         if cache.kv is None:
             return self.compute_code_logits(self._reread_histories(cache, prefix_UWl), level)

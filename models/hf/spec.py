@@ -202,7 +202,7 @@ def _check_window(config: Any, history: int, layout: Any) -> None:
     ):
         max_positions = getattr(config, name, None)
         if applies and max_positions and max_positions < needed_positions:
-            events_that_fit = int(max_positions - layout.count_positions(0)) // layout.stride - 1
+            events_that_fit = int(max_positions - layout.count_positions(events=0)) // layout.stride - 1
             raise ConfigError(
                 f"model: its {name} is {max_positions}, and data.history: {history} makes sequences of {needed_positions} "
                 f"positions ({layout.stride} an event); lower data.history to {max(1, events_that_fit)} or fewer"

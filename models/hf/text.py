@@ -67,9 +67,9 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # Each kind of tokenizer raises its own exceptions.
-        line = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"model: the tokenizer of {folder} cannot be read: {type(error).__name__}: {line}"
+            f"model: the tokenizer of {folder} cannot be read: {type(error).__name__}: {message}"
         ) from error
 
 
@@ -119,7 +119,7 @@ def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
 def check_names(tokenizer: Any, folder: str) -> None:
     """Raise ConfigError if a tokenizer already has tokens with the names of codes."""
     duplicate_tokens = [
-        word for word in (START_TOKEN, format_sid_token(0, 0)) if word in tokenizer.get_vocab()
+        word for word in (START_TOKEN, format_sid_token(level=0, code=0)) if word in tokenizer.get_vocab()
     ]
     if duplicate_tokens:
         raise ConfigError(

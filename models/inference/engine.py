@@ -77,7 +77,7 @@ class InferenceEngine:
 
     def warm(self) -> None:
         """Answer a question without events, so that code and pages are loaded before the first call."""
-        self.answer([Question(make_empty_events(self._template), 0, width=4, top=1)])
+        self.answer([Question(make_empty_events(self._template), user_key=0, width=4, top=1)])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Return one answer per question, in their order."""
@@ -198,7 +198,7 @@ class InferenceEngine:
         """Return the log-probability of items [Q, X] under the model alone, and their share of the votes, [Q, X] each."""
         model, trie = self._recommender.model, self._recommender.corpus.trie
         leaf_QX = self._find_leaves(item_QX)
-        score = score_leaves(model, cache, trie, leaf_QX, None)
+        score = score_leaves(model, cache, trie, leaf_QX, votes=None)
         share = (
             torch.zeros_like(score) if votes is None else compute_vote_shares(model, cache, votes, leaf_QX)
         )

@@ -104,9 +104,9 @@ class ItemSampler:
         self._noise, self.trie = noise, recommender.corpus.trie
         self._votes, self._cache = recommender.compute_votes(users, positions), recommender.prefill(batch)
         self.device = self._cache.state.device
-        self._hidden = gather_masked_items(recommender.corpus.seq, users, positions)
+        self._masked = gather_masked_items(recommender.corpus.seq, users, positions)
         if within is not None:
-            self._hidden = _append_masked(self._hidden, within.list_excluded_items(len(users)))
+            self._masked = _append_masked(self._masked, within.list_excluded_items(len(users)))
 
     @torch.no_grad()
     def draw_items(self, width: int, options: Mapping[str, Any]) -> DrawnBeams:
@@ -138,8 +138,8 @@ class ItemSampler:
     def _start_group(self, target_U: Tensor | None) -> _CandidateGroup:
         """Return the group of the target only, or an empty group without a target."""
         n_prompts = len(self._users)
-        leaf_U1 = torch.empty(n_prompts, 0, dtype=torch.int64, device=self.device)
-        return self._make_certain_group(leaf_U1 if target_U is None else target_U[:, None])
+        empty_U0 = torch.empty(n_prompts, 0, dtype=torch.int64, device=self.device)
+        return self._make_certain_group(empty_U0 if target_U is None else target_U[:, None])
 
     def _make_certain_group(self, leaf_UX: Tensor) -> _CandidateGroup:
         """Build a group of leaves [U, X] with inclusion probability 1; -1 for none. The weight is the policy's probability."""
@@ -162,6 +162,7 @@ class ItemSampler:
         leaf_UW = leaf_I[item_UW.clamp_min(0)].masked_fill(item_UW < 0, -1)
         if not n_targets:
             return self._make_certain_group(leaf_UW)
+        # The target is dropped from the beams, or the last beam where the target is not among them.
         is_target_UW = leaf_UW == group.leaf
         is_last_W = torch.arange(width, device=self.device) == width - 1
         is_dropped_UW = torch.where(is_target_UW.any(1, keepdim=True), is_target_UW, is_last_W)
@@ -170,14 +171,14 @@ class ItemSampler:
 
     def _compute_allowed_log_mass(self) -> Tensor:
         """Compute the log of the policy's probability of all items that are not masked, [U, 1]."""
-        counts = np.diff(np.asarray(self._hidden.offsets, dtype=np.int64))
+        counts = np.diff(np.asarray(self._masked.offsets, dtype=np.int64))
         max_masked = int(counts.max(initial=0))
         if not max_masked:
             return torch.zeros(len(counts), 1, dtype=torch.float64, device=self.device)
         leaf_UF = torch.full((len(counts), max_masked), -1, dtype=torch.int64)
-        is_masked_UF = np.arange(max_masked)[None, :] < counts[:, None]
-        masked_leaf = np.asarray(self.trie.leaf_of_item)[np.asarray(self._hidden.values)]
-        leaf_UF[torch.from_numpy(is_masked_UF)] = torch.from_numpy(masked_leaf.astype(np.int64))
+        is_item_UF = np.arange(max_masked)[None, :] < counts[:, None]
+        masked_leaf = np.asarray(self.trie.leaf_of_item)[np.asarray(self._masked.values)]
+        leaf_UF[torch.from_numpy(is_item_UF)] = torch.from_numpy(masked_leaf.astype(np.int64))
         leaf_UF = _mask_repeats(leaf_UF).to(self.device)
         logp_UFL = compute_leaf_log_probs(
             self._recommender.model, self._cache, self.trie, leaf_UF, self._votes
@@ -189,7 +190,7 @@ class ItemSampler:
         """Return a mask [U, M] of the candidates that can be drawn, because they are neither masked nor in the group."""
         n_prompts, n_leaves = len(leaf_UM), self.trie.n_leaves
         leaf_of_item = np.asarray(self.trie.leaf_of_item)
-        masked_keys = _encode_masked_pairs(self._hidden, leaf_of_item, n_leaves).to(self.device)
+        masked_keys = _encode_masked_pairs(self._masked, leaf_of_item, n_leaves).to(self.device)
         first_key_U1 = torch.arange(n_prompts, device=self.device)[:, None] * n_leaves
         is_in_group_UM = (leaf_UM[:, :, None] == group.leaf[:, None, :]) & group.chosen[:, None, :]
         return ~torch.isin(first_key_U1 + leaf_UM, masked_keys) & ~is_in_group_UM.any(-1)
@@ -219,11 +220,14 @@ class ItemSampler:
     def _draw_without_replacement(self, width: int, group: _CandidateGroup) -> _CandidateGroup:
         """Draw `width` items without replacement that are neither masked nor in the group, with their inclusion probabilities."""
         walk = TrieWalk(self._recommender.model, self._cache, self.trie, self._votes)
-        draws = walk.perturb(2 * width + 4, self._noise)
+        n_draws = 2 * width + 4  # a surplus, because draws can be masked or in the group
+        draws = walk.perturb(n_draws, self._noise)
         is_leaf_UM = draws.noisy > -torch.inf
         free_UM = self._mask_drawable(draws.leaf, group) & is_leaf_UM
         free_rank_UM = free_UM.cumsum(1)
         has_all_leaves_U1 = ~is_leaf_UM.all(1, keepdim=True) | (draws.leaf.shape[1] >= self.trie.n_leaves)
+        # The items above a threshold are the sample (Kool et al.): the noisy value of the next free item, or else of the last
+        # draw, or -inf if all leaves were drawn.
         is_next_UM = free_UM & (free_rank_UM == width + 1)
         last_noisy_U1 = torch.where(has_all_leaves_U1, -torch.inf, draws.noisy[:, -1:])
         threshold_U1 = torch.where(
@@ -231,7 +235,6 @@ class ItemSampler:
             draws.noisy.masked_fill(~is_next_UM, -torch.inf).amax(1, keepdim=True),
             last_noisy_U1,
         )
-        # The items above the threshold, the noisy value of the next free item, are a sample (Kool et al.).
         chosen_UM = free_UM & (free_rank_UM <= width) & (draws.noisy > threshold_U1)
         logp_UM = draws.logp.sum(-1).double()
         chance_UM = -torch.expm1(-(logp_UM - threshold_U1).exp())
@@ -287,15 +290,15 @@ def _mask_repeats(leaf_UF: Tensor) -> Tensor:
     return sorted_UF.masked_fill(is_repeat_UF, -1)
 
 
-def _append_masked(hidden: Jagged, items: Sequence[np.ndarray]) -> Jagged:
+def _append_masked(masked: Jagged, items: Sequence[np.ndarray]) -> Jagged:
     """Append `items` to the masked items of each prompt."""
-    rows = [np.union1d(hidden[row], items[row]) for row in range(len(hidden))]
+    rows = [np.union1d(masked[row], items[row]) for row in range(len(masked))]
     offsets = np.cumsum([0, *map(len, rows)])
     return Jagged(np.concatenate(rows) if rows else np.empty(0, np.int64), offsets)
 
 
-def _encode_masked_pairs(hidden: Jagged, leaf_of_item: np.ndarray, n_leaves: int) -> Tensor:
+def _encode_masked_pairs(masked: Jagged, leaf_of_item: np.ndarray, n_leaves: int) -> Tensor:
     """Return the key prompt * n_leaves + leaf of every masked item of the catalogue."""
-    row = np.repeat(np.arange(len(hidden)), np.diff(np.asarray(hidden.offsets, dtype=np.int64)))
-    leaf = leaf_of_item[np.asarray(hidden.values)]
+    row = np.repeat(np.arange(len(masked)), np.diff(np.asarray(masked.offsets, dtype=np.int64)))
+    leaf = leaf_of_item[np.asarray(masked.values)]
     return torch.from_numpy((row * n_leaves + leaf)[leaf >= 0].astype(np.int64))

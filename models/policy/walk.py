@@ -90,8 +90,8 @@ class TrieWalk:
             max_leaves: Number of leaves; those with the largest log-probability plus Gumbel noise are returned.
             noise: One random generator per prompt.
         """
-        node_UV, mass_UV, model_UV, sid_UVl = self._start_at_root(1)
-        noisy_UV = self._draw_gumbel(noise, 1, 1)[..., 0]
+        node_UV, mass_UV, model_UV, sid_UVl = self._start_at_root(n_draws=1)
+        noisy_UV = self._draw_gumbel(noise, nodes=1, codes=1)[..., 0]
         logp_UVl = torch.zeros(*node_UV.shape, 0, dtype=mass_UV.dtype, device=self._device)
         for level in range(self._trie.levels):
             child_UVK, model_UVK, mass_UVK = self._expand_children(level, node_UV, mass_UV, model_UV, sid_UVl)

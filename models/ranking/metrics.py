@@ -109,7 +109,7 @@ def rank_of_target_np(
         DataError: A score is NaN.
     """
     P, I = scores_PI.shape  # noqa: E741
-    tie = make_tie_order(np.zeros(I), 0) if tie_I is None else tie_I
+    tie = make_tie_order(np.zeros(I), seed=0) if tie_I is None else tie_I
     if np.isnan(scores_PI).any():
         bad_prompts = np.flatnonzero(np.isnan(scores_PI).any(axis=1))
         raise DataError(
