@@ -479,7 +479,7 @@ def test_shares_of_several_workers_add_up_to_what_one_finds(evaluator, planted):
     for part in parts:  # as they come from another process
         part.quality._shown_I.flags.writeable = False
         for accumulators in part.boards["test"]["exhaustive"]._lists.values():
-            accumulators["coverage"]._place_I.flags.writeable = False
+            accumulators["coverage"]._best_rank_I.flags.writeable = False
     answer, ranks_of_parts = made.ranker.combine_shares(parts)
     assert answer["detail"] == alone["detail"] == whole
     assert answer["segments"] == alone["segments"]
