@@ -301,11 +301,11 @@ class _RankPieces:
             for rank in range(member.n_trainers)
         ]
 
-    def gather_whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
+    def gather_whole(self, state_key: str | None = None) -> Iterator[tuple[int, Tensor]]:
         """Gather each parameter's moment, or its weights, from all ranks. All ranks must iterate to the end.
 
         Args:
-            slot: Key of the moment in the state of torch's AdamW; None for the weights.
+            state_key: Key of the moment in the state of torch's AdamW; None for the weights.
 
         Yields:
             The index of a parameter, and its whole moment or weights on the device.
@@ -315,29 +315,29 @@ class _RankPieces:
                 [pieces[i].stop - pieces[i].start for i in batch] for pieces in self._pieces_by_rank
             ]
             own_pieces = self._pieces_by_rank[self._own_rank]
-            own_elements = torch.cat([self._read_piece(own_pieces[i], slot) for i in batch])
+            own_elements = torch.cat([self._read_piece(own_pieces[i], state_key) for i in batch])
             padded = torch.zeros(max(map(sum, sizes_by_rank)), device=self._device)
             padded[: len(own_elements)] = own_elements
             gathered = [torch.empty_like(padded) for _ in sizes_by_rank]
             torch.distributed.all_gather(gathered, padded, group=self._member.trainers)
-            pieces_by_rank = [
+            tensors_by_rank = [
                 elements[: sum(sizes)].split(sizes)
                 for elements, sizes in zip(gathered, sizes_by_rank, strict=True)
             ]
-            for number, index in enumerate(batch):
-                whole = torch.cat([pieces[number] for pieces in pieces_by_rank])
+            for place_in_batch, index in enumerate(batch):
+                whole = torch.cat([tensors[place_in_batch] for tensors in tensors_by_rank])
                 yield index, whole.view(self._shapes[index])
 
-    def set_moment(self, index: int, slot: str, value: Tensor) -> None:
-        """Set this rank's piece of a moment of the optimizer's `index`-th parameter."""
+    def set_moment(self, index: int, state_key: str, value: Tensor) -> None:
+        """Set this rank's piece of a moment of the optimizer's `index`-th parameter from the whole moment."""
         piece = self._pieces_by_rank[self._own_rank][index]
         state = self._zero.optimizer.state[piece.flat]
-        if slot not in state:
-            state[slot] = torch.zeros_like(piece.flat, requires_grad=False)
-        piece.select_from(state[slot]).copy_(value.reshape(-1)[piece.start : piece.stop])
+        if state_key not in state:
+            state[state_key] = torch.zeros_like(piece.flat, requires_grad=False)
+        piece.select_from(state[state_key]).copy_(value.reshape(-1)[piece.start : piece.stop])
 
     def set_weights(self, index: int, value: Tensor) -> None:
-        """Set this rank's piece of the optimizer's `index`-th parameter."""
+        """Set this rank's piece of the optimizer's `index`-th parameter from the whole parameter."""
         piece = self._pieces_by_rank[self._own_rank][index]
         piece.select_from(piece.flat.detach()).copy_(value.reshape(-1)[piece.start : piece.stop])
 
@@ -350,12 +350,12 @@ class _RankPieces:
         """Yield this rank's pieces on its device, and their moments."""
         flats = {id(piece.flat): piece.flat for piece in self._pieces_by_rank[self._own_rank].values()}
         for flat in flats.values():
-            slots = self._zero.optimizer.state.get(flat, {})
-            yield from (t for t in (flat, *slots.values()) if t.device == self._device)
+            state = self._zero.optimizer.state.get(flat, {})
+            yield from (t for t in (flat, *state.values()) if t.device == self._device)
 
-    def _read_piece(self, piece: _RankPiece, slot: str | None) -> Tensor:
-        """Return a piece of a moment, or of the weights, on the device."""
-        flat = piece.flat if slot is None else self._zero.optimizer.state[piece.flat][slot]
+    def _read_piece(self, piece: _RankPiece, state_key: str | None) -> Tensor:
+        """Return a piece of a moment, or of the weights if the key is None, on the device."""
+        flat = piece.flat if state_key is None else self._zero.optimizer.state[piece.flat][state_key]
         return piece.select_from(flat.detach()).to(self._device)
 
     def _batch_indices(self) -> Iterator[list[int]]:

@@ -282,13 +282,13 @@ class VersionRegistry:
                 raise ConfigError(f"{self.root} serves no version, so there is nothing to roll back")
             lineage = {version.number for version in self.list_lineage(serving.default)}
             if to is None and serving.shares:
-                target, kept, refused = serving.default, lineage, set(serving.shares)
+                target, accepted, refused = serving.default, lineage, set(serving.shares)
             else:
                 target = to if to is not None else self._find_rollback_target(serving)
-                kept = {version.number for version in self.list_lineage(target)}
-                refused = (lineage | set(serving.shares)) - kept
+                accepted = {version.number for version in self.list_lineage(target)}
+                refused = (lineage | set(serving.shares)) - accepted
             for number in self.list_versions():  # In ascending order, since a base has a lower number.
-                if self._read_base(number) in refused and number not in kept:
+                if self._read_base(number) in refused and number not in accepted:
                     refused.add(number)
             serving = serving.roll_back(target, refused)
             serving.write(self.root / "serving.json")

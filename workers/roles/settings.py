@@ -246,8 +246,8 @@ class Schedule(StrictModel):
         if step < warmup_steps:
             return self.peak * (step + 1) / warmup_steps
         # Share of the decay that is still to come, in (0, 1].
-        left = (steps - step) / max(1, steps - warmup_steps)
-        factors = {"cosine": 0.5 * (1 - math.cos(math.pi * left)), "linear": left}
+        remaining = (steps - step) / max(1, steps - warmup_steps)
+        factors = {"cosine": 0.5 * (1 - math.cos(math.pi * remaining)), "linear": remaining}
         return self.peak * factors.get(self.decay, 1.0)
 
 

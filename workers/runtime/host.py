@@ -69,13 +69,13 @@ class WorkerActor:
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         self._roles: dict[str, DistributeWorker] = {}
         # The running call, the unix seconds when it began, and the id of its thread.
-        self._busy, self._since, self._thread = "", 0.0, 0
+        self._current_call, self._call_started_at, self._call_thread_id = "", 0.0, 0
         self._epoch = 0
         self._context = ray.get_runtime_context()
         self._spans = SpanRecorder(place.role)
         self._socket = socket.socket()
         self._socket.bind(("", 0))
-        self._socket.listen(place.world + 8)
+        self._socket.listen(place.world + 8)  # All ranks may connect at the same time.
         self._location = self._determine_location()
         self._orphan_guard = OrphanGuard(orphan_timeout_s)
         self._offloader: RoleOffloader | None = None
@@ -96,29 +96,29 @@ class WorkerActor:
         return self._location
 
     @ray.method(concurrency_group="work")
-    def build(self, specs: dict[str, RoleSpec], *everyone: HostLocation) -> dict[str, Any]:
+    def build(self, specs: dict[str, RoleSpec], *locations: HostLocation) -> dict[str, Any]:
         """Construct every role, give each its peers, then set up all of them in order.
 
         Args:
             specs: By role, its class and arguments.
-            *everyone: The location of each rank.
+            *locations: The location of each rank, in rank order.
 
         Returns:
             "node" (Ray's node id, shortened), "pid" and "name" of the worker.
         """
-        self._busy, self._since, self._thread = (
+        self._current_call, self._call_started_at, self._call_thread_id = (
             f"{self._place.role}.build",
             time.time(),
             threading.get_ident(),
         )
         if self._place.threads:
             _make_deterministic(self._place.threads)
-        ranks_on_node = [rank for rank, other in enumerate(everyone) if other.node == self._location.node]
+        ranks_on_node = [rank for rank, other in enumerate(locations) if other.node == self._location.node]
         place = replace(
             self._place,
             node=self._location.node,
-            local_rank=ranks_on_node.index(self._place.rank) if everyone else 0,
-            meeting=(everyone[0].address, everyone[0].port) if everyone else ("", 0),
+            local_rank=ranks_on_node.index(self._place.rank) if locations else 0,
+            meeting=(locations[0].address, locations[0].port) if locations else ("", 0),
             listener=self._socket,
         )
         try:
@@ -197,7 +197,7 @@ class WorkerActor:
     def ping(self) -> str:
         """Record a heartbeat of the controller. Returns the call that the work thread runs, "" when it is idle."""
         self._orphan_guard.record_heartbeat()
-        return self._busy
+        return self._current_call
 
     @ray.method(concurrency_group="control")
     def admit_epoch(self, epoch: int | None = None) -> bool:
@@ -219,7 +219,9 @@ class WorkerActor:
     @ray.method(concurrency_group="control")
     def describe_activity(self) -> WorkerActivity:
         """Describe what the work thread is doing, for the message of a watchdog."""
-        return describe_activity(repr(self), self._busy, time.time() - self._since, self._thread)
+        return describe_activity(
+            repr(self), self._current_call, time.time() - self._call_started_at, self._call_thread_id
+        )
 
     @ray.method(concurrency_group="read")
     def read(self, role: str, *request: Any) -> Any:
@@ -304,8 +306,8 @@ class WorkerActor:
 
     def _run_guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function as the current call (`role.method`): record its span, and convert its errors."""
-        start, self._busy = time.time(), name
-        self._since, self._thread = start, threading.get_ident()
+        start, self._current_call = time.time(), name
+        self._call_started_at, self._call_thread_id = start, threading.get_ident()
         result = None
         try:
             result = function(*args, **kwargs)
@@ -314,7 +316,7 @@ class WorkerActor:
         except Exception as error:
             raise self._to_worker_error(name, error) from None
         finally:
-            self._busy = ""
+            self._current_call = ""
             self._orphan_guard.record_heartbeat()
             self._spans.add(name, start, time.time(), result)
 

@@ -88,8 +88,8 @@ class RankedShare:
     def absorb(self, other: RankedShare) -> None:
         """Append the results of the next share."""
         for split, ways in other.boards.items():
-            for how, board in ways.items():
-                self.boards[split][how].absorb(board)
+            for way, board in ways.items():
+                self.boards[split][way].absorb(board)
         if self.quality is not None and other.quality is not None:
             self.quality.absorb(other.quality)
 
@@ -171,13 +171,13 @@ class Ranker:
         for other in others:
             whole.absorb(other)
         detail = {
-            split: {how: board.summarise() for how, board in ways.items()}
+            split: {way: board.summarise() for way, board in ways.items()}
             for split, ways in whole.boards.items()
         }
         ranks = {
-            f"{split}.{how}": board.ranks
+            f"{split}.{way}": board.ranks
             for split, ways in whole.boards.items()
-            for how, board in ways.items()
+            for way, board in ways.items()
         }
         result: dict[str, Any] = {"detail": detail, "shown": whole.shown}
         if whole.quality is not None:
