@@ -91,10 +91,8 @@ class _ConditionCompiler:
             return self._compile_boolean(tree.body)
         except SyntaxError as error:
             location = f" near character {error.offset}" if error.offset else ""
-            equals_hint = " Write == to compare." if _has_lone_equals(self.text) else ""
-            raise self._make_error(
-                f"is not a condition{location}.{equals_hint} Allowed: {_ALLOWED}"
-            ) from None
+            hint = " Write == to compare." if _has_lone_equals(self.text) else ""
+            raise self._make_error(f"is not a condition{location}.{hint} Allowed: {_ALLOWED}") from None
         except (RecursionError, MemoryError, ValueError):
             raise self._make_error(
                 f"is too deep or holds an illegal character. Allowed: {_ALLOWED}"
@@ -232,24 +230,18 @@ class _ConditionCompiler:
 
     def _get_column_kind(self, node: ast.expr) -> str:
         """Return the kind of a column by its type."""
-        column_type = self._get_field(node).type
-        if pa.types.is_dictionary(column_type):
-            column_type = column_type.value_type
-        if pa.types.is_boolean(column_type):
+        kind = self._get_field(node).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_boolean(kind):
             return "true or false"
-        if (
-            pa.types.is_integer(column_type)
-            or pa.types.is_floating(column_type)
-            or pa.types.is_decimal(column_type)
-        ):
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return "a number"
-        if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return "text"
-        if pa.types.is_timestamp(column_type) or pa.types.is_date(column_type):
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             return "a moment"
-        raise self._make_error(
-            f"uses column {ast.unparse(node)!r} of type {column_type}, which cannot be compared"
-        )
+        raise self._make_error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
 
     def _is_column(self, node: ast.expr) -> bool:
         """Return whether a node is a name other than true and false; a column may have one of these names, too."""
@@ -273,12 +265,12 @@ class _ConditionCompiler:
     def _make_mismatch_error(self, column: ast.expr, other: ast.expr) -> ConfigError:
         """Build the error for a column that is compared with another kind of value."""
         other_text = ast.unparse(other)
-        other_description = (
+        description = (
             f"column {other_text!r}, which is" if self._is_column(other) else f"{other_text}, which is"
         )
         return self._make_error(
             f"compares column {ast.unparse(column)!r} ({self._format_type(column)}, {self._get_kind(column)}) with "
-            f"{other_description} {self._get_kind(other)}. Compare it with {self._get_kind(column)}"
+            f"{description} {self._get_kind(other)}. Compare it with {self._get_kind(column)}"
         )
 
     def _make_error(self, problem: str) -> ConfigError:
@@ -305,8 +297,6 @@ def list_names(text: str) -> set[str]:
 def _has_lone_equals(text: str) -> bool:
     """Return whether a text has a single `=` that is not a part of `==`, `<=`, `>=` or `!=`."""
     return any(
-        character == "="
-        and text[index - 1 : index] not in ("=", "<", ">", "!")
-        and text[index + 1 : index + 2] != "="
-        for index, character in enumerate(text)
+        char == "=" and text[i - 1 : i] not in ("=", "<", ">", "!") and text[i + 1 : i + 2] != "="
+        for i, char in enumerate(text)
     )

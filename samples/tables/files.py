@@ -102,18 +102,18 @@ def find_files(
     Raises:
         DataError: If there is no file, or the files cannot be listed.
     """
-    path_text = os.fspath(path)
+    text = os.fspath(path)
     endings = (ending,) if isinstance(ending, str) else tuple(ending)
-    if path_text.startswith(_BUILTIN_PREFIX):
-        file = get_builtin_path(path_text)
+    if text.startswith(_BUILTIN_PREFIX):
+        file = get_builtin_path(text)
         return FoundFiles(pafs.LocalFileSystem(), [str(file)])
-    is_remote = "://" in path_text
+    is_remote = "://" in text
     try:
         return read_with_retries(
-            lambda: _find_without_retry(path_text, label, endings, is_remote), f"{label} {path_text}"
+            lambda: _find_without_retry(text, label, endings, is_remote), f"{label} {text}"
         )
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise DataError(f"{label} {path_text}: cannot be listed: {get_first_line(error)}") from None
+        raise DataError(f"{label} {text}: cannot be listed: {get_first_line(error)}") from None
     except DataError as error:
         message = str(error)
         raise (

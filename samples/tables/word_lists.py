@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_NAME_FIELDS = ("name", "title", "label", "value", "category", "genre", "tag")
+_NAMES = ("name", "title", "label", "value", "category", "genre", "tag")
 """The usual names of the field that holds the word, in a list of structs or JSON objects, in the order of preference."""
 _OTHER_DELIMITERS = (", ", ",", ";", "/")
 """The delimiters other than `|`, in the order in which they are tried."""
@@ -39,16 +39,14 @@ def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.array([[]] * len(column), pa.list_(pa.string()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        words_by_row = _split_texts(column.to_pylist())
+        rows = _split_texts(column.to_pylist())
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         _check_value_type(kind.value_type)
-        words_by_row = [list(_flatten_words(words)) for words in column.to_pylist()]
+        rows = [list(_flatten_words(row)) for row in column.to_pylist()]
     else:
         raise TypeError(str(kind))
     ignored = set(missing)
-    return pa.array(
-        [[word for word in words if word not in ignored] for words in words_by_row], pa.list_(pa.string())
-    )
+    return pa.array([[word for word in row if word not in ignored] for row in rows], pa.list_(pa.string()))
 
 
 def find_uncut_delimiter(texts: list[str | None]) -> str | None:
@@ -101,12 +99,10 @@ def _are_lists(texts: list[str], delimiter: str) -> bool:
     """Return whether texts are certain to be lists: at least half contain the delimiter, and words occur in several of them."""
     if not texts or sum(delimiter in text for text in texts) < _MIN_SHARE * len(texts):
         return False
-    distinct_texts = set(texts)
+    distinct = set(texts)
     # In how many distinct texts each word occurs.
-    text_counts = Counter(
-        word.strip() for text in distinct_texts for word in text.split(delimiter) if word.strip()
-    )
-    return bool(text_counts) and text_counts.total() / len(text_counts) >= _MIN_TEXTS_PER_WORD
+    counts = Counter(word.strip() for text in distinct for word in text.split(delimiter) if word.strip())
+    return bool(counts) and counts.total() / len(counts) >= _MIN_TEXTS_PER_WORD
 
 
 def _check_value_type(kind: pa.DataType) -> None:
@@ -122,13 +118,10 @@ def _check_value_type(kind: pa.DataType) -> None:
 
 def _find_name_field(kind: pa.DataType) -> str | None:
     """Return the name of a struct's text field: one with a usual name, or else the only text field; None otherwise."""
-    text_fields = [
+    fields = [
         field.name for field in kind if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
-    return next(
-        (name for name in _NAME_FIELDS if name in text_fields),
-        text_fields[0] if len(text_fields) == 1 else None,
-    )
+    return next((name for name in _NAMES if name in fields), fields[0] if len(fields) == 1 else None)
 
 
 def _flatten_words(value: Any) -> list[str]:
@@ -144,12 +137,9 @@ def _flatten_words(value: Any) -> list[str]:
         is_nested = any(isinstance(element, (list, tuple, set)) for element in value)
         return list(dict.fromkeys(words)) if is_nested else words
     if isinstance(value, dict):
-        text_keys = [name_key for name_key, content in value.items() if isinstance(content, str)]
-        name_key = next(
-            (name_key for name_key in _NAME_FIELDS if name_key in text_keys),
-            text_keys[0] if len(text_keys) == 1 else None,
-        )
-        if name_key is None:
+        keys = [key for key, content in value.items() if isinstance(content, str)]
+        key = next((key for key in _NAMES if key in keys), keys[0] if len(keys) == 1 else None)
+        if key is None:
             raise TypeError("a list of objects without a name")
-        return [value[name_key]]
+        return [value[key]]
     return [value] if isinstance(value, str) else [str(value)]
