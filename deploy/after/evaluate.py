@@ -100,21 +100,21 @@ def format_evaluation(evaluation: dict[str, Any]) -> str:
 
 
 def _find_checkpoints(
-    folder: RunFolder, stages: Sequence[str], chosen: Sequence[str] | None
+    folder: RunFolder, stages: Sequence[str], chosen_stages: Sequence[str] | None
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the name of each stage that has ended, or of the chosen stages, and the checkpoint at its end.
+    """Yield the name and the last checkpoint of each chosen stage, or of each of `stages` that has ended if none is chosen.
 
     Raises:
         ConfigError: A chosen stage does not exist.
         CheckpointError: A chosen stage has not ended.
     """
-    for name in chosen or stages:
+    for name in chosen_stages or stages:
         if name not in stages:
             raise ConfigError(f"{folder.id} has no stage {name!r}; its stages: {', '.join(stages)}")
         try:
             yield name, Path(Checkpoints(folder.checkpoints).find_stage_end(name))
         except CheckpointError:
-            if chosen:  # stages that were not chosen by name may be unfinished
+            if chosen_stages:  # stages that were not chosen by name may be unfinished
                 raise
 
 

@@ -109,7 +109,7 @@ def _format_events_title(report: Report, split: str, events: str) -> str:
 
 
 def _make_score_cell(rows: Sequence[ScoreRow], metric: str, name: str) -> TableCell | str:
-    """Make the cell of one subject's score; the best of all rows is bold, and a bar shows the ratio to it."""
+    """Make the cell of one subject's score; the highest of all rows is bold, and a bar shows the ratio to it."""
     scores = {row.name: row.scores.get(metric) for row in rows}
     score, best = scores.get(name), max((other for other in scores.values() if other is not None), default=0)
     if score is None:

@@ -105,7 +105,7 @@ def _select_pairs(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> li
 
 
 def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
-    """Return a list with the name of the best baseline by the first headline metric; empty if there is none."""
+    """Return a list with the name of the baseline with the highest first headline metric; empty if there is none."""
     metric = select_headline_metrics(report)[0]
     scores = {row.name: row.scores.get(metric, 0.0) for row in select_scores(report) if row.name in baselines}
     return [max(scores, key=lambda name: scores[name])] if scores else []

@@ -67,12 +67,12 @@ def export_run(run: str, target: Path, version: int | None = None, form: str = "
     exported = VersionToExport.open(run, version)
     make_folder(target)
     write(exported, target)
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    size_bytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return {
         "run": exported.run.folder.id,
         "version": exported.version,
         "folder": str(target),
-        "bytes": size,
+        "bytes": size_bytes,
     }
 
 
@@ -100,7 +100,8 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
     setup = served_run.setup
-    if (write_model := MODELS.get(setup.model["use"]).exports) != "":  # the model has a format of its own too
+    write_model = MODELS.get(setup.model["use"]).exports  # the address of a function; "" for none
+    if write_model != "":
         make_folder(target / TRANSFORMERS_FOLDER)
         model = exported.build_model()
         load_heavy(write_model)(model, setup.model, setup.seed, target / TRANSFORMERS_FOLDER)
