@@ -1,7 +1,7 @@
-"""`nonet bench NAME`: print the figures of a bench and write them as JSON; without a name, list the benches.
+"""`nonet bench NAME`: run a benchmark (a bench), print its results and write them as JSON; without a name, list the benches.
 
 The JSON is {"name", "ratio": {measure: float}, "rows": [...], "command", "versions", "seed"}. A ratio compares two
-things measured in the same run. A bench is a function with keyword options that returns rows and ratios; `--set
+things measured in the same run. A bench is a function with keyword options that returns {"rows": ..., "ratio": ...}; `--set
 NAME=VALUE` sets an option.
 """
 
@@ -22,7 +22,7 @@ import nonet
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
-# The function and the description of each bench. `nonet bench all` does not run those of `APART`.
+# The function, as "module:name" in nonet.bench, and the description of each bench.
 BENCHES = {
     "agreement": (
         "models.agreement:bench_agreement",
@@ -142,6 +142,7 @@ BENCHES = {
     "wire": ("embedding.wire:measure", "a remote lookup, compared with a bare all-to-all and with Ray calls"),
     "zoo": ("models.zoo:bench_zoo", "small Hugging Face architectures in all operations of a run"),
 }
+# The benches that `nonet bench all` does not run, with the reason.
 APART = {
     "gpu": "needs a GPU",
     "pictures": "writes into docs/",
@@ -176,9 +177,8 @@ def run_bench(
     common_options = {"seeds": list(seeds), "device": device, "json_file": json_file}
     parameters = inspect.signature(function).parameters
     options = {key: value for key, value in common_options.items() if key in parameters}
-    results = function(
-        **options | _parse_options(name, [key for key in parameters if key != "json_file"], changes)
-    )
+    settable = [key for key in parameters if key != "json_file"]
+    results = function(**options | _parse_options(name, settable, changes))
     versions = {package: version(package) for package in ("ray", "torch", "numpy")} | {
         "nonet": nonet.__version__,  # Sources on PYTHONPATH have no package metadata.
         "python": platform.python_version(),
@@ -200,22 +200,22 @@ def run_bench(
 
 
 def find(name: str) -> Callable[..., dict[str, Any]]:
-    """Return the function of a bench."""
-    module, _, function = BENCHES[name][0].partition(":")
-    return getattr(import_module(f"nonet.bench.{module}"), function)
+    """Import and return the function of a bench."""
+    module_name, _, function_name = BENCHES[name][0].partition(":")
+    return getattr(import_module(f"nonet.bench.{module_name}"), function_name)
 
 
 def _format_list() -> str:
     """Format a list of the benches with their descriptions."""
     lines = [
-        f"{name:<12} {about}" + (f" ({APART[name]})" if name in APART else "")
-        for name, (_, about) in BENCHES.items()
+        f"{name:<12} {description}" + (f" ({APART[name]})" if name in APART else "")
+        for name, (_, description) in BENCHES.items()
     ]
     return "\n".join([*lines, f"{'all':<12} every bench but {' and '.join(APART)}"])
 
 
 def _run_all() -> None:
-    """Run every bench that is not excluded from `all`."""
+    """Run every bench that is not in `APART`, each in a process of its own."""
     for name in (name for name in BENCHES if name not in APART):
         print(f"--- {name}", flush=True)
         command = "from nonet.deploy.cli import main; main()"
@@ -223,7 +223,7 @@ def _run_all() -> None:
 
 
 def _parse_options(name: str, known: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
-    """Parse the NAME=VALUE options of a bench."""
+    """Parse the NAME=VALUE options of a bench, of which the names in `known` exist; values are YAML."""
     from nonet import yaml
 
     options = {}

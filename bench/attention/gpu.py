@@ -1,10 +1,11 @@
-"""Attention on a GPU: the kernels against FlexAttention and torch's own, with masks and shapes of recommenders.
+"""Attention on a GPU: Nonet's kernels compared with FlexAttention and torch's own, with masks and shapes of recommenders.
 
-`nonet bench gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA graph, and a
-whole step including a new plan of the mask, as every new batch needs one. TFLOP/s count visible pairs; their share is
-relative to a bf16 matrix product measured in the same run. Times are medians of 30, with the sides in turn. A failure
-is recorded and the rest goes on. The JSON is written after every cell, and no cell begins after `budget_s` (a quarter
-of it for the checks). `--set dry=true` runs as much as possible on a CPU, with small rows and Triton's interpreter.
+`nonet bench gpu --json out.json` checks results first, then measures one row per workload. The contenders ("sides") are timed
+in three phases: the kernels of the forward and of the backward pass alone, as CUDA graphs, and a whole step including a new
+plan of the mask, since every new batch needs one. TFLOP/s count visible pairs; their share is relative to a bf16 matrix product
+measured in the same run. Times are medians of 30 rounds, in which the sides take turns. A check or a row is a cell: an error is
+recorded as its result, and the next cell is run. The JSON is written after every cell, and no cell begins after `budget_s` (no
+check after a quarter of it). `--set dry=true` runs as much as possible on a CPU, with small rows and Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -32,47 +33,52 @@ from nonet.errors import ConfigError
 from nonet.timing import LapTimer
 
 _ROUNDS = 30
-_BACKWARD_FLOPS = 2.5  # of the forward's: five products where it has two
-_CHECKS = 0.25  # of the budget
-_SHRINK = 64  # a dry run's rows are this many times shorter
+_BACKWARD_FACTOR = 2.5  # operations of the backward pass / forward pass: five matrix products instead of two
+_CHECKS_SHARE = 0.25  # share of the budget after which no check begins
+_DRY_SHRINK = 64  # the rows of a dry run are this many times shorter
 Row = dict[str, Any]
-Side = dict[str, Callable[[], Any]]
+Side = dict[str, Callable[[], Any]]  # the calls of a contender by phase: "forward", "backward" and "step"
 
 
 @dataclass(slots=True)
 class GpuRun:
-    """The results so far, saved after every cell.
+    """The budget and the results of a bench.
 
     Attributes:
-        path: File of the results, None for none.
-        budget_s: Seconds after which no cell begins.
-        began: Monotonic time of the start.
-        found: The results.
+        path: File of the results; None if they are not saved.
+        budget_s: Seconds after the start after which no cell begins.
+        began: Monotonic time of the start, in seconds.
+        results: The results so far.
     """
 
     path: Path | None
     budget_s: float
     began: float = field(default_factory=time.monotonic)
-    found: Row = field(default_factory=dict)
+    results: Row = field(default_factory=dict)
 
-    def run_cell(self, name: str, make: Callable[[], Any], share: float = 1.0) -> Any:
-        """Return the result of make(), or its error; "not begun" once this share of the budget is used up."""
+    def run_cell(self, name: str, measure_cell: Callable[[], Any], share: float = 1.0) -> Any:
+        """Return and print the result of `measure_cell()`.
+
+        The result is {"error": ...} if it raises, and {"not begun": ...} if this share of the budget is used up.
+        """
         began = time.monotonic()
         if began - self.began > share * self.budget_s:
-            made: Any = {"not begun": f"the budget of {share * self.budget_s:.0f} s was spent"}
+            result: Any = {"not begun": f"the budget of {share * self.budget_s:.0f} s was spent"}
         else:
             try:
-                made = make()
-            except Exception as error:  # whatever a baseline or a compiler raises, the other cells count
-                made = {"error": f"{type(error).__name__}: {error}"[:500]}
-        spent = round(time.monotonic() - began, 1)
-        print(json.dumps({name: made, "seconds": spent}), flush=True)
-        return made
+                result = measure_cell()
+            except (
+                Exception
+            ) as error:  # baselines and compilers raise errors of any type; the other cells still run
+                result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        duration_s = round(time.monotonic() - began, 1)
+        print(json.dumps({name: result, "seconds": duration_s}), flush=True)
+        return result
 
     def save(self) -> None:
-        """Save the results."""
+        """Write the results to `path`, if there is one."""
         if self.path:
-            self.path.write_text(json.dumps(self.found, indent=1))
+            self.path.write_text(json.dumps(self.results, indent=1))
 
 
 def bench_gpu(
@@ -88,7 +94,7 @@ def bench_gpu(
 
     Args:
         widths: Head widths.
-        only: Only rows whose name contains this.
+        only: Text that the names of measured rows must contain.
         with_checks: Whether results are checked first.
         max_autotune: Whether FlexAttention is also compiled with max-autotune.
         budget_s: Seconds after which no cell begins.
@@ -105,33 +111,33 @@ def bench_gpu(
     device = "cpu" if dry else "cuda"
     run = GpuRun(json_file, budget_s)
     name = "dry run, no measurement" if dry else torch.cuda.get_device_name()
-    run.found |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
+    run.results |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
     peak = run.run_cell("matmul_tflops", lambda: measure_matmul_tflops(64 if dry else 8192, device))
-    run.found["matmul_tflops"] = peak
+    run.results["matmul_tflops"] = peak
     for name, check in list_checks(device) if with_checks else []:
-        run.found["checks"][name] = run.run_cell(name, check, _CHECKS)
+        run.results["checks"][name] = run.run_cell(name, check, share=_CHECKS_SHARE)
         run.save()
     for width in widths:
-        for work in list_workloads(width, shrink=_SHRINK if dry else 1):
+        for work in list_workloads(width, shrink=_DRY_SHRINK if dry else 1):
             if only in work.name:
                 title = f"{work.name}, width {width}"
-                made = run.run_cell(title, lambda work=work: measure(work, peak, max_autotune, device))
-                run.found["rows"].append({"name": work.name, "width": width} | made)
+                row = run.run_cell(title, lambda work=work: measure(work, peak, max_autotune, device))
+                run.results["rows"].append({"name": work.name, "width": width} | row)
                 run.save()
-    return run.found | {"ratio": _summarise_ratios(run.found["rows"])}
+    return run.results | {"ratio": _summarise_ratios(run.results["rows"])}
 
 
 def _summarise_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """Return FlexAttention's time divided by ours, by phase; "step" includes a new plan of the mask."""
-    out = {}
+    summary = {}
     for phase in ("forward", "backward", "step"):
         ratios = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
-        out |= summarise_ratios(f"{phase} flex/uni", ratios)
-    return out
+        summary |= summarise_ratios(f"{phase} flex/uni", ratios)
+    return summary
 
 
 def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cuda") -> Row:
-    """Measure one row: milliseconds of each side, ratios to FlexAttention, TFLOP/s of visible work; errors by side.
+    """Measure one workload, and return its row: milliseconds of each side, ratios to FlexAttention, TFLOP/s, errors by side.
 
     Args:
         work: The mask and shapes.
@@ -154,16 +160,16 @@ def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cud
     row: Row = {"name": work.name, "width": work.width, "tokens": q.shape[0]}
     sides: dict[str, Side] = {}
     for name, make in makers.items():
-        made = _try_side(row, name, make)
-        if made is not None:
-            sides[name] = made
+        side = _try_side(row, name, make)
+        if side is not None:
+            sides[name] = side
     for phase in ("forward", "backward", "step") if work.backward else ("forward", "step"):
         times = _time_interleaved(sides, phase, row, device)
         row |= {f"{name} {phase} ms": value for name, value in times.items()}
         if "flex" in times and "ours" in times:
             row[f"{phase} ratio"] = times["flex"] / times["ours"]
         if phase != "step" and "ours" in times:
-            flops = work.count_flops() * (_BACKWARD_FLOPS if phase == "backward" else 1.0)
+            flops = work.count_flops() * (_BACKWARD_FACTOR if phase == "backward" else 1.0)
             row[f"{phase} TFLOP/s"] = flops / times["ours"] / 1e9
             if isinstance(peak_tflops, float):
                 row[f"{phase} share of matmul"] = row[f"{phase} TFLOP/s"] / peak_tflops
@@ -171,7 +177,7 @@ def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cud
 
 
 def _try_side(row: Row, name: str, make: Callable[[], Any]) -> Any:
-    """Return the result of make(); an error is recorded in the row, so that the other sides are still measured."""
+    """Return the result of make(); if it raises, write the error to `row` and return None, so that other sides are measured."""
     try:
         return make()
     except Exception as error:
@@ -180,7 +186,7 @@ def _try_side(row: Row, name: str, make: Callable[[], Any]) -> Any:
 
 
 def make_inputs(work: Workload, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw q, k, v that take gradients, and the gradient of the outputs."""
+    """Draw q, k and v that require gradients, and the gradient of the output; all normal, bf16."""
     queries, keys = int(work.table.cu_q[-1]), int(work.table.cu_k[-1])
     generator = torch.Generator(device).manual_seed(0)
 
@@ -197,48 +203,49 @@ def _make_our_side(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: 
     """Prepare our kernels for one workload."""
     q, k, v = q.detach(), k.detach(), v.detach()
     config: TileConfig = infer_config(q, v, table)
-    made = make_plans(table, config)
-    out, lse = forward(q, k, v, table, made, config=config)
+    plans = make_plans(table, config)
+    out, lse = forward(q, k, v, table, plans, config=config)
 
     def step() -> Any:
-        fresh = make_plans(table, config)
-        out, lse = forward(q, k, v, table, fresh, config=config)
-        return backward(grad, q, k, v, out, lse, table, fresh, config=config)
+        new_plans = make_plans(table, config)
+        out, lse = forward(q, k, v, table, new_plans, config=config)
+        return backward(grad, q, k, v, out, lse, table, new_plans, config=config)
 
     return {
-        "forward": lambda: forward(q, k, v, table, made, config=config),
-        "backward": lambda: backward(grad, q, k, v, out, lse, table, made, config=config),
+        "forward": lambda: forward(q, k, v, table, plans, config=config),
+        "backward": lambda: backward(grad, q, k, v, out, lse, table, plans, config=config),
         "step": step,
     }
 
 
 def _make_flex_side(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: str | None) -> Side:
-    """Prepare FlexAttention for one workload."""
+    """Prepare FlexAttention for one workload; `mode` is that of torch.compile."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    compiled: Any = flex_attention
-    build: Any = create_block_mask
+    attend: Any = flex_attention
+    make_mask: Any = create_block_mask
     if q.is_cuda:
-        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
-        build = torch.compile(create_block_mask, dynamic=False)
+        attend = torch.compile(flex_attention, dynamic=False, mode=mode)
+        make_mask = torch.compile(create_block_mask, dynamic=False)
     device = q.device.type
     predicate = work.predicate(device)
-    sizes = (1, None, q.shape[0], k.shape[0])
-    heads = [  # FlexAttention has no backward on a CPU
+    sizes = (1, None, q.shape[0], k.shape[0])  # batch, heads (the mask is that of all heads), queries, keys
+    qkv = [  # FlexAttention has no backward on a CPU
         x.detach().transpose(0, 1)[None].requires_grad_(q.is_cuda) for x in (q, k, v)
     ]
     grad = grad.transpose(0, 1)[None]
-    mask = build(predicate, *sizes, device=device)
-    gqa = work.heads != work.key_heads
-    out = compiled(*heads, block_mask=mask, enable_gqa=gqa)
+    mask = make_mask(predicate, *sizes, device=device)
+    is_grouped = work.heads != work.key_heads
+    out = attend(*qkv, block_mask=mask, enable_gqa=is_grouped)
 
     def step() -> Any:
-        fresh = compiled(*heads, block_mask=build(predicate, *sizes, device=device), enable_gqa=gqa)
-        return torch.autograd.grad(fresh, heads, grad) if work.backward else fresh
+        new_mask = make_mask(predicate, *sizes, device=device)
+        step_out = attend(*qkv, block_mask=new_mask, enable_gqa=is_grouped)
+        return torch.autograd.grad(step_out, qkv, grad) if work.backward else step_out
 
     return {
-        "forward": lambda: compiled(*heads, block_mask=mask, enable_gqa=gqa),
-        "backward": lambda: torch.autograd.grad(out, heads, grad, retain_graph=True),
+        "forward": lambda: attend(*qkv, block_mask=mask, enable_gqa=is_grouped),
+        "backward": lambda: torch.autograd.grad(out, qkv, grad, retain_graph=True),
         "step": step,
     }
 
@@ -249,38 +256,41 @@ def _make_varlen_side(
     """Prepare torch's flash attention over packed rows, for masks that it supports."""
     from torch.nn.attention.varlen import varlen_attn
 
-    more: dict[str, Any] = {"window_size": work.window}
+    options: dict[str, Any] = {"window_size": work.window}
 
-    def call() -> Tensor:
-        made = varlen_attn(q, k, v, table.cu_q, table.cu_k, table.max_q, table.max_k, **more)
-        assert isinstance(made, Tensor)
-        return made
+    def attend() -> Tensor:
+        result = varlen_attn(q, k, v, table.cu_q, table.cu_k, table.max_q, table.max_k, **options)
+        assert isinstance(result, Tensor)
+        return result
 
-    out = call()
+    out = attend()
     return {
-        "forward": call,
+        "forward": attend,
         "backward": lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True),
-        "step": lambda: torch.autograd.grad(call(), (q, k, v), grad),
+        "step": lambda: torch.autograd.grad(attend(), (q, k, v), grad),
     }
 
 
 def _time_interleaved(sides: dict[str, Side], phase: str, row: Row, device: str) -> dict[str, float]:
-    """Return the median milliseconds of each side's phase, in turn; kernels run as CUDA graphs except in whole steps."""
-    runs: Side = {}
+    """Return the median milliseconds of a phase of each side; the sides take turns. Errors of a warm-up are written to `row`.
+
+    The phases "forward" and "backward" run as CUDA graphs.
+    """
+    runs: dict[str, Callable[[], Any]] = {}
     for name, side in sides.items():
         if phase in side:
-            ready = _try_side(row, f"{name} {phase}", lambda call=side[phase]: _warm_up(call, phase, device))
-            if ready is not None:
-                runs[name] = ready
-    spent: dict[str, list[float]] = {name: [] for name in runs}
+            run = _try_side(row, f"{name} {phase}", lambda call=side[phase]: _warm_up(call, phase, device))
+            if run is not None:
+                runs[name] = run
+    times_ms: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(_ROUNDS if device == "cuda" else 1):
         for name, run in runs.items():
-            spent[name].append(_measure_milliseconds(run, device))
-    return {name: statistics.median(times) for name, times in spent.items()}
+            times_ms[name].append(_measure_milliseconds(run, device))
+    return {name: statistics.median(times) for name, times in times_ms.items()}
 
 
 def _warm_up(call: Callable[[], Any], phase: str, device: str) -> Callable[[], Any]:
-    """Warm up a call, captured as a graph if it consists of kernels alone."""
+    """Warm up a call and return it, captured as a CUDA graph on a GPU unless the phase is "step"."""
     if device != "cuda":
         call()
         return call
@@ -306,7 +316,7 @@ def _measure_milliseconds(run: Callable[[], Any], device: str) -> float:
 
 
 def _capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture the kernels of a call as a graph; returns the call itself if it cannot be captured."""
+    """Return the replay of a CUDA graph of a call's kernels, or the call itself if it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

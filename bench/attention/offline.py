@@ -35,6 +35,7 @@ _INT32_POINTERS = (
     "WORD",
 )
 _COUNTED_INSTRUCTIONS = ("HGMMA", "HMMA", "FSEL", "FSETP", "ISETP", "SEL")
+# Kernel arguments that are None unless a feature uses them.
 _OPTIONAL = (
     *("COLUMN_START", "COLUMN_STOP", "SEES", "WORD", "SINK", "GRAD_LSE"),
     *("POSITION", "TIME", "TIME_Q", "TIME_K", "soft_cap"),
@@ -73,11 +74,22 @@ def bench_offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 
     for chip in chips:
         for width in widths:
             for kernel in ("forward", "dq", "dkv"):
-                compiled = compile_shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
+                compiled = compile_shipped(
+                    kernel,
+                    chip,
+                    width=width,
+                    values=width,
+                    dtype="bf16",
+                    rich=False,
+                    features=[],
+                    slots=1,
+                    silu=False,
+                )
                 sizes = {name: compiled[name] for name in ("registers", "spills", "shared", "shared_limit")}
                 rows.append({"kernel": kernel, "width": width, "chip": chip, **sizes})
         rows += [
-            {"kernel": name, "chip": chip, "spills": n} for name, n in compile_plan_kernels(chip).items()
+            {"kernel": name, "chip": chip, "spills": spills}
+            for name, spills in compile_plan_kernels(chip).items()
         ]
     return {"rows": rows, "ratio": {"spills in all": float(sum(row["spills"] for row in rows))}}
 
@@ -143,7 +155,7 @@ def compile_shipped(
 
     Args:
         kernel: "forward", "dq", "dkv" or "bias".
-        chip: Compute capability, such as 90.
+        chip: Compute capability of the chip, such as 90.
         width: Width of the queries and keys.
         values: Width of the values.
         dtype: "fp32", "bf16" or "fp16".
@@ -253,16 +265,17 @@ def count_machine_loops(sass: str) -> list[dict[str, int]]:
         for line in sass.splitlines()
         if (match := re.search(r"/\*([0-9a-f]{4,5})\*/", line))
     ]
+    # A loop ends with a branch to a lower address.
     jumps = [
-        (int(match.group(1), 16), at)
-        for at, line in lines
-        if (match := re.search(r"\bBRA\b[^;]*?\b0x([0-9a-f]+)", line)) and int(match.group(1), 16) < at
+        (int(match.group(1), 16), address)
+        for address, line in lines
+        if (match := re.search(r"\bBRA\b[^;]*?\b0x([0-9a-f]+)", line)) and int(match.group(1), 16) < address
     ]
     loops = []
     for begin, end in jumps:
-        if any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in jumps):
+        if any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in jumps):  # contains another loop
             continue
-        body = [line for at, line in lines if begin <= at <= end]
+        body = [line for address, line in lines if begin <= address <= end]
         counts = {name: sum(f" {name}" in line for line in body) for name in _COUNTED_INSTRUCTIONS}
         if counts["HGMMA"] or counts["HMMA"]:
             loops.append({"instructions": len(body), **counts})
@@ -275,6 +288,7 @@ def get_shared_limit(capability: int) -> int:
 
 
 def _select_loop_body(lines: list[str], start: int) -> list[str]:
+    """Return the lines between the line `start`, which opens a loop, and its closing brace."""
     indent = len(lines[start]) - len(lines[start].lstrip())
     end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
     return lines[start + 1 : end]
@@ -292,6 +306,7 @@ def _infer_type(name: str, dtype: str) -> str:
 
 
 def _dump(cubin: Path, option: str) -> str:
+    """Return the output of cuobjdump for a compiled kernel."""
     command = [str(_TOOLS / "cuobjdump"), option, str(cubin)]
     environment = {**os.environ, "PATH": f"{_TOOLS}:{os.environ.get('PATH', '')}"}
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout

@@ -1,7 +1,7 @@
-"""`make zoo`: every architecture in a tiny version, taken through the steps of a run; the table in docs/benchmarks/backbones.md.
+"""`make zoo`: tests a tiny version of every architecture in all steps of a run, for the table in docs/benchmarks/backbones.md.
 
-A tick needs a successful run on one batch of histories, with the engine that trains runs and its checkpoints. An
-error or a different result is a cross with its reason.
+A test runs on one batch of histories, with the engine that trains runs and its checkpoints. A test that succeeds is a tick in the
+table; an error or a different result is a cross with its reason. The functions `_try_...` return "" or the problem.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ from nonet.workers import SaveOptions
 from nonet.workers.engines import OptimizerOptions, make_engine
 from nonet.workers.runtime import Membership
 
-# Shapes: B sequences, N events, U prompts, W beams, L levels.
 CODES, _BEAMS, _SEED = (8, 8, 8), 16, 5
-_LENGTHS = (4, 0, 7, 2)
+_LENGTHS = (4, 0, 7, 2)  # numbers of events of the histories of the batch
 _LR, _LORA = 1e-3, {"rank": 4, "alpha": 8.0}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "backbones.md"
 BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 
 def bench_zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
-    """Return a row for each architecture; with `write` also in the table of docs/benchmarks/backbones.md."""
+    """Test architectures and return a row for each.
+
+    Args:
+        names: Names of architectures, separated by commas, or "all".
+        write: Whether the rows are also written to the table of docs/benchmarks/backbones.md.
+    """
     torch.set_num_threads(1)
-    chosen = NAMES if names == "all" else names.split(",")
-    animals = [_Animal(kind) for kind in chosen]
-    rows = [animal.test_all() for animal in animals]
+    selected_names = NAMES if names == "all" else names.split(",")
+    rows = [_ArchitectureTest(name).test_all() for name in selected_names]
     if write:
         _write_table(rows)
-    whole = sum(all(row[what] == "yes" for what in TESTS) for row in rows)
-    return {"rows": rows, "ratio": {"architectures": len(rows), "with every tick": whole}}
+    all_ticks = sum(all(row[test_name] == "yes" for test_name in TESTS) for row in rows)
+    return {"rows": rows, "ratio": {"architectures": len(rows), "with every tick": all_ticks}}
 
 
-class _Animal:
-    """One architecture of the zoo."""
+class _ArchitectureTest:
+    """The tests of one architecture, on the same items and batch for all architectures."""
 
-    def __init__(self, kind: str):
-        self.kind = kind
+    def __init__(self, name: str):
+        self.name = name
         sids = np.stack(list(itertools.product(*map(range, CODES))))
         self.sids = np.random.default_rng(_SEED).permutation(sids)[:120]
         self.trie = Trie.build(self.sids, CODES)
@@ -60,37 +63,36 @@ class _Animal:
 
     def test_all(self) -> dict[str, Any]:
         """Run all tests, and return a row with the results and the reasons of failures."""
-        row: dict[str, Any] = {"architecture": self.kind, "cache": "-"}
-        reasons: dict[str, str] = {}
-        for what, test in TESTS.items():
+        row: dict[str, Any] = {"architecture": self.name, "cache": "-"}
+        test_by_problem: dict[str, str] = {}  # the first test with each problem
+        for test_name, test in TESTS.items():
             try:
                 problem = test(self)
-            except Exception as error:  # of whatever kind an architecture raises
+            except Exception as error:  # architectures raise errors of any type
                 problem = " ".join(str(error).split())[:200]
                 problem = re.sub(r"^model\.attention: uni: |; remove the key attention$", "", problem)
                 problem = problem if isinstance(error, ConfigError) else f"{type(error).__name__}: {problem}"
-            row[what] = "no" if problem else "yes"
+            row[test_name] = "no" if problem else "yes"
             if problem:
-                reasons.setdefault(problem, what)
-            if problem and what == "SIDs":
+                test_by_problem.setdefault(problem, test_name)
+            if problem and test_name == "SIDs":  # no other test can succeed
                 row |= dict.fromkeys(TESTS, "no")
                 break
         else:
             row["cache"] = "keys and values" if self.build_model().caches else "read again"
-        row["reason"] = "; ".join(f"{what}: {problem}" for problem, what in reasons.items())
+        row["reason"] = "; ".join(f"{test_name}: {problem}" for problem, test_name in test_by_problem.items())
         return row
 
     def build_model(self, **options: Any) -> Any:
-        """Make a new model, the same every time."""
-        config = make_config(self.kind)
+        """Build a new model, with the same weights every time."""
+        config = make_config(self.name)
         return build_model({"use": "hf", "config": config, **options}, CODES, {}, _SEED).eval()
 
     def start_engine(self, **options: Any) -> Any:
-        """Make the train engine of a new model, as at the beginning of a stage."""
+        """Build the training engine of a new model, as at the beginning of a stage."""
         model = self.build_model(**options)
-        engine = make_engine(
-            {"use": "ddp"}, model.train(), Membership(0, 1), OptimizerOptions(weight_decay=0.0)
-        )
+        one_rank = Membership(0, 1)
+        engine = make_engine({"use": "ddp"}, model.train(), one_rank, OptimizerOptions(weight_decay=0.0))
         engine.restart()
         return engine
 
@@ -107,42 +109,43 @@ class _Animal:
         return losses
 
 
-def _try_states(animal: _Animal) -> str:
+def _try_states(tested: _ArchitectureTest) -> str:
     """Check that the states are finite."""
     with torch.no_grad():
-        states = animal.build_model().states(animal.batch, {})
+        states = tested.build_model().states(tested.batch, {})
     return "" if bool(states.isfinite().all()) else "its states are not finite"
 
 
-def _try_finetuning(animal: _Animal) -> str:
-    """Train six steps of all weights, then six of LoRA's differences alone: the loss must fall and the backbone must stay."""
-    if problem := _check_losses_fall(animal.train_steps(animal.start_engine(), 6)):
+def _try_finetuning(tested: _ArchitectureTest) -> str:
+    """Train six steps of all weights, then six with LoRA: the loss must fall, and LoRA must not change the backbone."""
+    if problem := _check_losses_fall(tested.train_steps(tested.start_engine(), 6)):
         return problem
     try:
-        problem = _try_lora(animal)
-    except Exception as error:  # of whatever kind an architecture raises
+        problem = _try_lora(tested)
+    except Exception as error:  # architectures raise errors of any type
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return f"with LoRA: {problem}" if problem else ""
 
 
-def _try_lora(animal: _Animal) -> str:
-    """Train with LoRA by an engine. Returns the problem, "" if the loss fell and the backbone did not change."""
-    engine = animal.start_engine(lora=_LORA)
-    frozen = [buffer.clone() for buffer in _list_frozen_weights(engine.model)]
-    problem = _check_losses_fall(animal.train_steps(engine, 6, 3 * _LR))
-    moved = not all(
-        torch.equal(a, b) for a, b in zip(frozen, _list_frozen_weights(engine.model), strict=True)
+def _try_lora(tested: _ArchitectureTest) -> str:
+    """Train six steps with LoRA; the loss must fall, and the weights of the backbone must not change."""
+    engine = tested.start_engine(lora=_LORA)
+    weights_before = [weight.clone() for weight in _list_frozen_weights(engine.model)]
+    problem = _check_losses_fall(tested.train_steps(engine, 6, lr=3 * _LR))
+    has_changed = not all(
+        torch.equal(before, after)
+        for before, after in zip(weights_before, _list_frozen_weights(engine.model), strict=True)
     )
-    return problem or ("the backbone moved" if moved else "")
+    return problem or ("the backbone moved" if has_changed else "")
 
 
 def _list_frozen_weights(model: Any) -> list[Tensor]:
-    """Return the weights of layers that have trained differences."""
-    return [part.base.weight for part in model.modules() if hasattr(part, "trained_products")]
+    """Return the frozen weights of the layers that LoRA trains."""
+    return [layer.base.weight for layer in model.modules() if hasattr(layer, "trained_products")]
 
 
 def _check_losses_fall(losses: Sequence[float]) -> str:
-    """Return the problem of losses that do not fall, "" if they fall."""
+    """Return "" if the last loss is below the first one, else the problem."""
     return (
         ""
         if losses[-1] < losses[0]
@@ -151,70 +154,74 @@ def _check_losses_fall(losses: Sequence[float]) -> str:
 
 
 @torch.no_grad()
-def _try_beams(animal: _Animal) -> str:
+def _try_beams(tested: _ArchitectureTest) -> str:
     """Check that beams are legal and distinct."""
-    model = animal.build_model()
-    beams = search_beams(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
-    twice = [len(set(row)) < _BEAMS for row in beams.item.tolist()]
-    return "a beam is not legal, or there twice" if not bool(beams.valid.all()) or any(twice) else ""
+    model = tested.build_model()
+    beams = search_beams(model, model.prefill(tested.batch, {}), tested.trie, _BEAMS)
+    has_repeats = any(len(set(row)) < _BEAMS for row in beams.item.tolist())
+    return "a beam is not legal, or there twice" if not bool(beams.valid.all()) or has_repeats else ""
 
 
 @torch.no_grad()
-def _try_log_probs(animal: _Animal) -> str:
-    """Check that log-probabilities of beams agree, with and without a cache."""
-    model = animal.build_model()
-    beams = search_beams(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
-    apart = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
+def _try_log_probs(tested: _ArchitectureTest) -> str:
+    """Check that the log-probabilities of beam search equal those of `log_prob`, with and without a cache."""
+    model = tested.build_model()
+    beams = search_beams(model, model.prefill(tested.batch, {}), tested.trie, _BEAMS)
+    cached = log_prob(model, tested.batch, {}, beams.sid, tested.trie)
     model.caches = False
-    again = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
-    return "" if max(apart, again) <= 1e-5 else f"they are {max(apart, again):.1g} apart"
+    uncached = log_prob(model, tested.batch, {}, beams.sid, tested.trie)
+    difference = max(float((logp - beams.logp).abs().max()) for logp in (cached, uncached))
+    return "" if difference <= 1e-5 else f"they are {difference:.1g} apart"
 
 
 @torch.no_grad()
-def _try_uni_attention(animal: _Animal) -> str:
-    """Check that states under uni_attention agree with the usual ones."""
-    usual, uni = animal.build_model(), animal.build_model(attention="uni")
-    before, states = (each.states(animal.batch, {}) for each in (usual, uni))
-    apart, scale = float((before - states).abs().max()), float(before.abs().max())
-    return "" if apart <= 1e-4 * max(1.0, scale) else f"states are {apart:.1g} apart"
+def _try_uni_attention(tested: _ArchitectureTest) -> str:
+    """Check that states with uni_attention equal those with the architecture's own attention."""
+    models = tested.build_model(), tested.build_model(attention="uni")
+    own_states, uni_states = (model.states(tested.batch, {}) for model in models)
+    difference, scale = float((own_states - uni_states).abs().max()), float(own_states.abs().max())
+    return "" if difference <= 1e-4 * max(1.0, scale) else f"states are {difference:.1g} apart"
 
 
 @torch.no_grad()
-def _try_saving(animal: _Animal) -> str:
-    """Check that transformers can read a saved folder and computes the same logits of codes."""
+def _try_saving(tested: _ArchitectureTest) -> str:
+    """Check that transformers can read a saved folder and computes the same logits of the first level's codes."""
     from transformers import AutoModelForCausalLM
 
-    model = animal.build_model()
-    options = {"config": make_config(animal.kind)}
+    model = tested.build_model()
+    options = {"config": make_config(tested.name)}
     with tempfile.TemporaryDirectory() as folder:
-        body = write_folder(model, options, _SEED, Path(folder))
-        whole = AutoModelForCausalLM.from_pretrained(folder).eval()
-    offsets = body["first"] + torch.tensor([sum(CODES[:level]) for level in range(len(CODES))])
-    history = animal.batch.sid[: _LENGTHS[0]] + offsets
-    ids = torch.cat([torch.tensor([body["start"]]), history.flatten()])[None]
-    theirs = whole(ids, use_cache=False).logits[0, -1, body["first"] : body["first"] + CODES[0]].float()
-    ours = model.step(model.prefill(animal.batch, {}), [], 0)[0, 0]
-    apart = float((theirs - ours).abs().max())
-    return "" if apart <= 1e-4 * max(1.0, float(ours.abs().max())) else f"logits are {apart:.1g} apart"
+        metadata = write_folder(model, options, _SEED, Path(folder))
+        saved_model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    first_id = metadata["first"]  # the token id of the first code
+    level_ids = first_id + torch.tensor([sum(CODES[:level]) for level in range(len(CODES))])
+    history = tested.batch.sid[: _LENGTHS[0]] + level_ids
+    ids = torch.cat([torch.tensor([metadata["start"]]), history.flatten()])[None]
+    theirs = saved_model(ids, use_cache=False).logits[0, -1, first_id : first_id + CODES[0]].float()
+    ours = model.step(model.prefill(tested.batch, {}), [], 0)[0, 0]
+    difference = float((theirs - ours).abs().max())
+    scale = float(ours.abs().max())
+    return "" if difference <= 1e-4 * max(1.0, scale) else f"logits are {difference:.1g} apart"
 
 
-def _try_resuming(animal: _Animal) -> str:
+def _try_resuming(tested: _ArchitectureTest) -> str:
     """Check that two steps, a checkpoint and two more steps equal four steps bit for bit, with LoRA too."""
-    for options in ({}, {"lora": _LORA}) if not _try_finetuning(animal) else ({},):
-        straight, stopped, resumed = (animal.start_engine(**options) for _ in range(3))
-        animal.train_steps(straight, 4)
-        animal.train_steps(stopped, 2)
+    for options in ({}, {"lora": _LORA}) if not _try_finetuning(tested) else ({},):
+        uninterrupted, stopped, resumed = (tested.start_engine(**options) for _ in range(3))
+        tested.train_steps(uninterrupted, 4)
+        tested.train_steps(stopped, 2)
         with tempfile.TemporaryDirectory() as folder:
             stopped.snapshot(SaveOptions())(Path(folder))
             resumed.load(Path(folder), optimizer=True)
-        animal.train_steps(resumed, 2)
-        pairs = zip(straight.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
-        if other := [name for (name, a), b in pairs if not torch.equal(a, b)]:
-            return f"{len(other)} weights differ, first {other[0]}"
+        tested.train_steps(resumed, 2)
+        expected, weights = uninterrupted.model.state_dict(), resumed.model.state_dict()
+        pairs = zip(expected.items(), weights.values(), strict=True)
+        if different := [name for (name, a), b in pairs if not torch.equal(a, b)]:
+            return f"{len(different)} weights differ, first {different[0]}"
     return ""
 
 
-TESTS: dict[str, Callable[[_Animal], str]] = {
+TESTS: dict[str, Callable[[_ArchitectureTest], str]] = {
     "SIDs": _try_states, "finetune": _try_finetuning, "legal beam": _try_beams, "log-probability": _try_log_probs,
     "uni": _try_uni_attention, "save, load": _try_saving,
     "resume": _try_resuming,
@@ -222,11 +229,11 @@ TESTS: dict[str, Callable[[_Animal], str]] = {
 
 
 def _make_batch(sids: np.ndarray) -> SampleBatch:
-    """Draw the batch of histories."""
-    draw = torch.Generator().manual_seed(_SEED)
+    """Draw a batch of histories with the lengths `_LENGTHS`."""
+    generator = torch.Generator().manual_seed(_SEED)
     cuts = torch.tensor([0, *itertools.accumulate(_LENGTHS)])
     events = int(cuts[-1])
-    item = torch.randint(0, len(sids), (events,), generator=draw)
+    item = torch.randint(0, len(sids), (events,), generator=generator)
     zero = torch.zeros(events, dtype=torch.int64)
     sid: Tensor = torch.from_numpy(sids)[item].long()
     return SampleBatch(
@@ -236,7 +243,7 @@ def _make_batch(sids: np.ndarray) -> SampleBatch:
 
 
 def _write_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Replace rows of the same names in the table of the page, and remove rows of architectures that the zoo no longer has.
+    """Replace the rows of these architectures in the table of `PAGE`, and remove rows of architectures that no longer exist.
 
     Raises:
         ConfigError: The page lacks the marks of the table.
@@ -252,16 +259,16 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
         line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines() if line.startswith("| ")
     }
     for row in rows:
-        ticks = ["✓" if row[what] == "yes" else "✗" for what in TESTS]
+        ticks = ["✓" if row[test_name] == "yes" else "✗" for test_name in TESTS]
         reason = re.sub(r"[|`<>]", "", row["reason"])
         lines[row["architecture"]] = (
             "| " + " | ".join([row["architecture"], *ticks, row["cache"], reason]) + " |"
         )
-    there = [lines[name] for name in NAMES if name in lines]
-    whole = sum("✗" not in line for line in there)
-    summary = f"transformers {version('transformers')}: {len(there)} architectures, {whole} with every tick."
-    heads = ["architecture", *TESTS, "cache", "why not"]
-    head = "| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|"
+    table_lines = [lines[name] for name in NAMES if name in lines]
+    all_ticks = sum("✗" not in line for line in table_lines)
+    summary = f"transformers {version('transformers')}: {len(table_lines)} architectures, {all_ticks} with every tick."
+    columns = ["architecture", *TESTS, "cache", "why not"]
+    header = "| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|"
     PAGE.write_text(
-        "\n".join([f"{before}{BEGIN}", summary, "", head, *there, f"{END}{after}"]), encoding="utf-8"
+        "\n".join([f"{before}{BEGIN}", summary, "", header, *table_lines, f"{END}{after}"]), encoding="utf-8"
     )

@@ -21,6 +21,7 @@ import numpy as np
 from nonet.bench.runs.plain_decoder import Decoder, Padded, collate
 from nonet.timing import LapTimer
 
+# Changes of the quickstart that the plain loop can repeat: no dropout, one optimizer for all dense weights, Adagrad for rows.
 _CHANGES = [
     "model.memory=off",
     "model.dropout=0.0",
@@ -56,7 +57,8 @@ def bench_dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            ours = _Ours(Path(folder), steps * (rounds + 1), [each for each in changes.split(";") if each])
+            change_list = [change for change in changes.split(";") if change]
+            ours = _Ours(Path(folder), steps * (rounds + 1), change_list)
             sides: dict[str, Callable[[int], list[float]]] = {"plain": _Plain(ours, None).train}
             if find_spec("deepspeed"):
                 sides["DeepSpeed"] = _Plain(ours, _wrap_deepspeed).train
@@ -65,7 +67,8 @@ def bench_dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str
             loss_difference = 0.0
             for turn in range(rounds + 1):
                 losses = {}
-                for name in list(sides)[turn % len(sides) :] + list(sides)[: turn % len(sides)]:
+                first = turn % len(sides)  # another side begins in every round
+                for name in list(sides)[first:] + list(sides)[:first]:
                     with times[name]:
                         losses[name] = sides[name](steps)
                 if turn == 0:
@@ -110,19 +113,15 @@ class _Ours:
         scenario, scenario_dir = load_scenario(
             "quickstart", [*_CHANGES, rate, f"stages.pretrain.epochs={steps}", *changes]
         )
-        facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, scenario_dir), str(folder))
-        run, shard = make_run_setup(scenario), EmbeddingShard(make_run_setup(scenario))
-        self.trainer = Trainer(run)
+        prepared: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, scenario_dir), str(folder))
+        run_setup, shard = make_run_setup(scenario), EmbeddingShard(make_run_setup(scenario))
+        self.trainer = Trainer(run_setup)
         self.trainer.place = Place(role="trainer", peers={"embedding": shard})
-        self.trainer.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
+        self.trainer.open({kind: artifact["path"] for kind, artifact in prepared["artifacts"].items()})
         seq = self.trainer.corpus.seq
         self.stage = make_stage_setups(scenario, len(seq), int(seq.count_events()["train"]))["pretrain"]
-        self.dims, self.options, self.steps, self._next_step = (
-            run.get_feature_dims(),
-            scenario.model.get_options(),
-            steps,
-            0,
-        )
+        self.dims, self.options = run_setup.get_feature_dims(), scenario.model.get_options()
+        self.steps, self._next_step = steps, 0
         self.trainer.begin(self.stage)
         self.batches, self.keys = self._read_batches()
         self.trainer.begin(self.stage)  # again, because reading the batches has leased rows of the tables

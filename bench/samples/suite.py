@@ -44,6 +44,9 @@ def bench_samples(
         ray: Whether Ray Data is measured too, which takes seconds per pass.
         sections: Names of sections (speed, resume, ledger, cost), separated by commas.
 
+    Returns:
+        The rows of all sections, and their ratios.
+
     Raises:
         ConfigError: A section is unknown.
     """
@@ -70,7 +73,7 @@ def bench_samples(
 
 
 def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[str, float]]:
-    """Time the passes of all contenders."""
+    """Time the passes of all contenders over the first `_FILES` files and over all; return rows and ratios."""
     contenders = {
         "ours, row groups shuffled": make_nonet_reader(),
         "ours without the ledger": make_nonet_reader(ledger=False),
@@ -82,62 +85,68 @@ def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any],
     if ray:
         _start_ray()
         contenders["Ray iter_torch_batches"] = read_ray_batches
-    small, passes = files[:_FILES], {name: ([], []) for name in contenders}
-    for batches in contenders.values():
-        time_pass(batches, small)  # loads the files into the page cache, and modules
+    small_files = files[:_FILES]
+    passes = {name: ([], []) for name in contenders}  # of the small files, and of all files
+    for read_batches in contenders.values():
+        time_pass(read_batches, small_files)  # loads the files into the page cache, and modules
     for _ in range(rounds):
-        for name, batches in contenders.items():
-            for index, read_files in enumerate((small, files)):
-                passes[name][index].append(time_pass(batches, read_files))
-    _check_same_rows([read_pass for pair in passes.values() for read_pass in pair[0]])
-    _check_same_rows([read_pass for pair in passes.values() for read_pass in pair[1]])
-    facts = {name: _summarise_passes(*pair) for name, pair in passes.items()}
-    rows = [{"reader": name, **fact} for name, fact in facts.items()]
-    ours, slope, first = facts["ours, row groups shuffled"], "slope krows/s", "first batch ms"
+        for name, read_batches in contenders.items():
+            for index, read_files in enumerate((small_files, files)):
+                passes[name][index].append(time_pass(read_batches, read_files))
+    _check_same_rows([read_pass for small, _ in passes.values() for read_pass in small])
+    _check_same_rows([read_pass for _, large in passes.values() for read_pass in large])
+    summaries = {name: _summarise_passes(small, large) for name, (small, large) in passes.items()}
+    rows = [{"reader": name, **summary} for name, summary in summaries.items()]
+    ours, slope, first = summaries["ours, row groups shuffled"], "slope krows/s", "first batch ms"
     ratio = {
-        f"slope, ours / {name}": ours[slope] / fact[slope]
-        for name, fact in facts.items()
+        f"slope, ours / {name}": ours[slope] / summary[slope]
+        for name, summary in summaries.items()
         if not name.startswith("ours")
     }
     ratio["slope, ours with rows shuffled / pyarrow iter_batches"] = (
-        facts["ours, rows shuffled too"][slope] / facts["pyarrow iter_batches"][slope]
+        summaries["ours, rows shuffled too"][slope] / summaries["pyarrow iter_batches"][slope]
     )
     ratio["slope, ours packed / pyarrow iter_batches over Parquet"] = (
-        facts["ours, packed"][slope] / facts["pyarrow iter_batches"][slope]
+        summaries["ours, packed"][slope] / summaries["pyarrow iter_batches"][slope]
     )
     ratio["CPU without the ledger / with it"] = (
-        facts["ours without the ledger"]["CPU s a Mrow"] / ours["CPU s a Mrow"]
+        summaries["ours without the ledger"]["CPU s a Mrow"] / ours["CPU s a Mrow"]
     )
     if ray:
-        ratio["first batch, Ray / ours"] = facts["Ray iter_torch_batches"][first] / ours[first]
+        ratio["first batch, Ray / ours"] = summaries["Ray iter_torch_batches"][first] / ours[first]
     _stop_ray(ray)
     return rows, ratio
 
 
 def _summarise_passes(small: list[ReadPass], large: list[ReadPass]) -> dict[str, float]:
-    """Compute the fixed seconds and the slope from medians; CPU time is that of this process, without workers and Ray."""
+    """Compute the slope and the fixed seconds from the medians, and the smallest and largest slope of a round.
+
+    CPU time is that of this process, without workers and Ray.
+    """
     small_rows, large_rows = small[0].rows, large[0].rows
-    small_s, large_s = (statistics.median(each.seconds for each in passes) for passes in (small, large))
-    slope = (large_rows - small_rows) / max(1e-9, large_s - small_s)
+    small_s, large_s = (
+        statistics.median(read_pass.seconds for read_pass in passes) for passes in (small, large)
+    )
+    slope = (large_rows - small_rows) / max(1e-9, large_s - small_s)  # rows per second
     slopes = sorted(
-        (large_rows - small_rows) / max(1e-9, b.seconds - a.seconds)
-        for a, b in zip(small, large, strict=True)
+        (large_rows - small_rows) / max(1e-9, large_pass.seconds - small_pass.seconds)
+        for small_pass, large_pass in zip(small, large, strict=True)
     )
     return {
         "slope krows/s": slope / 1e3,
         "from krows/s": slopes[0] / 1e3,
         "to krows/s": slopes[-1] / 1e3,
         "fixed s": max(0.0, small_s - small_rows / slope),
-        "first batch ms": 1e3 * statistics.median(each.first_s for each in small),
-        "CPU s a Mrow": 1e6 * statistics.median(each.cpu_s for each in large) / large_rows,
+        "first batch ms": 1e3 * statistics.median(read_pass.first_s for read_pass in small),
+        "CPU s a Mrow": 1e6 * statistics.median(read_pass.cpu_s for read_pass in large) / large_rows,
     }
 
 
 def _check_same_rows(passes: list[ReadPass]) -> None:
-    if len({(each.total, each.rows) for each in passes}) > 1:
-        raise AssertionError(
-            f"the readers read different rows: {sorted({(p.rows, p.total) for p in passes})}"
-        )
+    """Raise AssertionError unless all passes have read the same number of rows and the same sum of values."""
+    sums = {(read_pass.rows, read_pass.total) for read_pass in passes}
+    if len(sums) > 1:
+        raise AssertionError(f"the readers read different rows: {sorted(sums)}")
 
 
 def _measure_resume(
@@ -145,7 +154,7 @@ def _measure_resume(
 ) -> tuple[list[Any], dict[str, float]]:
     """Measure the time to the first batch, at the start of the data and when resuming after 99 % of the rows.
 
-    Modules are loaded before. With `ray`, resuming from a checkpoint of Ray Data is measured too.
+    Earlier calls have loaded the modules. With `ray`, resuming from a checkpoint of Ray Data is measured too.
     """
     from nonet.samples.ledger import SampleLedger, write_snapshot
     from nonet.samples.streams import read
@@ -230,14 +239,14 @@ def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
         part = OrderSlice(step, 0, 0, start, min(start + 4096, 10**9))
         ordered.lease(part)
         ordered.apply(part)
-    micros = 1e6 * (time.perf_counter() - began) / (step + 1)
+    lease_us = 1e6 * (time.perf_counter() - began) / (step + 1)
     began = time.perf_counter()
-    size = sum(map(len, ordered.snapshot()))
+    size_bytes = sum(map(len, ordered.snapshot()))
     rows.append(
         {
             "ledger": "1e9 rows in order",
-            "bytes": size,
-            "lease and done us": micros,
+            "bytes": size_bytes,
+            "lease and done us": lease_us,
             "snapshot ms": 1e3 * (time.perf_counter() - began),
         }
     )

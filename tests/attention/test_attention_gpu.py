@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the kernels are Triton's; its Linux wheel 
 def test_a_failing_cell_leaves_its_error_and_the_next_one_runs(tmp_path, capsys):
     run = GpuRun(tmp_path / "out.json", budget_s=100.0)
     assert run.run_cell("bad", lambda: 1 / 0) == {"error": "ZeroDivisionError: division by zero"}
-    run.found["good"] = run.run_cell("good", lambda: {"ms": 1.0})
+    run.results["good"] = run.run_cell("good", lambda: {"ms": 1.0})
     run.save()
     assert json.loads(run.path.read_text()) == {"good": {"ms": 1.0}}
     late = GpuRun(None, budget_s=-1.0)
