@@ -1,7 +1,7 @@
 """Masks for measuring and checking attention, as interval tables of a packed batch.
 
-Each builder takes the lengths of the sequences and returns the integers that a kernel reads. The GPU bench times
-them, and the kernels' tests compare them with their predicate, key by key.
+Each builder takes the lengths of the sequences and returns an IntervalTable, the integers that a kernel reads. The GPU bench
+times these masks, and the tests of the kernels check them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from nonet.attention.masks import IntervalTable
 
-# Shapes: T packed query tokens, B sequences, K slots. place: a token's position in its sequence; length: of that one.
+# Shapes: T packed query tokens, S packed key tokens, B sequences.
+# In the builders, `position` is the position of each token in its sequence, and `length` the length of that sequence, [T] each.
 
 
 def build_table(
@@ -22,7 +23,10 @@ def build_table(
     lengths_k: list[int] | None = None,
     **more: Tensor | None,
 ) -> IntervalTable:
-    """Build a table from slots (start [T], stop [T]), clamped to the existing keys."""
+    """Build a table from slots, which are intervals (start [T], stop [T]) of visible keys, clamped to the existing keys.
+
+    `more` are further fields of the IntervalTable.
+    """
     lengths_k = lengths_q if lengths_k is None else lengths_k
     keys_T = torch.tensor(lengths_k).long().repeat_interleave(torch.tensor(lengths_q).long())
     start = torch.stack([start.expand_as(keys_T).clamp_min(0) for start, _ in slots])
@@ -44,79 +48,89 @@ def build_cuts(lengths: list[int]) -> Tensor:
 
 
 def compute_positions(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Return for every packed token its position in the sequence and the length of the sequence."""
-    place = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.zeros(0, dtype=torch.long)
-    return place, torch.tensor(lengths, dtype=torch.long).repeat_interleave(
+    """Return the position of every packed token in its sequence [T], and the length of the sequence [T]."""
+    position = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.zeros(0, dtype=torch.long)
+    return position, torch.tensor(lengths, dtype=torch.long).repeat_interleave(
         torch.tensor(lengths, dtype=torch.long)
     )
 
 
 def build_full(lengths: list[int]) -> IntervalTable:
     """Build a mask in which every token sees its whole sequence."""
-    place, length = compute_positions(lengths)
-    return build_table([(torch.zeros_like(place), length)], lengths)
+    position, length = compute_positions(lengths)
+    return build_table([(torch.zeros_like(position), length)], lengths)
 
 
 def build_causal(lengths: list[int], window: int | None = None) -> IntervalTable:
     """Build a causal mask, optionally with a window."""
-    place, _ = compute_positions(lengths)
-    start = torch.zeros_like(place) if window is None else place - window + 1
-    return build_table([(start, place + 1)], lengths)
+    position, _ = compute_positions(lengths)
+    start = torch.zeros_like(position) if window is None else position - window + 1
+    return build_table([(start, position + 1)], lengths)
 
 
 def build_prefix_lm(lengths: list[int], prefix: int) -> IntervalTable:
     """Build a causal mask in which the first `prefix` tokens see each other."""
-    place, _ = compute_positions(lengths)
-    return build_table([(torch.zeros_like(place), (place + 1).clamp_min(prefix))], lengths)
+    position, _ = compute_positions(lengths)
+    return build_table([(torch.zeros_like(position), (position + 1).clamp_min(prefix))], lengths)
 
 
 def build_sinks_window(lengths: list[int], sinks: int, window: int) -> IntervalTable:
     """Build a causal window mask whose first `sinks` keys are always visible."""
-    place, _ = compute_positions(lengths)
-    zero = torch.zeros_like(place)
-    return build_table([(zero, (place + 1).clamp_max(sinks)), (place - window + 1, place + 1)], lengths)
+    position, _ = compute_positions(lengths)
+    zero = torch.zeros_like(position)
+    return build_table(
+        [(zero, (position + 1).clamp_max(sinks)), (position - window + 1, position + 1)], lengths
+    )
 
 
 def build_candidates(lengths: list[int], targets: int) -> IntervalTable:
     """Build a mask of candidates that see the history and themselves, but not each other."""
-    place, length = compute_positions(lengths)
+    position, length = compute_positions(lengths)
     history = (length - targets).clamp_min(0)
-    own = place >= history
-    self_stop = torch.where(own, place + 1, 0)
+    own = position >= history
+    self_stop = torch.where(own, position + 1, 0)
     return build_table(
-        [(torch.zeros_like(place), torch.minimum(place + 1, history)), (place, self_stop)], lengths
+        [(torch.zeros_like(position), torch.minimum(position + 1, history)), (position, self_stop)], lengths
     )
 
 
 def build_hstu(lengths: list[int], targets: int, window: int, context: int, full_tail: int) -> IntervalTable:
-    """Build a mask of the HSTU family: contextual prefix, targets, longest attention and its exemption near the end."""
-    place, length = compute_positions(lengths)
+    """Build a mask of the HSTU family.
+
+    Args:
+        lengths: Lengths of the sequences.
+        targets: Number of targets at the end of a sequence, which see the history and themselves.
+        window: Longest distance of attention within the history.
+        context: Number of contextual tokens at the start, which see the whole history.
+        full_tail: Number of tokens at the end of the history that see all of it despite the window.
+    """
+    position, length = compute_positions(lengths)
     targets_T = length.clamp_max(targets)
     history = length - targets_T
     shift = max(context - 1, 0)
     last = history - shift
-    row = torch.minimum((place - shift).clamp_min(0), last)
+    row = torch.minimum((position - shift).clamp_min(0), last)
     low = row - window
     start = torch.where(low <= 0, 0, low + shift)
     start = torch.where(row >= last - full_tail, 0, start) if full_tail else start
-    is_context = place < context
-    stop = torch.where(is_context, history, torch.minimum(place + 1, history))
+    is_context = position < context
+    stop = torch.where(is_context, history, torch.minimum(position + 1, history))
     start = torch.where(is_context, 0, start)
-    target = place >= history
-    return build_table([(start, stop), (place, torch.where(target, place + 1, 0))], lengths)
+    target = position >= history
+    return build_table([(start, stop), (position, torch.where(target, position + 1, 0))], lengths)
 
 
 def build_sessions(lengths: list[int], session: int) -> IntervalTable:
     """Build a causal mask within sessions of about `session` events; their borders are no multiples of a tile."""
-    place, _ = compute_positions(lengths)
-    start = (place // session) * session
-    return build_table([(start, place + 1)], lengths)
+    position, _ = compute_positions(lengths)
+    start = (position // session) * session
+    return build_table([(start, position + 1)], lengths)
 
 
 def build_beam_tree(history: list[int], beams: int, levels: int = 3, seed: int = 0) -> IntervalTable:
-    """Build a mask of a history followed by `levels` levels of `beams` nodes, with K = 4.
+    """Build a mask of histories, each followed by a tree with `levels` levels of `beams` nodes, with levels + 1 slots.
 
-    A node sees the history, its ancestors and itself.
+    A node sees the history, its ancestors and itself. Parents are random.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = [n + beams * levels for n in history]
@@ -144,11 +158,14 @@ def build_beam_tree(history: list[int], beams: int, levels: int = 3, seed: int =
 
 def build_bos(lengths: list[int], period: int) -> IntervalTable:
     """Build a causal mask in the column form: every period-th key is seen only by the `period` queries from itself on."""
-    place, length = compute_positions(lengths)
-    marked = (place + 1) % period == 0
-    stop = torch.where(marked, torch.minimum(place + period, length), length)
+    position, length = compute_positions(lengths)
+    marked = (position + 1) % period == 0
+    stop = torch.where(marked, torch.minimum(position + period, length), length)
     return build_table(
-        [(torch.zeros_like(place), place + 1)], lengths, column_start=place.int(), column_stop=stop.int()
+        [(torch.zeros_like(position), position + 1)],
+        lengths,
+        column_start=position.int(),
+        column_stop=stop.int(),
     )
 
 
@@ -157,9 +174,9 @@ def build_classes(lengths: list[int], run: int) -> IntervalTable:
 
     Runs of tokens alternate among three scenarios; a token sees its own scenario and the shared third one.
     """
-    place, _ = compute_positions(lengths)
-    word = (1 << (place // run % 3)).int()
-    return build_table([(torch.zeros_like(place), place + 1)], lengths, sees=word | 4, word=word)
+    position, _ = compute_positions(lengths)
+    word = (1 << (position // run % 3)).int()
+    return build_table([(torch.zeros_like(position), position + 1)], lengths, sees=word | 4, word=word)
 
 
 def build_cross(lengths_q: list[int], lengths_k: list[int]) -> IntervalTable:
@@ -185,6 +202,7 @@ def compute_visible(table: IntervalTable) -> Tensor:
     return seen
 
 
+# The masks that the tests of the kernels check, by name.
 CHECKED: dict[str, Callable[[list[int]], IntervalTable]] = {
     "full": build_full,
     "causal": build_causal,

@@ -1,8 +1,9 @@
-"""SVG pictures of masks and of the tiles that a kernel computes for them: `nonet bench pictures`.
+"""`nonet bench pictures`: SVG pictures of masks and of the tiles that a kernel computes for them.
 
-Pictures are drawn from the tables of the masks: dark lines are visible keys, green tiles need no mask, yellow tiles
-are computed under one, white tiles are skipped. A tile is computed where a slot's hull meets it, unmasked where a
-slot's core covers it.
+Pictures are drawn from the interval tables of the masks: dark lines are visible keys, green tiles are computed without a mask,
+yellow tiles with a mask, white tiles are skipped. For the rows of a tile, the hull of a slot is the union of its intervals
+(minimum start to maximum stop), and the core their intersection. A tile is computed if it overlaps the hull of a slot, and it
+needs no mask if the core of a slot covers it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch.nn.functional import pad
 from nonet.attention.masks import IntervalTable, UniMask, to_dense
 
 # Shapes: T packed tokens, K slots, N tiles.
-_TILE = 8
-_PIXELS = 4  # of a pair
-_GAP, _TITLE = 44, 34
+_TILE = 8  # queries and keys of a tile
+_PIXELS = 4  # side of the square of a pair of query and key
+_GAP, _TITLE = 44, 34  # pixels between panels, and of a title
 _COLOURS = {"unmasked": "#cfe8d5", "masked": "#fbe7a8", "seen": "#26547c", "line": "#9aa5b1"}
 
 
@@ -38,7 +39,7 @@ def bench_pictures(folder: str = "docs/explanation") -> dict[str, Any]:
 
 
 def _list_masks() -> list[tuple[str, UniMask, Tensor]]:
-    """Return title, mask and cuts of each picture."""
+    """Return the title, the mask and the cumulative sequence lengths of each picture."""
     one, jagged = torch.tensor([0, 48]), torch.tensor([0, 27, 36, 48])
     tree = torch.tensor([[0, 0, 1, 2], [1, 1, 3, 0]])
     return [
@@ -59,25 +60,24 @@ def _list_masks() -> list[tuple[str, UniMask, Tensor]]:
 
 
 def _draw_panel(title: str, table: IntervalTable) -> tuple[str, int, str]:
-    """Draw one mask, and return title, side in pixels and drawing."""
+    """Draw one mask, and return the title, the side in pixels, and the SVG code."""
     seen = to_dense(table)
     computed, unmasked = _list_tiles(table)
-    parts, counts = [], [0, 0]
+    parts = []
     for q0, q1, k0, k1 in computed:
-        full = (q0, q1, k0, k1) in unmasked
-        counts[full] += 1
-        parts.append(_draw_rect(k0, q0, k1 - k0, q1 - q0, _COLOURS["unmasked" if full else "masked"]))
-    edge = pad(seen.int(), (1, 1)).diff(dim=1)
+        colour = _COLOURS["unmasked" if (q0, q1, k0, k1) in unmasked else "masked"]
+        parts.append(_draw_rect(k0, q0, keys=k1 - k0, rows=q1 - q0, colour=colour))
+    edge = pad(seen.int(), (1, 1)).diff(dim=1)  # 1 where a run of visible keys starts, -1 after its end
     for q, k in (edge == 1).nonzero().tolist():
         stop = k + int((edge[q, k:] == -1).nonzero()[0])
-        x, y, wide = k * _PIXELS + 0.5, q * _PIXELS + 1.2, (stop - k) * _PIXELS - 1
-        parts.append(f'<rect x="{x}" y="{y:.1f}" width="{wide}" height="1.6"/>')
+        x, y, line_width = k * _PIXELS + 0.5, q * _PIXELS + 1.2, (stop - k) * _PIXELS - 1
+        parts.append(f'<rect x="{x}" y="{y:.1f}" width="{line_width}" height="1.6"/>')
     side = len(seen) * _PIXELS
     pairs = int(seen.sum())
-    whole = sum(((n + _TILE - 1) // _TILE) ** 2 for n in table.cu_q.diff().tolist())
+    all_tiles = sum(((n + _TILE - 1) // _TILE) ** 2 for n in table.cu_q.diff().tolist())
     body = f'<g fill="{_COLOURS["seen"]}">{"".join(parts)}</g>'
     frame = f'<rect width="{side}" height="{side}" fill="none" stroke="{_COLOURS["line"]}"/>'
-    label = f"{sum(counts)} of {whole} tiles, {counts[1]} without a mask; {pairs} pairs"
+    label = f"{len(computed)} of {all_tiles} tiles, {len(unmasked)} without a mask; {pairs} pairs"
     return title, side, f'{body}{frame}<text y="{side + 14}" class="small">{label}</text>'
 
 
@@ -91,7 +91,7 @@ def _draw_rect(k: int, q: int, keys: int, rows: int, colour: str) -> str:
 def _list_tiles(
     table: IntervalTable,
 ) -> tuple[list[tuple[int, int, int, int]], set[tuple[int, int, int, int]]]:
-    """List the tiles (q0, q1, k0, k1) that a slot's hull meets, and those that a slot's core covers."""
+    """List the tiles [q0, q1) x [k0, k1) that overlap a slot's hull, and the set of those that a slot's core covers."""
     computed, unmasked = [], set()
     cu = table.cu_q.tolist()
     for begin, end in pairwise(cu):
@@ -120,7 +120,10 @@ def _list_tiles(
 
 
 def _is_in_column(table: IntervalTable, tile: tuple[int, int, int, int], begin: int, how: str) -> bool:
-    """Return whether any or all of a tile's rows are in the columns' intervals of its keys."""
+    """Return whether "any" or "all" pairs of a tile are allowed by the intervals of its keys (the column form of a mask).
+
+    `begin` is the first token of the sequence.
+    """
     if table.column_start is None or table.column_stop is None:
         return True
     q0, q1, k0, k1 = tile
@@ -204,6 +207,7 @@ def _draw_bar(span: tuple[int, int], y: int, wide: int, colour: str, opacity: fl
 
 
 def _wrap_svg(width: int, height: int, body: str) -> str:
+    """Return an SVG file of this size with the body on a white background."""
     style = "text{font:12px sans-serif;fill:#1f2933}.small{font-size:10px;fill:#52606d}.light{font-size:10px;fill:white}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'

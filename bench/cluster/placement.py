@@ -1,8 +1,8 @@
-"""Placement: what fits after small groups were placed, how fast an impossible request is refused, and how long large plans take.
+"""`nonet bench placement`: what fits after small jobs, how fast an impossible request is refused, how long large plans take.
 
-The cluster is `ray.cluster_utils.Cluster`: 4 nodes of 4 fake GPUs, real Ray scheduling, real worker processes. The
-other side is plain Ray as one writes it: a placement group for each job, PACK for small ones, STRICT_PACK for
-whole-node gangs.
+The cluster is `ray.cluster_utils.Cluster`: 4 nodes of 4 fake GPUs, with real Ray scheduling and real worker processes. A gang
+is a job that needs all GPUs of one node. The baseline is plain Ray: a placement group for each job, with the strategy PACK for
+jobs of one GPU, and STRICT_PACK for gangs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nonet.errors import PlacementError
 from nonet.timing import LapTimer
 from nonet.workers.runtime import DistributeWorker
 
-NODES, GPUS, SMALL, GANGS = 4, 4, 4, 3
+NODES, GPUS, SMALL, GANGS = 4, 4, 4, 3  # nodes, GPUs per node, jobs of one GPU, and gangs
 _ROUNDS = 2
-_WAIT_S = 3.0
+_WAIT_S = 3.0  # after which a gang of plain Ray counts as not started
 
 
 class Idle(DistributeWorker):
@@ -57,7 +57,7 @@ def bench_placement(rounds: int = _ROUNDS) -> dict[str, Any]:
 
 
 def make_job(workers: int, name: str = "job") -> Scenario:
-    """Make a scenario with one group of so many GPUs, which holds every role."""
+    """Make a scenario with one group of `workers` GPUs, which has all roles."""
     roles = {"trainer": {"pool": "gpu", "workers": workers}, "evaluator": {"fuse": "trainer"}}
     return make_scenario(
         {
@@ -71,7 +71,7 @@ def make_job(workers: int, name: str = "job") -> Scenario:
 
 
 def make_large_view(nodes: int = 1000) -> ClusterView:
-    """Make a cluster of so many nodes of 8 GPUs, 8 nodes in a rack, two zones."""
+    """Make a view of a cluster of `nodes` nodes with 8 GPUs each, with 8 nodes per rack and two zones."""
     total = {"CPU": 128.0, "GPU": 8.0, "memory": 2e12}
     facts = {"GPU": DeviceFacts(80 * 10**9, 8)}
     return ClusterView(
@@ -124,11 +124,11 @@ def _start_cluster() -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    each: dict[str, Any] = {"num_cpus": 4, "num_gpus": GPUS, "object_store_memory": 80_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
+    node: dict[str, Any] = {"num_cpus": 4, "num_gpus": GPUS, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         for _ in range(NODES - 1):
-            cluster.add_node(**each)
+            cluster.add_node(**node)
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR)
         yield
@@ -141,16 +141,16 @@ def _place_with_plain_ray() -> int:
     """Create four one-GPU placement groups, then three whole-node gangs, and return how many gangs are ready."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    made = []
+    groups = []
     try:
         for _ in range(SMALL):
-            made.append(placement_group([{"GPU": 1}], strategy="PACK"))
-            assert made[-1].wait(10)
+            groups.append(placement_group([{"GPU": 1}], strategy="PACK"))
+            assert groups[-1].wait(10)
         gangs = [placement_group([{"GPU": 1}] * GPUS, strategy="STRICT_PACK") for _ in range(GANGS)]
-        made += gangs
+        groups += gangs
         return sum(gang.wait(_WAIT_S) for gang in gangs)
     finally:
-        for group in made:
+        for group in groups:
             remove_placement_group(group)
         _wait_until_free()
 
@@ -161,50 +161,52 @@ def _place_with_nonet() -> int:
     from nonet.workers.runtime import GroupLifetime, RoleSpec
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
-    bound, started = [], 0
+    bindings, started_gangs = [], 0
     try:
         for number in range(SMALL + GANGS):
-            gang = number >= SMALL
+            is_gang = number >= SMALL
             try:
-                bound.append(
-                    GroupBinding(
-                        plan_live(make_job(GPUS if gang else 1)), specs, GroupLifetime(run=f"job{number}")
-                    )
-                )
+                group_plan = plan_live(make_job(GPUS if is_gang else 1))
+                bindings.append(GroupBinding(group_plan, specs, GroupLifetime(run=f"job{number}")))
             except PlacementError:
                 continue
-            workers = bound[-1].hosts["trainer"].wait_until_ready()
-            started += gang and len({worker["node"] for worker in workers}) == 1
-        return started
+            workers = bindings[-1].hosts["trainer"].wait_until_ready()
+            started_gangs += is_gang and len({worker["node"] for worker in workers}) == 1
+        return started_gangs
     finally:
-        for binding in bound:
+        for binding in bindings:
             binding.stop()
         _wait_until_free()
 
 
 def _measure_refusal(when: str) -> dict[str, Any]:
-    """Measure the seconds until a gang without room is refused, and the placement groups that are left behind."""
+    """Measure the seconds until a job of all GPUs is refused, since another job uses one, and the placement groups left behind.
+
+    `when` is "at plan time", or "at bind time" if the other job starts after the plan was made.
+    """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     from nonet.controller.groups import GroupBinding, plan_live
     from nonet.workers.runtime import RoleSpec
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
-    made = plan_live(make_job(NODES * GPUS))
-    thief = placement_group([{"GPU": 1}], name="somebody else")
-    assert thief.wait(10)
-    text = "nothing"
+    early_plan = plan_live(make_job(NODES * GPUS))
+    other_job = placement_group([{"GPU": 1}], name="somebody else")
+    assert other_job.wait(10)
+    message = "nothing"
     with LapTimer() as timer:
         try:
-            GroupBinding(made if when == "at bind time" else plan_live(make_job(NODES * GPUS)), specs).stop()
+            used_plan = early_plan if when == "at bind time" else plan_live(make_job(NODES * GPUS))
+            GroupBinding(used_plan, specs).stop()
         except PlacementError as error:
-            text = str(error)
-    left = sum(
-        g["state"] != "REMOVED" and g["name"] != "somebody else" for g in placement_group_table().values()
+            message = str(error)
+    groups_left = sum(
+        group["state"] != "REMOVED" and group["name"] != "somebody else"
+        for group in placement_group_table().values()
     )
-    remove_placement_group(thief)
+    remove_placement_group(other_job)
     _wait_until_free()
-    return {"refused": when, "seconds": timer.last_s, "groups left": left, "message": text}
+    return {"refused": when, "seconds": timer.last_s, "groups left": groups_left, "message": message}
 
 
 def _measure_large_plan() -> dict[str, Any]:
@@ -213,11 +215,11 @@ def _measure_large_plan() -> dict[str, Any]:
     timer, plans = LapTimer(), set()
     for _ in range(5):
         with timer:
-            made = plan(scenario, view)
-        plans.add(hashlib.sha256(json.dumps(made.as_dict()).encode()).hexdigest())
-    workers = sum(group.workers for group in made.groups)
+            large_plan = plan(scenario, view)
+        plans.add(hashlib.sha256(json.dumps(large_plan.as_dict()).encode()).hexdigest())
+    workers = sum(group.workers for group in large_plan.groups)
     return {
-        "plan": f"{len(view.nodes)} nodes x 8 devices, {len(made.groups)} groups, {workers} workers",
+        "plan": f"{len(view.nodes)} nodes x 8 devices, {len(large_plan.groups)} groups, {workers} workers",
         "median_s": timer.compute_median_s(),
         "max_s": max(timer.wall_s),
         "different plans": len(plans),
@@ -225,7 +227,7 @@ def _measure_large_plan() -> dict[str, Any]:
 
 
 def _wait_until_free(timeout_s: float = 10.0) -> None:
-    """Wait until every node reports all of its GPUs free."""
+    """Wait until all GPUs of the cluster are free, at most `timeout_s` seconds."""
     import ray
 
     deadline = time.monotonic() + timeout_s

@@ -1,7 +1,8 @@
 """Measures the bias and variance of policy gradient estimators, and the gain of RL algorithms relative to exact ascent.
 
-The gradient of an estimator is linear in the coefficients of the items. Therefore the coefficients of many groups are averaged
-first, and one backward pass per average gives the mean gradient. With `--set draws=400000`, the error of a bias is about 1 %.
+The gradient of an estimator is a sum of the items' gradients of log-probability, each times a coefficient. Therefore the
+coefficients of many groups are averaged first, and one backward pass per average gives the mean gradient. With `--set
+draws=400000`, the error of a bias is about 1 %.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from nonet.bench.rl.estimators import ESTIMATORS, Estimator, compute_coefficient
 from nonet.bench.rl.picture import draw_picture
 from nonet.bench.rl.small_world import SmallWorld, write_world
 
-_BLOCK_GROUPS, _PROMPTS = 2000, 8
+# Shapes: U prompts, I items.
+
+_BLOCK_GROUPS = 2000  # number of groups whose coefficients are averaged at once
+_PROMPTS, _ALGORITHM_PROMPTS = 8, 32  # number of prompts for estimators, and for algorithms
+_MAX_BACKWARD_PASSES = 20
 
 
 def bench_gradient(
@@ -67,8 +72,8 @@ def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dic
 
     path = write_world(folder, memory)
     scenario, scenario_dir = load_scenario(path)
-    facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, scenario_dir), str(folder))
-    folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    prepared: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, scenario_dir), str(folder))
+    folders = {kind: artifact["path"] for kind, artifact in prepared["artifacts"].items()}
     world = SmallWorld(path, folders, [])
     return world, (path, folders, world.save(folder / "taught"))
 
@@ -139,15 +144,11 @@ def _measure_estimator(
         compute_coefficients(estimator, probability, reward, width, block_groups, seed)
         for seed in range(blocks)
     ]
-    passes = max(1, min(blocks, 20))  # number of backward passes
+    passes = max(1, min(blocks, _MAX_BACKWARD_PASSES))
     means = [compute_gradient(np.mean(part, 0)) for part in np.array_split(np.stack(coefficients), passes)]
     mean = torch.stack(means).mean(0)
-    error = (
-        float(
-            torch.stack([(part - mean).norm() ** 2 for part in means]).sum() / max(1, passes * (passes - 1))
-        )
-        ** 0.5
-    )
+    squared_deviation = torch.stack([(part - mean).norm() ** 2 for part in means]).sum()
+    error = float(squared_deviation / max(1, passes * (passes - 1))) ** 0.5  # standard error of the mean
     exact_norm = float(exact.norm())
     distance = float((mean - exact).norm())
     return {
@@ -185,7 +186,7 @@ _ALGORITHMS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 def _measure_algorithms(files: tuple[Path, dict[str, str], Path], steps: int) -> list[dict[str, Any]]:
-    """Train each algorithm on 32 prompts, and return its gain in exact expected reward as a share of that of exact ascent."""
+    """Train each algorithm, and return a row with its gain in exact expected reward as a share of that of exact ascent."""
     import json
 
     path, folders, checkpoint = files
@@ -204,7 +205,8 @@ def _measure_algorithms(files: tuple[Path, dict[str, str], Path], steps: int) ->
 
 
 def _compute_mean_reward(world: SmallWorld) -> torch.Tensor:
-    prompts = world.lease_prompts(32)
+    """Return the exact expected reward of the policy, averaged over the prompts, with a gradient."""
+    prompts = world.lease_prompts(_ALGORITHM_PROMPTS)
     return world.compute_expected_reward(*prompts, torch.from_numpy(world.compute_rewards(*prompts))).mean()
 
 
@@ -222,7 +224,7 @@ def _run_updates(world: SmallWorld, steps: int) -> float:
     """Run RL steps with Nonet's rollout and trainer on the same prompts, and return the expected reward after them."""
     from nonet.workers.roles import UpdateRequest
 
-    prompts = world.lease_prompts(32)
+    prompts = world.lease_prompts(_ALGORITHM_PROMPTS)
     reward_UI = world.compute_rewards(*prompts)
     stage = world.stages["rl"]
     for step in range(steps):

@@ -11,7 +11,7 @@ import numpy as np
 
 from nonet.timing import LapTimer
 
-_LEVELS, _CODES, _USERS, _BEAMS = 3, 256, 64, 32
+_LEVELS, _CODES, _USERS, _BEAMS = 3, 256, 64, 32  # _CODES per level, _BEAMS per user
 _SECTIONS = ("children", "beams", "size")
 
 
@@ -27,6 +27,9 @@ def bench_trie(
         items: Number of items of the section "children".
         large: Number of items of the section "size".
         rounds: Number of rounds of the section "children".
+
+    Returns:
+        A row per section; the values of `_RATIO_KEYS` are also returned as ratios.
     """
     functions = {
         "children": lambda: _measure_children(items, rounds),
@@ -68,16 +71,16 @@ def _measure_children(items: int, rounds: int) -> dict[str, Any]:
 
     from nonet.models.generation import Trie
 
-    drawn = np.random.default_rng(0).integers(0, _CODES, (items, _LEVELS)).astype(np.int32)
-    sids, codes = np.unique(drawn, axis=0), (_CODES,) * _LEVELS
+    random_sids = np.random.default_rng(0).integers(0, _CODES, (items, _LEVELS)).astype(np.int32)
+    sids, codes = np.unique(random_sids, axis=0), (_CODES,) * _LEVELS
     trie = Trie.build(sids, codes)
-    following: dict[tuple[int, ...], list[int]] = {}
+    next_codes: dict[tuple[int, ...], list[int]] = {}  # by prefix
     for level in range(_LEVELS):
         for prefix in np.unique(sids[:, : level + 1], axis=0).tolist():
-            following.setdefault(tuple(prefix[:-1]), []).append(prefix[-1])
-    picks = np.random.default_rng(1).integers(0, len(sids), _USERS * _BEAMS)
-    nodes = [trie.find_nodes(level, torch.from_numpy(picks)) for level in range(_LEVELS)]
-    prefixes = [[tuple(row) for row in sids[picks, :level].tolist()] for level in range(_LEVELS)]
+            next_codes.setdefault(tuple(prefix[:-1]), []).append(prefix[-1])
+    beam_items = np.random.default_rng(1).integers(0, len(sids), _USERS * _BEAMS)
+    nodes = [trie.find_nodes(level, torch.from_numpy(beam_items)) for level in range(_LEVELS)]
+    prefixes = [[tuple(row) for row in sids[beam_items, :level].tolist()] for level in range(_LEVELS)]
     trie_s, dictionary_s, same = [], [], True
     torch.set_num_threads(1)
     for _ in range(rounds):
@@ -91,7 +94,7 @@ def _measure_children(items: int, rounds: int) -> dict[str, Any]:
             for level in range(_LEVELS):
                 mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
                 for row, prefix in enumerate(prefixes[level]):
-                    for code in following[prefix]:
+                    for code in next_codes[prefix]:
                         mask[row, code] = True
                 masks.append(mask)
         dictionary_s.append(timer.last_s)
@@ -102,7 +105,7 @@ def _measure_children(items: int, rounds: int) -> dict[str, Any]:
             for level in range(_LEVELS):
                 mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
                 for row, prefix in enumerate(prefixes[level]):
-                    mask[row, following[prefix]] = True
+                    mask[row, next_codes[prefix]] = True
         list_s.append(timer.last_s)
     median_s = float(np.median(trie_s))
     return {
@@ -125,20 +128,19 @@ def _count_illegal_beams() -> dict[str, Any]:
     trie, width, users = Trie.build(sids, codes), 100, 250
     illegal = doubled = total = 0
     for step in range(40):
-        noise = torch.Generator().manual_seed(step)
-        draw = np.random.default_rng(step)
-        model = _Noise(codes, noise)
-        hidden = None
-        if step % 2:
-            rows = [np.sort(draw.choice(20_000, 50, replace=False)) for _ in range(users)]
-            hidden = Jagged(np.concatenate(rows), np.arange(users + 1) * 50)
-        beams = search_beams(model, _Cache(torch.zeros(users, 1)), trie, width, forbidden=hidden)  # type: ignore[arg-type]
+        generator = np.random.default_rng(step)
+        model = _RandomModel(codes, torch.Generator().manual_seed(step))
+        forbidden = None
+        if step % 2:  # every other step forbids 50 items per user
+            items = [np.sort(generator.choice(20_000, 50, replace=False)) for _ in range(users)]
+            forbidden = Jagged(np.concatenate(items), np.arange(users + 1) * 50)
+        beams = search_beams(model, _Cache(torch.zeros(users, 1)), trie, width, forbidden=forbidden)  # type: ignore[arg-type]
         item, valid = beams.item.numpy(), beams.valid.numpy()
         has_own_sid = (sids[np.maximum(item, 0)] == beams.sid.numpy()).all(-1)
         illegal += int((valid & ~has_own_sid).sum())
-        if hidden is not None:
-            masked = np.stack([np.isin(item[user], hidden[user]) for user in range(users)])
-            illegal += int((valid & masked).sum())
+        if forbidden is not None:
+            is_forbidden = np.stack([np.isin(item[user], forbidden[user]) for user in range(users)])
+            illegal += int((valid & is_forbidden).sum())
         ordered = np.sort(np.where(valid, item, -1 - np.arange(width)), 1)
         doubled += int((ordered[:, 1:] == ordered[:, :-1]).sum())
         total += int(valid.sum())
@@ -152,17 +154,17 @@ class _Cache:
         self.state = state
 
 
-class _Noise:
+class _RandomModel:
     """A model with random logits at every step."""
 
-    def __init__(self, codes: tuple[int, ...], noise: Any):
-        self._codes, self._noise = codes, noise
+    def __init__(self, codes: tuple[int, ...], generator: Any):
+        self._codes, self._generator = codes, generator
 
     def step(self, cache: Any, prefix_UVl: Any, level: int) -> Any:
-        """Return random logits."""
+        """Return random logits of the codes of a level."""
         import torch
 
-        return torch.randn(*prefix_UVl.shape[:2], self._codes[level], generator=self._noise)
+        return torch.randn(*prefix_UVl.shape[:2], self._codes[level], generator=self._generator)
 
 
 def _measure_size(items: int) -> dict[str, Any]:
@@ -170,22 +172,22 @@ def _measure_size(items: int) -> dict[str, Any]:
     from nonet.models.generation import Trie
 
     sids, codes = _draw_sids(items, _CODES, _LEVELS, 3)
-    with LapTimer() as built:
+    with LapTimer() as build_timer:
         trie = Trie.build(sids, codes)
     with tempfile.TemporaryDirectory() as folder:
         trie.save(folder)
-        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+        size_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
-            opened, walked, private = pool.apply(_measure_open, (folder, items))
+            open_s, walk_s, private_bytes = pool.apply(_measure_open, (folder, items))
     return {
         "items": items,
         "codes": str(codes),
-        "build_s": built.last_s,
-        "MB": size / 1e6,
-        "open_s": opened,
-        "walk_s": walked,
-        "private_MB": private / 1e6,
+        "build_s": build_timer.last_s,
+        "MB": size_bytes / 1e6,
+        "open_s": open_s,
+        "walk_s": walk_s,
+        "private_MB": private_bytes / 1e6,
     }
 
 
@@ -195,17 +197,17 @@ def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
 
     from nonet.models.generation import Trie
 
-    torch.zeros(1)
-    before = _read_private_bytes()
-    with LapTimer() as opened:
+    torch.zeros(1)  # initialises torch, which takes memory
+    bytes_before = _read_private_bytes()
+    with LapTimer() as open_timer:
         trie = Trie.load(folder)
-    with LapTimer() as walked:
+    with LapTimer() as walk_timer:
         leaf = torch.arange(0, trie.n_leaves, max(1, trie.n_leaves // 1000))
         trie.decode_prefixes(trie.levels, leaf)
         for level in range(trie.levels):
             trie.find_children(level, trie.find_nodes(level, leaf[:1]))
     assert len(trie.leaf_of_item) == items
-    return opened.last_s, walked.last_s, _read_private_bytes() - before
+    return open_timer.last_s, walk_timer.last_s, _read_private_bytes() - bytes_before
 
 
 def _read_private_bytes() -> int:

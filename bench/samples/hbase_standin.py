@@ -1,6 +1,6 @@
 """A stand-in for HBase's Thrift 1 protocol: happybase's own IDL over a dictionary, with faults on request.
 
-    python -m nonet.bench.samples.hbase_standin PORT        # prints "ready PORT", serves until its input ends
+    python -m nonet.bench.samples.hbase_standin PORT        # prints "ready PORT", serves until standard input ends
 
 It has versions by time, scans and column families, but no filters, regions, TTL or permissions.
 """
@@ -22,18 +22,20 @@ from thriftpy2.protocol import TCyBinaryProtocolFactory
 from thriftpy2.thrift import TProcessor
 from thriftpy2.transport import TCyBufferedTransportFactory, TSocket
 
-Table = dict[bytes, dict[bytes, list[tuple[int, bytes]]]]  # row -> column -> (time, value), newest first
+# By row and column, the versions (time in milliseconds, value), newest first.
+Table = dict[bytes, dict[bytes, list[tuple[int, bytes]]]]
+_NO_LIMIT = 1 << 62  # a time after all versions
 
 
 @dataclass
 class Faults:
-    """The faults of a server.
+    """The faults that a server simulates, and the number of its calls.
 
     Attributes:
-        idle_s: Connections that are idle for so long are closed, None for never.
-        slow_s: Delay of each answer.
-        drop_every: Every n-th call drops its connection, 0 for none.
-        hung: While it is set, no call is answered.
+        idle_s: Seconds after which an idle connection is closed; None for never.
+        slow_s: Delay of each answer in seconds.
+        drop_every: If n, every n-th call drops its connection; 0 for none.
+        hung: While this event is set, no call is answered.
         calls: Number of calls so far.
     """
 
@@ -45,70 +47,78 @@ class Faults:
 
 
 class Standin:
-    """A server on 127.0.0.1 with tables {name: families}; `close` ends it and every connection."""
+    """A server on 127.0.0.1, which runs in threads of this process until it is closed.
+
+    Args:
+        tables: Names of the column families of each table.
+        port: The port; 0 for any free one.
+    """
 
     def __init__(self, tables: dict[str, list[str]], port: int = 0):
         self.faults = Faults()
         self.handler = _Handler(tables)
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        self._over = False
+        self._clients: set[socket.socket] = set()
+        self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """Stop listening and drop every connection."""
-        self._over = True
-        for each in (self._socket, *self._open):
+        self._closed = True
+        for open_socket in (self._socket, *self._clients):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                open_socket.shutdown(socket.SHUT_RDWR)
+            open_socket.close()
 
     def _accept(self) -> None:
         """Accept connections until the server is closed."""
-        while not self._over:
+        while not self._closed:
             try:
                 client, _ = self._socket.accept()
             except OSError:
                 return
-            self._open.add(client)
+            self._clients.add(client)
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         """Answer the calls of one connection, with faults."""
-        wire = TSocket()
-        wire.set_handle(client)
-        transport = TCyBufferedTransportFactory().get_transport(wire)
+        thrift_socket = TSocket()
+        thrift_socket.set_handle(client)
+        transport = TCyBufferedTransportFactory().get_transport(thrift_socket)
         protocol = TCyBinaryProtocolFactory().get_protocol(transport)
         processor = TProcessor(H.Hbase, self.handler)
         faults = self.faults
         try:
-            while not self._over:
+            while not self._closed:
                 client.settimeout(faults.idle_s)
-                if not client.recv(1, socket.MSG_PEEK):
+                if not client.recv(
+                    1, socket.MSG_PEEK
+                ):  # waits for the next call; empty at the end of the connection
                     break
                 client.settimeout(None)
                 faults.calls += 1
                 if faults.drop_every and faults.calls % faults.drop_every == 0:
                     break
-                while faults.hung.is_set() and not self._over:
+                while faults.hung.is_set() and not self._closed:
                     time.sleep(0.01)
                 if faults.slow_s:
                     time.sleep(faults.slow_s)
                 processor.process(protocol, protocol)
-        except Exception:
+        except Exception:  # such as a timeout, or a client that has gone: the connection is closed
             pass
         finally:
-            self._open.discard(client)
+            self._clients.discard(client)
             client.close()
 
 
 class _Handler:
-    """The calls of the IDL that a client of columns makes."""
+    """Implements the calls of the IDL that Nonet's store and happybase make; the names are those of the IDL."""
 
     def __init__(self, tables: dict[str, list[str]]):
         self._families = {
-            name.encode(): [family.encode() + b":" for family in f] for name, f in tables.items()
+            name.encode(): [family.encode() + b":" for family in families]
+            for name, families in tables.items()
         }
         self._tables: dict[bytes, Table] = {name: {} for name in self._families}
         self._scans: dict[int, Any] = {}
@@ -124,14 +134,14 @@ class _Handler:
     def getRowsWithColumns(
         self, tableName: bytes, rows: list[bytes], columns: Any, attributes: Any
     ) -> list[Any]:
-        return self.getRowsWithColumnsTs(tableName, rows, columns, 1 << 62, attributes)
+        return self.getRowsWithColumnsTs(tableName, rows, columns, _NO_LIMIT, attributes)
 
     def getRowsWithColumnsTs(
         self, tableName: bytes, rows: list[bytes], columns: Any, timestamp: int, attributes: Any
     ) -> list[Any]:
         table = self._tables[self._check_table(tableName)]
-        found = (_read_row(table, row, columns, timestamp) for row in rows)
-        return [row for row in found if row is not None]
+        results = (_read_row(table, row, columns, timestamp) for row in rows)
+        return [result for result in results if result is not None]
 
     def getRowWithColumns(self, tableName: bytes, row: bytes, columns: Any, attributes: Any) -> list[Any]:
         return self.getRowsWithColumns(tableName, [row], columns, attributes)
@@ -170,7 +180,7 @@ class _Handler:
             if row >= (scan.startRow or b"") and (not scan.stopRow or row < scan.stopRow)
         ]
         self._scans[number] = iter(
-            [found for row in rows if (found := _read_row(table, row, scan.columns, 1 << 62))]
+            [result for row in rows if (result := _read_row(table, row, scan.columns, _NO_LIMIT))]
         )
         return number
 
@@ -181,13 +191,14 @@ class _Handler:
         self._scans.pop(id, None)
 
     def _check_table(self, table: bytes) -> bytes:
+        """Return the name of a table, or raise the error of HBase if there is no such table."""
         if table not in self._tables:
             raise H.IOError(message=f"TableNotFoundException: {table.decode()}")
         return table
 
 
 def _read_row(table: Table, row: bytes, columns: Any, before: int) -> Any:
-    """Return the newest cells of a row before a time, None if it has none."""
+    """Return the newest cell before a time of each of a row's columns; None if there is no such cell."""
     cells: dict[bytes, Any] = {}
     for column, versions in table.get(row, {}).items():
         if columns and not any(column == name or column.startswith(name + b":") for name in columns):
