@@ -58,6 +58,7 @@ def make_report(
         "seed": scenario.seed,
         "command": (run.read_json("command.json") or {}).get("command", f"nonet run {scenario.name}"),
         "data": _read_data(facts["data"]),
+        "lower_is_better": sorted(scenario.model.spec.lower_is_better),
         "stages": {name: select_headline(results[name]) for name in scenario.stages if name in results},
         "baselines": {name: select_headline(results[name]) for name in baselines if name in results},
         "trained": {name: result["trained"] for name, result in results.items() if "trained" in result},

@@ -181,7 +181,7 @@ def _draw_interval(
     difference: Difference, to_x: Callable[[float], float], y: float, label_x: int, width: int
 ) -> str:
     """Draw one row of a forest plot at height `y`: the metric, the difference, its interval and their text."""
-    css_class = {1: "good", -1: "bad"}.get(difference.direction, "even")
+    css_class = {1: "good", -1: "bad"}.get(difference.gain, "even")
     significance = "not significant" if difference.direction == 0 else "significant"
     diff, low, high = (
         format_number(value, sign=True) for value in (difference.diff, difference.low, difference.high)

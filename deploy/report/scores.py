@@ -40,6 +40,7 @@ class Difference:
         diff: The score of `left` minus that of `right`.
         low: The lower bound of the 95 % interval, from a bootstrap over users.
         high: The upper bound of the interval.
+        lower_is_better: Whether lower values of the metric are better.
     """
 
     left: str
@@ -48,11 +49,17 @@ class Difference:
     diff: float
     low: float
     high: float
+    lower_is_better: bool = False
 
     @property
     def direction(self) -> int:
         """1 or -1 if the interval excludes 0, else 0 (not significant)."""
         return int(self.low > 0) - int(self.high < 0)
+
+    @property
+    def gain(self) -> int:
+        """1 if `left` is significantly better, -1 if it is significantly worse, else 0."""
+        return -self.direction if self.lower_is_better else self.direction
 
 
 def format_name(name: str) -> str:
@@ -117,7 +124,14 @@ def iterate_differences(report: Mapping[str, Any]) -> Iterator[Difference]:
         for metric, values_by_key in (values_by_metric or {}).items():
             values = [values_by_key.get(key) for key in ("diff", "low", "high")]
             if all(_is_number(value) for value in values):
-                yield Difference(left, right, metric, *values)
+                yield Difference(
+                    left, right, metric, *values, lower_is_better=is_lower_better(report, metric)
+                )
+
+
+def is_lower_better(report: Mapping[str, Any], metric: str) -> bool:
+    """Return whether lower values of a metric are better."""
+    return metric in (report.get("lower_is_better") or ())
 
 
 def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:

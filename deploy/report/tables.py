@@ -16,6 +16,7 @@ from nonet.deploy.report.scores import (
     ScoreRow,
     format_name,
     format_number,
+    is_lower_better,
     list_metrics,
     select_scores,
 )
@@ -92,7 +93,13 @@ def build_score_table(report: Report, split: str, search: str, caption: str) -> 
     return ReportTable(
         ["", *(metric for _, metric in columns)],
         [
-            [TableCell(format_name(name), kind), *(_make_score_cell(*column, name) for column in columns)]
+            [
+                TableCell(format_name(name), kind),
+                *(
+                    _make_score_cell(rows, metric, name, is_lower_better(report, metric))
+                    for rows, metric in columns
+                ),
+            ]
             for name, kind in subjects
         ],
         caption,
@@ -108,13 +115,20 @@ def _format_events_title(report: Report, split: str, events: str) -> str:
     return f"{title} ({count:,})" if isinstance(count, int) else title
 
 
-def _make_score_cell(rows: Sequence[ScoreRow], metric: str, name: str) -> TableCell | str:
-    """Make the cell of one subject's score; the highest of all rows is bold, and a bar shows the ratio to it."""
-    scores = {row.name: row.scores.get(metric) for row in rows}
-    score, best = scores.get(name), max((other for other in scores.values() if other is not None), default=0)
-    if score is None:
+def _make_score_cell(
+    rows: Sequence[ScoreRow], metric: str, name: str, lower_is_better: bool
+) -> TableCell | str:
+    """Make the cell of one subject's score; the best of all rows is bold, and a bar shows the ratio to the highest."""
+    scores = {row.name: row.scores[metric] for row in rows if metric in row.scores}
+    if name not in scores:
         return "–"
-    return TableCell(format_number(score), bold=score == best > 0, share=score / best if best > 0 else None)
+    score, highest = scores[name], max(scores.values())
+    best = min(scores.values()) if lower_is_better else highest
+    return TableCell(
+        format_number(score),
+        bold=score == best and highest > 0,
+        share=score / highest if highest > 0 else None,
+    )
 
 
 def build_difference_table(differences: Sequence[Difference]) -> ReportTable:

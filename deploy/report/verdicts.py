@@ -18,6 +18,7 @@ from nonet.deploy.report.scores import (
     Difference,
     format_name,
     format_number,
+    is_lower_better,
     iterate_differences,
     select_headline_metrics,
     select_scores,
@@ -105,10 +106,11 @@ def _select_pairs(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> li
 
 
 def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
-    """Return a list with the name of the baseline with the highest first headline metric; empty if there is none."""
+    """Return a list with the name of the baseline with the best first headline metric; empty if there is none."""
     metric = select_headline_metrics(report)[0]
-    scores = {row.name: row.scores.get(metric, 0.0) for row in select_scores(report) if row.name in baselines}
-    return [max(scores, key=lambda name: scores[name])] if scores else []
+    rows = [row for row in select_scores(report) if row.name in baselines and metric in row.scores]
+    select_best = min if is_lower_better(report, metric) else max
+    return [select_best(rows, key=lambda row: row.scores[metric]).name] if rows else []
 
 
 def _describe_comparison(
@@ -119,17 +121,17 @@ def _describe_comparison(
     left, right = format_name(first.left), format_name(first.right)
     no_difference = f"{left} against {right}: the difference is not significant"
     if first.left == "rl" and against_stage:
-        text_by_direction = {1: f"RL improves on {right}", -1: f"RL is worse than {right}"}
+        text_by_gain = {1: f"RL improves on {right}", -1: f"RL is worse than {right}"}
         no_difference = f"RL made no significant difference against {right}"
     elif against_stage:
-        text_by_direction = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
+        text_by_gain = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
     else:
-        text_by_direction = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
-    text = f"{text_by_direction.get(first.direction, no_difference)}: {_format_evidence(report, first)}"
+        text_by_gain = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
+    text = f"{text_by_gain.get(first.gain, no_difference)}: {_format_evidence(report, first)}"
     for other in others:
-        if other.direction != first.direction:
+        if other.gain != first.gain:
             text += f"; in {other.metric} the difference {_describe_significance(other)} ({_format_interval(other)})"
-    return Finding(f"{text[0].upper()}{text[1:]}.", first.direction)
+    return Finding(f"{text[0].upper()}{text[1:]}.", first.gain)
 
 
 def _format_evidence(report: Mapping[str, Any], difference: Difference) -> str:
@@ -193,7 +195,7 @@ def _find_reward_hacking(report: Mapping[str, Any]) -> list[Finding]:
             difference
             for difference in iterate_differences(report)
             if (difference.left, difference.right) == (stage, stage_before)
-            and difference.direction < 0
+            and difference.gain < 0
             and difference.metric in select_headline_metrics(report)
         ]
         if losses:

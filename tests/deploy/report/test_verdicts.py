@@ -1,7 +1,8 @@
 import pytest
 
 from nonet.deploy.report.scores import format_number, list_metrics, select_scores
-from nonet.deploy.report.verdicts import collect_findings, get_verdict
+from nonet.deploy.report.tables import build_score_table
+from nonet.deploy.report.verdicts import collect_findings, find_strongest_baseline, get_verdict
 
 
 def compared(diff, low, high, left="finetune", right="popularity", **others):
@@ -26,6 +27,25 @@ def test_a_difference_whose_interval_leaves_out_zero_is_told_as_better_or_worse(
         "Finetune loses to popularity: recall@10 0.0800 against 0.1000 "
         "(−0.0200, 95 % interval −0.0300 to −0.0100)."
     ]
+
+
+@pytest.mark.parametrize(("diff", "words", "tone"), [(-0.1, "beats", 1), (0.1, "loses to", -1)])
+def test_a_stage_with_less_of_what_should_be_low_is_the_better_one(diff, words, tone):
+    report = {
+        "lower_is_better": ["log_loss"],
+        "baselines": {"regression": {"log_loss": 0.6}, "prior": {"log_loss": 0.7}},
+        "stages": {"pretrain": {"log_loss": 0.6 + diff}},
+        "paired": {
+            f"pretrain-{name}": {"log_loss": {"diff": diff, "low": diff - 0.01, "high": diff + 0.01}}
+            for name in ("regression", "prior")
+        },
+    }
+    assert find_strongest_baseline(report, ["regression", "prior"]) == ["regression"]
+    findings = [(finding.text.partition(":")[0], finding.tone) for finding in collect_findings(report)]
+    assert (f"Pretrain {words} regression", tone) in findings
+    table = build_score_table(report, "test", "exhaustive", "")
+    best = [str(row[0].text) for row in table.rows if row[1].bold]
+    assert best == (["pretrain"] if diff < 0 else ["regression"])
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.01, 0.09), (0.0, 0.08), (-0.08, 0.0)])
