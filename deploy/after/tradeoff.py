@@ -260,14 +260,11 @@ def _build_curve(
 ) -> dict[str, Any]:
     """Build the curve from its points in ascending order of their values, and choose one."""
     before, lower_is_better = points[0]["before"], points[0]["lower"]
+    required = before / min_metric_share if lower_is_better else before * min_metric_share
     eligible_points = [
         point
         for point in points
-        if (
-            point["metric"] * min_metric_share <= before
-            if lower_is_better
-            else point["metric"] >= min_metric_share * before
-        )
+        if (point["metric"] <= required if lower_is_better else point["metric"] >= required)
     ]
     best_point = max(eligible_points, key=lambda point: point["rewards"][reward], default=None)
     scores = [point["rewards"][reward] for point in points]
@@ -277,6 +274,7 @@ def _build_curve(
         "metric": points[0]["name"],
         "before": before,
         "least": min_metric_share,
+        "required": required,
         "chosen": best_point and best_point["value"],
         "monotone": all(score < next_score for score, next_score in pairwise(scores)),
         "points": list(points),
@@ -290,8 +288,9 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
     """
     points, reward = curve["points"], curve["reward"]
     xs, ys = [point["rewards"][reward] for point in points], [point["metric"] for point in points]
-    required_y = curve["least"] * curve["before"]
-    low_x, high_x, low_y, high_y = min(xs), max(xs), min(*ys, required_y), max(*ys, curve["before"])
+    required_y = curve["required"]
+    low_x, high_x = min(xs), max(xs)
+    low_y, high_y = min(*ys, required_y), max(*ys, required_y, curve["before"])
     range_x, range_y = (high_x - low_x) or 1.0, (high_y - low_y) or 1.0
 
     def to_pixels(x: float, y: float) -> tuple[float, float]:
@@ -313,7 +312,7 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
     _, down = to_pixels(low_x, required_y)
     parts.append(f'<line class="floor" x1="{_LEFT_MARGIN}" x2="{_WIDTH - 20}" y1="{down}" y2="{down}"/>')
     parts.append(
-        f'<text class="tick" x="{_WIDTH - 20}" y="{down - 5}" text-anchor="end">{curve["least"]:.0%} of before</text>'
+        f'<text class="tick" x="{_WIDTH - 20}" y="{down - 5}" text-anchor="end">required: {required_y:.4g}</text>'
     )
     line = " ".join(f"{across},{down}" for across, down in map(to_pixels, xs, ys))
     parts.append(f'<polyline class="line" points="{line}"/>')

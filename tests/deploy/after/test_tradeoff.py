@@ -36,7 +36,9 @@ def test_the_most_of_a_reward_that_keeps_the_metric_is_chosen():
 
 def test_a_metric_that_is_better_when_low_may_rise_as_far():
     points = [point(0.0, 0.2, 0.1, lower=True), point(0.2, 0.3, 0.103, lower=True)]
-    assert _build_curve(points, KEY, "novelty", 0.98)["chosen"] == 0.0
+    curve = _build_curve(points, KEY, "novelty", 0.98)
+    assert curve["chosen"] == 0.0
+    assert "required: 0.102<" in draw_curve(curve), "the dashed line is above the metric before"
 
 
 def test_no_point_is_chosen_where_none_keeps_enough_and_a_fall_is_told():
