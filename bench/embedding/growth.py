@@ -21,10 +21,15 @@ from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
 from nonet.timing import LapTimer
 
-_KEYS, _WIDTH = 8192, 64
-_GROWN = 4_000_000
-_FULL = 1_000_000
-_MANY, _NARROW, _FILL = 100_000_000, 16, 1 << 17
+_KEYS, _WIDTH = 8192, 64  # keys of a batch, floats of a row
+_GROWN_ROWS = 4_000_000  # at the end of `grow`
+_BUDGET_ROWS = 1_000_000  # of the table of `evict`
+_LARGE_ROWS, _LARGE_WIDTH, _FILL_ROWS = (
+    100_000_000,
+    16,
+    1 << 17,
+)  # of the large table; _FILL_ROWS are created at once
+_BATCHES = 96
 
 
 def grow(seed: int) -> dict[str, Any]:
@@ -32,7 +37,7 @@ def grow(seed: int) -> dict[str, Any]:
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     for share in (1.0, 0.1):
         table = make_table("bench", TableSpec(_WIDTH), seed)
-        steps = int(_GROWN / (_KEYS * share))
+        steps = int(_GROWN_ROWS / (_KEYS * share))
         batches = _draw_arriving_keys(steps, share, seed)
         _time_steps(result, table, batches, f"growth, {share:.0%} new keys a step", warm=steps // 10)
         del table
@@ -44,13 +49,13 @@ def evict(seed: int) -> dict[str, Any]:
     """Time steps on a full table of a million rows, under LRU, LFU, and LRU with a time to live; a tenth of the keys is new."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     cases: list[dict[str, Any]] = [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "lru", "ttl_steps": 2000}]
-    for words in cases:
-        table = make_table("bench", TableSpec(_WIDTH, budget_rows=_FULL, **words), seed)
-        for start in range(0, 2 * _FULL, 1 << 16):
-            keys = hash_ranks(np.arange(start, start + (1 << 16)) + (1 << 40))
+    for policy in cases:
+        table = make_table("bench", TableSpec(_WIDTH, budget_rows=_BUDGET_ROWS, **policy), seed)
+        for start in range(0, 2 * _BUDGET_ROWS, 1 << 16):
+            keys = hash_ranks(np.arange(start, start + (1 << 16)) + (1 << 40))  # keys that no later batch has
             table.lookup(keys, train=True)
             table.apply(keys, torch.zeros(len(keys), _WIDTH), table.step + 1)
-        case = "eviction, " + " and ".join(f"{key} {value}" for key, value in words.items())
+        case = "eviction, " + " and ".join(f"{key} {value}" for key, value in policy.items())
         _time_steps(result, table, _draw_arriving_keys(1500, 0.1, seed), case, warm=100)
         result["rows"][-1]["rows"] = len(table)
         del table
@@ -59,51 +64,56 @@ def evict(seed: int) -> dict[str, Any]:
 
 
 def measure_hundred_million(seed: int) -> dict[str, Any]:
-    """Fill and measure 100 M rows of 16, and time lookups beside as many dense rows as fit and beside smaller tables."""
-    inserts = LapTimer()
-    with LapTimer() as filling:
-        table = make_table("bench", TableSpec(_NARROW), seed)
-        for start in range(0, _MANY, _FILL):
-            with inserts:
-                table.lookup(hash_ranks(np.arange(start, min(start + _FILL, _MANY))), train=True)
+    """Fill a table of 100 M rows of width 16 and measure its memory, and compare its lookups with others.
+
+    The others are gathers from as many dense rows as fit into memory, and lookups in tables of a million rows.
+    """
+    insert_timer = LapTimer()
+    with LapTimer() as fill_timer:
+        table = make_table("bench", TableSpec(_LARGE_WIDTH), seed)
+        for start in range(0, _LARGE_ROWS, _FILL_ROWS):
+            with insert_timer:
+                stop = min(start + _FILL_ROWS, _LARGE_ROWS)
+                table.lookup(hash_ranks(np.arange(start, stop)), train=True)
     row = {
         "case": "100 M rows x 16",
-        "filled_s": filling.last_s,
+        "filled_s": fill_timer.last_s,
         "gib": getattr(table, "resident_bytes", float("nan")) / 2**30,
         "peak_rss_gib": _read_status_gib("VmHWM"),
-        "slowest 131,072 inserts ms": 1e3 * max(inserts.cpu_s),
+        "slowest 131,072 inserts ms": 1e3 * max(insert_timer.cpu_s),
     }
     result = {"rows": [row], "ratio": {}}
     result["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
     source = rng(seed, "bench", "100m")
-    ids = [hash_ranks(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
-    dense = torch.empty(min(_MANY, int(_read_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
-    ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(96)]
+    ids = [hash_ranks(source.integers(0, _LARGE_ROWS, _KEYS)) for _ in range(_BATCHES)]
+    free_bytes = int(_read_free_gib() - 2) * 2**30  # leaves 2 GiB
+    dense_rows = min(_LARGE_ROWS, free_bytes // (4 * _LARGE_WIDTH))
+    dense = torch.empty(dense_rows, _LARGE_WIDTH).fill_(0.5)
+    ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(_BATCHES)]
     calls = {
-        **_make_small_lookups(_NARROW, seed),
+        **_make_small_lookups(_LARGE_WIDTH, seed),
         **_make_small_lookups(_WIDTH, seed),
         "core 100 M": lambda batch: table.lookup(ids[batch], train=False),
         "dense": lambda batch: dense.index_select(0, ranks[batch]),
     }
     for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
-        times = run(calls, 96)
+        times = run(calls, _BATCHES)
         case = f"100 M rows x 16, {protocol}"
         result["rows"] += [{"case": case, "what": name, **timer.to_row()} for name, timer in times.items()]
-        [many] = compute_ratios(times, [("core 100 M", "dense")]).values()
-        against = f"core / {len(dense) / 1e6:.0f} M dense rows"
-        result["ratio"][f"{case}: {against}"] = many
-        for width in (_NARROW, _WIDTH):
-            few = f"1 M x {width}"
-            [ratio] = compute_ratios(times, [(f"core {few}", f"dense {few}")]).values()
-            result["ratio"][f"{case}: {against}, over core / dense at {few}"] = many / ratio
+        [large_ratio] = compute_ratios(times, [("core 100 M", "dense")]).values()
+        label = f"core / {len(dense) / 1e6:.0f} M dense rows"
+        result["ratio"][f"{case}: {label}"] = large_ratio
+        for width in (_LARGE_WIDTH, _WIDTH):
+            small = f"1 M x {width}"
+            [small_ratio] = compute_ratios(times, [(f"core {small}", f"dense {small}")]).values()
+            result["ratio"][f"{case}: {label}, over core / dense at {small}"] = large_ratio / small_ratio
     return result
 
 
 def _make_small_lookups(width: int, seed: int) -> dict[str, Call]:
-    """Return lookups of a million rows of a width, in our core and in dense rows."""
-    calls = Contenders(1_000_000, width, _KEYS, 96, seed, "uniform").make_calls(
-        "core lookup", "torch index_select"
-    )
+    """Return lookups in a million rows of a width, in Nonet's table and in dense rows."""
+    contenders = Contenders(1_000_000, width, keys=_KEYS, batches=_BATCHES, seed=seed, kind="uniform")
+    calls = contenders.make_calls("core lookup", "torch index_select")
     return {
         f"core 1 M x {width}": calls["core lookup"],
         f"dense 1 M x {width}": calls["torch index_select"],
@@ -111,18 +121,18 @@ def _make_small_lookups(width: int, seed: int) -> dict[str, Call]:
 
 
 def _draw_arriving_keys(steps: int, share: float, seed: int) -> Iterable[Tensor]:
-    """Yield batches with a `share` of new ids; the others are uniform among earlier ones."""
-    source, came = rng(seed, "bench", "arriving"), _KEYS
+    """Yield batches with a `share` of new ids; the others are drawn uniformly from the earlier ones."""
+    source, known_count = rng(seed, "bench", "arriving"), _KEYS
     for _ in range(steps):
-        new = int(_KEYS * share)
-        old = source.integers(0, came, _KEYS - new)
-        ranks = np.concatenate([old, np.arange(came, came + new)])
-        came += new
+        new_count = int(_KEYS * share)
+        old_ranks = source.integers(0, known_count, _KEYS - new_count)
+        ranks = np.concatenate([old_ranks, np.arange(known_count, known_count + new_count)])
+        known_count += new_count
         yield hash_ranks(source.permutation(ranks))
 
 
 def _time_steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
-    """Time training steps on batches, and add a row and a ratio to the result."""
+    """Time training steps on batches, of which the first `warm` are not counted, and add a row and a ratio to the result."""
     grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
     out = torch.zeros(_KEYS, _WIDTH)
     timer = LapTimer()

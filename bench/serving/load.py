@@ -1,7 +1,7 @@
-"""Open-loop load: requests arrive at random times, from users with uneven activity, whether or not others are answered.
+"""Open-loop load: requests are sent at random times, whether or not earlier ones are answered, from users of uneven activity.
 
-Arrivals are a Poisson process and activities follow Zipf's law. A latency is measured from the time at which a
-request was due, so a slow generator hides nothing.
+Arrivals are a Poisson process and activities follow Zipf's law. A latency is measured from the time at which a request was due,
+so that it includes delays of the generator.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-_MOST_WAITING = 2000
-_ZIPF = 1.1
-_LEAST = 12  # requests of a rate
+_MAX_WAITING = 2000  # number of requests without an answer at which a load is stopped
+_ZIPF_EXPONENT = 1.1
+_MIN_REQUESTS = 12  # of a load
+_COUNT_INTERVAL = 64  # number of requests between two counts of the answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,11 @@ class LoadResult:
     """The result of a load at one rate.
 
     Attributes:
-        rate: Requests a second.
+        rate: Requests per second.
         p50_ms: Median latency.
-        p99_ms: 99th percentile of the latency, inf if too many failed.
-        failed: Failed requests.
-        requests: All requests.
+        p99_ms: 99th percentile of the latency; inf if more than 1 % of the requests failed.
+        failed: Number of requests that failed or were not sent.
+        requests: Number of all requests.
     """
 
     rate: float
@@ -41,53 +42,55 @@ class LoadResult:
 def drive_load(
     submit: Callable[[int], Future[Any]], users: int, rate: float, seconds: float, seed: int
 ) -> LoadResult:
-    """Send requests at a rate.
+    """Send requests at a rate and wait for their answers.
 
     Args:
         submit: Takes a user's number and returns a future of the answer.
         users: Number of users.
-        rate: Requests a second.
+        rate: Requests per second.
         seconds: Duration.
         seed: Seed of times and users.
     """
-    draw = np.random.default_rng(seed)
-    due = np.cumsum(draw.exponential(1 / rate, max(_LEAST, int(rate * seconds))))
-    users_by_request = draw_zipf_users(draw, users, len(due))
-    done = np.full(len(due), np.inf)
+    generator = np.random.default_rng(seed)
+    # Seconds after the start at which each request is due, and at which it was answered.
+    due_s = np.cumsum(generator.exponential(1 / rate, max(_MIN_REQUESTS, int(rate * seconds))))
+    users_by_request = draw_zipf_users(generator, users, len(due_s))
+    answered_s = np.full(len(due_s), np.inf)
     futures: list[Future[Any]] = []
     began = time.perf_counter()
 
-    def make_callback(place: int) -> Callable[[Future[Any]], None]:
-        def note(future: Future[Any]) -> None:
+    def make_callback(number: int) -> Callable[[Future[Any]], None]:
+        def record_answer(future: Future[Any]) -> None:
             if not future.cancelled() and future.exception() is None:
-                done[place] = time.perf_counter() - began
+                answered_s[number] = time.perf_counter() - began
 
-        return note
+        return record_answer
 
-    answered = 0
-    for place, (moment, user) in enumerate(zip(due.tolist(), users_by_request.tolist(), strict=True)):
-        if (left := moment - (time.perf_counter() - began)) > 0:
-            time.sleep(left)
-        if place - answered > _MOST_WAITING:  # it will not catch up: the rate is too high
+    answered_count = 0
+    for number, (request_due_s, user) in enumerate(
+        zip(due_s.tolist(), users_by_request.tolist(), strict=True)
+    ):
+        if (wait_s := request_due_s - (time.perf_counter() - began)) > 0:
+            time.sleep(wait_s)
+        if number - answered_count > _MAX_WAITING:  # the rate is too high for the system
             break
-        if place % 64 == 0:
-            answered = int(np.isfinite(done[:place]).sum())
+        if number % _COUNT_INTERVAL == 0:
+            answered_count = int(np.isfinite(answered_s[:number]).sum())
         future = submit(user)
-        future.add_done_callback(make_callback(place))
+        future.add_done_callback(make_callback(number))
         futures.append(future)
     wait(futures, timeout=10)
-    latencies = done[: len(futures)] - due[: len(futures)]
-    failed = int((~np.isfinite(latencies)).sum()) + len(due) - len(futures)
-    p50, p99 = np.quantile(np.where(np.isfinite(latencies), latencies, 1e6), [0.5, 0.99]).tolist()
-    return LoadResult(
-        rate, 1e3 * p50, float("inf") if failed > len(due) // 100 else 1e3 * p99, failed, len(due)
-    )
+    latencies_s = answered_s[: len(futures)] - due_s[: len(futures)]
+    failed = int((~np.isfinite(latencies_s)).sum()) + len(due_s) - len(futures)
+    p50_s, p99_s = np.quantile(np.where(np.isfinite(latencies_s), latencies_s, 1e6), [0.5, 0.99]).tolist()
+    p99_ms = float("inf") if failed > len(due_s) // 100 else 1e3 * p99_s
+    return LoadResult(rate, p50_ms=1e3 * p50_s, p99_ms=p99_ms, failed=failed, requests=len(due_s))
 
 
-def draw_zipf_users(draw: np.random.Generator, users: int, count: int) -> np.ndarray:
+def draw_zipf_users(generator: np.random.Generator, users: int, count: int) -> np.ndarray:
     """Draw users [count]; the n-th most active one sends n^-1.1 as many requests as the first."""
-    chance = np.arange(1, users + 1) ** -_ZIPF
-    return draw.permutation(users)[draw.choice(users, count, p=chance / chance.sum())]
+    weight = np.arange(1, users + 1) ** -_ZIPF_EXPONENT
+    return generator.permutation(users)[generator.choice(users, count, p=weight / weight.sum())]
 
 
 def find_best_rates(
@@ -100,9 +103,9 @@ def find_best_rates(
     steps: int,
     seed: int,
 ) -> tuple[dict[str, float], list[LoadResult]]:
-    """Find the highest rate of each system that keeps a p99.
+    """Find the highest rate of each system at which its p99 is at most `p99_ms`.
 
-    Systems are searched in turn, step by step: rates are doubled until one fails, then bisected.
+    The systems take turns, one load per step: the rate is doubled until a load fails, then bisected.
 
     Args:
         systems: Submit functions by name.
@@ -132,6 +135,7 @@ def find_best_rates(
 
 
 def _choose_next_rate(low: float, high: float) -> float:
+    """Return the rate to try between the highest one that passed (0: none) and the lowest one that failed (inf: none)."""
     if not low:
         return high / 2
     return 2 * low if high == float("inf") else float(np.sqrt(low * high))
