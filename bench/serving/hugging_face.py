@@ -1,8 +1,8 @@
-"""The other side: `generate` of Hugging Face behind Ray Serve's `@serve.batch`, with a trie that works on whole tensors.
+"""The baseline of serving: `generate` of Hugging Face behind Ray Serve's `@serve.batch`, with a trie that works on whole tensors.
 
-A GPT-2 of the run's width, layers and heads reads the codes of a history, one position for each code, and searches as
-many beams for the codes of one item. A table of legal next codes by node is read for all beams at once; the node of a
-beam is followed by one gather for each step. Its weights are random, since only its speed is measured.
+A GPT-2 with the run's width, layers and heads reads the codes of a history, one position per code, and runs a beam search with as
+many beams as the run for the codes of one item. A table of valid next codes by node is read for all beams at once; one gather per
+step follows the nodes of the beams. The weights are random, since only the speed is measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 
 from nonet.models.generation import Trie
 
-MOST, WAIT_S = 4, 0.0  # 16 at once take 3 s, so larger batches only add to its p99
+# Of `@serve.batch`. A batch of 16 requests takes 3 s, so larger batches only increase the p99.
+MAX_BATCH, WAIT_S = 4, 0.0
 
 
 class TrieProcessor:
@@ -52,10 +53,11 @@ class TrieProcessor:
         return scores.masked_fill(self.child[node] < 0, -torch.inf)
 
     def find_leaf(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the leaf of token ids of all levels, below 0 where they are illegal."""
+        """Return the leaf of each row of token ids [B, L], below 0 for ids that are not valid."""
         return self._find_node(codes) - self._leaves
 
     def _find_node(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the node of each row of token ids [B, l], numbered over all levels; 0, the root, for ids that are not valid."""
         node = torch.zeros(len(codes), dtype=torch.int64)
         for code in codes.unbind(1):
             node = self.child[node, code].clamp_min(0)
@@ -101,7 +103,7 @@ class HuggingFace:
         self._model: Any = GPT2LMHeadModel(config).eval()
         self._prompt, self._beams, self._levels = prompt, beams, trie.levels
         self._processors = LogitsProcessorList([self._trie])  # pyright: ignore[reportArgumentType]
-        if not here:  # a replica of Serve asks `generate`
+        if not here:  # a replica of Ray Serve calls `generate` directly
             return
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -124,14 +126,14 @@ class HuggingFace:
         from ray.serve._private.common import DeploymentID, ReplicaID
         from ray.serve.schema import ReplicaRank
 
-        # What `@serve.batch` asks its replica; so it works in this process, and theirs pays for no call between processes.
+        # The replica's attributes that `@serve.batch` reads. With them it works in this process, without calls between processes.
         config: Any = SimpleNamespace(max_ongoing_requests=1 << 16)
         context._set_internal_replica_context(
             replica_id=ReplicaID("bench", DeploymentID("generate", "bench")), servable_object=self.generate,
             _deployment_config=config, rank=ReplicaRank(rank=0, node_rank=0, local_rank=0), world_size=1,
         )  # fmt: skip
 
-        @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=WAIT_S)
+        @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=WAIT_S)
         async def answer(histories: list[np.ndarray]) -> list[Any]:
             return self.generate(histories)
 
@@ -141,13 +143,14 @@ class HuggingFace:
     def generate(self, histories: Sequence[np.ndarray]) -> list[Any]:
         """Return the beams [beams, levels] of each history; shorter histories are padded on the left."""
         ids = torch.zeros(len(histories), self._prompt, dtype=torch.int64)
-        there = torch.zeros_like(ids)
-        for place, history in enumerate(histories):
+        attention_mask = torch.zeros_like(ids)
+        for row, history in enumerate(histories):
             codes = self._codes[torch.from_numpy(history.astype(np.int64))].flatten()[-self._prompt :]
-            ids[place, self._prompt - len(codes) :] = codes
-            there[place, self._prompt - max(1, len(codes)) :] = 1
-        found = self._model.generate(
-            ids, attention_mask=there, num_beams=self._beams, num_return_sequences=self._beams, max_new_tokens=self._levels,
-            min_new_tokens=self._levels, do_sample=False, logits_processor=self._processors, pad_token_id=0,
+            ids[row, self._prompt - len(codes) :] = codes
+            attention_mask[row, self._prompt - max(1, len(codes)) :] = 1
+        output = self._model.generate(
+            ids, attention_mask=attention_mask, num_beams=self._beams, num_return_sequences=self._beams,
+            max_new_tokens=self._levels, min_new_tokens=self._levels, do_sample=False, logits_processor=self._processors,
+            pad_token_id=0,
         )  # fmt: skip
-        return list(found[:, self._prompt :].unflatten(0, (len(histories), self._beams)))
+        return list(output[:, self._prompt :].unflatten(0, (len(histories), self._beams)))

@@ -1,7 +1,7 @@
-"""Serving over HTTP: a run beside an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, all behind one proxy.
+"""Serving over HTTP: a run, compared with an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, behind one proxy.
 
-The load is open: requests arrive at random times, from Zipf users, over connections of one asyncio loop in this
-process. So generator, proxy and replicas share the machine's cores.
+The load is open: requests are sent at random times, from users with Zipf activities, over connections of one asyncio loop in this
+process. So the generator of the load, the proxy and the replicas share the machine's cores.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from nonet.bench.serving.hugging_face import MOST, WAIT_S, HuggingFace
+from nonet.bench.serving.hugging_face import MAX_BATCH, WAIT_S, HuggingFace
 from nonet.bench.serving.load import LoadResult, compute_median, drive_load, find_best_rates
 from nonet.bench.serving.queue import P99_MS, Result
 from nonet.deploy.serving import serve_application
 from nonet.deploy.serving.features import ServedRun
 from nonet.deploy.serving.service import ServeConfig
 
-_RATES, _SECONDS, _STEPS = (5.0, 10.0, 20.0, 40.0), 8.0, 5
-_CALLERS, _LIMIT, _OTHERS = 997, 5.0, 10.0
+_RATES, _SECONDS = (5.0, 10.0, 20.0, 40.0), 8.0  # fixed rates in requests per second, and duration of a load
+_STEPS = 5  # number of loads of the search for the highest rate
+_CALLERS, _LIMIT = 997, 5.0  # number of callers, and the limit of a caller in requests per second
+_OTHERS_RATE = 10.0  # requests per second of all other callers, beside one that exceeds its limit
 OURS, EMPTY, THEIRS = "over HTTP", "Ray Serve's empty answer", "Hugging Face behind @serve.batch, over HTTP"
 
 
 class HttpCallers:
-    """Many connections to one address; `post` returns a future of status and headers."""
+    """Sends requests to one address over many connections, from an asyncio loop in a thread."""
 
     def __init__(self, url: str):
         self._url, self._loop = url, asyncio.new_event_loop()
@@ -64,7 +66,7 @@ class HttpCallers:
             raise RuntimeError(f"{path}: {status}, version {headers.get('x-version')}")
 
     def close(self) -> None:
-        """End the thread."""
+        """Close the connections and end the thread."""
         asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -133,15 +135,15 @@ def _measure_fixed_rates(
 def _find_best_rates(
     systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int
 ) -> dict[str, float]:
-    """Find the highest rate of each system."""
+    """Find the highest rate of each system at a p99 of `P99_MS`, the median over rounds."""
     first = dict(zip(systems, (32.0, 128.0, 2.0), strict=True))
-    found = [
+    rates_by_round = [
         find_best_rates(
             systems, users, p99_ms=P99_MS, seconds=3.0, first=first, steps=_STEPS, seed=100 * turn
         )[0]
         for turn in range(rounds)
     ]
-    return {name: compute_median([rates[name] for rates in found]) for name in systems}
+    return {name: compute_median([rates[name] for rates in rates_by_round]) for name in systems}
 
 
 def _measure_greedy_caller(
@@ -164,12 +166,12 @@ def _measure_greedy_caller(
         return future
 
     for turn in range(rounds):
-        p99["before"].append(drive_load(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
-        asked = (submit_greedy, len(users), 10 * _LIMIT, _SECONDS, turn)
-        beside = threading.Thread(target=drive_load, args=asked)
-        beside.start()
-        p99["beside"].append(drive_load(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
-        beside.join()
+        p99["before"].append(drive_load(others, len(users), _OTHERS_RATE, _SECONDS, turn).p99_ms)
+        greedy_load = (submit_greedy, len(users), 10 * _LIMIT, _SECONDS, turn)
+        greedy_thread = threading.Thread(target=drive_load, args=greedy_load)
+        greedy_thread.start()
+        p99["beside"].append(drive_load(others, len(users), _OTHERS_RATE, _SECONDS, turn).p99_ms)
+        greedy_thread.join()
     before, after = compute_median(p99["before"]), compute_median(p99["beside"])
     row = {"system": "a caller at 10x its limit", "others' p99 before, ms": before, "beside it, ms": after}
     return [row | {f"answers: {name}": count for name, count in answers.items()}], {
@@ -178,7 +180,7 @@ def _measure_greedy_caller(
 
 
 def _deploy_others(serve: Any, run: str) -> None:
-    """Deploy the empty answer and Hugging Face."""
+    """Deploy the empty answer and Hugging Face to Ray Serve; `run` is the folder of the run."""
 
     @serve.deployment(name="Empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
     class Empty:
@@ -192,20 +194,20 @@ def _deploy_others(serve: Any, run: str) -> None:
             import torch
 
             torch.set_num_threads(1)
-            made = ServedRun.open(run)
-            model = made.load_recommender(made.publish_newest()).model
+            served_run = ServedRun.open(run)
+            model = served_run.load_recommender(served_run.publish_newest()).model
             self._model = HuggingFace(
-                made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads,
-                made.setup.history, made.scenario.evaluate.width, here=False,
+                served_run.corpus.trie, served_run.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads,
+                served_run.setup.history, served_run.scenario.evaluate.width, here=False,
             )  # fmt: skip
-            seq = made.corpus.seq
+            seq = served_run.corpus.seq
             cuts = zip(seq.offsets[:-1].tolist(), seq.offsets[1:].tolist(), strict=True)
             self._items = {
                 user: np.asarray(seq.item[a:b])
                 for user, (a, b) in zip(seq.user_id.tolist(), cuts, strict=True)
             }
 
-        @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=WAIT_S)
+        @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=WAIT_S)
         async def answer_batch(self, users: list[Any]) -> list[Any]:
             return [beams.tolist() for beams in self._model.generate([self._items[user] for user in users])]
 

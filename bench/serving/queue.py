@@ -1,4 +1,4 @@
-"""The engine's queue: the gain of merging in operators, seconds and rate at a p99."""
+"""The queue of the inference engine: what merging requests saves in operators and seconds, and the highest rate at a p99."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from nonet.bench.serving.load import compute_median, find_best_rates
 from nonet.deploy.serving.features import RequestFeatures, ServedRun, UserHistories
 from nonet.models.inference import InferenceEngine, Question, TensorBatch
 
-P99_MS = 200.0
-_SECONDS, _STEPS = 3.0, 6
-_WITHIN_S = 10.0
+P99_MS = 200.0  # largest p99 at which a rate counts
+_SECONDS, _STEPS = 3.0, 6  # duration of a load, and number of loads of the search for a rate
+_DEADLINE_S = 10.0  # of a request
 
+# Rows and ratios.
 Result = tuple[list[dict[str, Any]], dict[str, float]]
 
 
 def open_engine(run: str) -> tuple[ServedRun, InferenceEngine]:
-    """Open a run and an engine of its newest commit, published into a folder of the bench."""
-    made = ServedRun.open(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
-    version = made.publish_newest()
-    return made, InferenceEngine(made.load_recommender(version), version.number)
+    """Open a run and an engine of its newest checkpoint, which is published to a temporary folder."""
+    served_run = ServedRun.open(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
+    version = served_run.publish_newest()
+    return served_run, InferenceEngine(served_run.load_recommender(version), version.number)
 
 
 def make_questions(run: ServedRun) -> list[Question]:
@@ -38,16 +39,16 @@ def make_questions(run: ServedRun) -> list[Question]:
 
 
 def bench_merging(run: str, rounds: int) -> Result:
-    """Measure operators and seconds of 16 merged requests against one."""
-    made, engine = open_engine(run)
-    questions = make_questions(made)
+    """Measure the operators and seconds of merged requests, compared with those of one request."""
+    served_run, engine = open_engine(run)
+    questions = make_questions(served_run)
     counts = {n: _count_operators(engine, questions[:n]) for n in (1, 16)}
-    seconds = {n: [] for n in (1, 4, 16, 64)}
+    seconds = {n: [] for n in (1, 4, 16, 64)}  # per request, by number of merged requests
     for turn in range(5 * rounds):
         for n, samples in seconds.items():
-            some = [questions[(turn * 64 + place) % len(questions)] for place in range(n)]
+            merged = [questions[(turn * 64 + i) % len(questions)] for i in range(n)]
             began = time.perf_counter()
-            engine.answer(some)
+            engine.answer(merged)
             samples.append((time.perf_counter() - began) / n)
     rows = [{"merged": n, "ms a request": 1e3 * compute_median(samples)} for n, samples in seconds.items()]
     ratio = {
@@ -59,25 +60,25 @@ def bench_merging(run: str, rounds: int) -> Result:
 
 
 def bench_queue(run: str, rounds: int) -> Result:
-    """Find the rate at p99 <= 200 ms: merged, one at a time, and Hugging Face behind `@serve.batch`."""
-    made, engine = open_engine(run)
-    questions = make_questions(made)
-    model = engine.model
-    other = HuggingFace(
-        made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads, made.setup.history,
-        made.scenario.evaluate.width,
+    """Find the highest rate at a p99 of `P99_MS`: merged, one at a time, and Hugging Face behind `@serve.batch`."""
+    served_run, engine = open_engine(run)
+    questions = make_questions(served_run)
+    model, corpus = engine.model, served_run.corpus
+    hugging_face = HuggingFace(
+        corpus.trie, corpus.sids, model.width, len(model.blocks), model.blocks[0].heads, served_run.setup.history,
+        served_run.scenario.evaluate.width,
     )  # fmt: skip
     merged = TensorBatch(engine.answer, engine.estimate_cost)
     alone = TensorBatch(engine.answer, engine.estimate_cost, most=1)
 
     def submit_merged(user: int) -> Future[Any]:
-        return merged.submit(questions[user], _WITHIN_S)
+        return merged.submit(questions[user], _DEADLINE_S)
 
     def submit_alone(user: int) -> Future[Any]:
-        return alone.submit(questions[user], _WITHIN_S)
+        return alone.submit(questions[user], _DEADLINE_S)
 
     def submit_hugging_face(user: int) -> Future[Any]:
-        return other.submit(questions[user].events.item)
+        return hugging_face.submit(questions[user].events.item)
 
     systems = {
         "merged": submit_merged,
@@ -88,7 +89,7 @@ def bench_queue(run: str, rounds: int) -> Result:
         submit(0).result(60)
     rates: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(rounds):
-        found, _ = find_best_rates(
+        best_rates, _ = find_best_rates(
             systems,
             len(questions),
             p99_ms=P99_MS,
@@ -97,17 +98,17 @@ def bench_queue(run: str, rounds: int) -> Result:
             steps=_STEPS,
             seed=100 * turn,
         )
-        for name, rate in found.items():
+        for name, rate in best_rates.items():
             rates[name].append(rate)
-    for each in (merged, alone, other):
-        each.close()
-    best = {name: compute_median(each) for name, each in rates.items()}
+    for queue in (merged, alone, hugging_face):
+        queue.close()
+    best = {name: compute_median(rounds_rates) for name, rounds_rates in rates.items()}
     rows = [
         {"system": name, "requests/s at p99 <= 200 ms": best[name], "rounds": [round(r) for r in rates[name]]}
         for name in systems
     ]
-    mine, *others = best.items()
-    return rows, {f"rate: {mine[0]} / {name}": mine[1] / max(rate, 1e-9) for name, rate in others}
+    (merged_name, merged_rate), *others = best.items()
+    return rows, {f"rate: {merged_name} / {name}": merged_rate / max(rate, 1e-9) for name, rate in others}
 
 
 def _count_operators(engine: InferenceEngine, questions: list[Question]) -> int:

@@ -23,7 +23,10 @@ def bench_states(run: str, rounds: int) -> Result:
     keeping = InferenceEngine(recommender, plain.version, PrefixStates())
     questions = [question for question in make_questions(made) if len(question.events) >= 16][: 8 * _USERS]
     before = [replace(question, events=_drop_newest(question)) for question in questions]
-    parts = {"reading": (keeping._read, plain._read), "answer": (keeping.answer, plain.answer)}
+    parts = {
+        "reading": (keeping._prefill_and_vote, plain._prefill_and_vote),
+        "answer": (keeping.answer, plain.answer),
+    }
     times: dict[str, list[float]] = {
         f"{part}, {kind}": [] for part in parts for kind in ("hit", "miss", "without")
     }

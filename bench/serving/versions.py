@@ -1,4 +1,4 @@
-"""Versions: bytes of a delta, seconds of a rollback, and answers while versions swap under load."""
+"""Model versions in serving: bytes of a delta, seconds of a rollback, and answers while versions are swapped under load."""
 
 from __future__ import annotations
 
@@ -20,36 +20,43 @@ from nonet.models.inference import InferenceEngine
 from nonet.workers import write_tensors
 from nonet.workers.registry import Version, VersionContents, VersionRegistry
 
-_ROWS, _DIM, _SHARE = 1_000_000, 16, 0.01
+_ROWS, _DIM, _CHANGED_SHARE = (
+    1_000_000,
+    16,
+    0.01,
+)  # rows of a version, floats of a row, share of rows in a delta
 
 
 def bench_versions(run: str, rounds: int) -> Result:
-    """Measure bytes of a delta of 1 % of 1 M rows beside the full version, and seconds of a rollback with the same bits."""
-    draw = np.random.default_rng(0)
-    key = np.sort(draw.integers(-(2**62), 2**62, _ROWS)).astype(np.int64)
-    row = draw.standard_normal((_ROWS, _DIM), np.float32)
-    none = np.empty(0, np.int64)
+    """Measure the bytes of a delta of 1 % of 1 M rows and of a full version, and the seconds of a rollback to equal rows."""
+    generator = np.random.default_rng(0)
+    key = np.sort(generator.integers(-(2**62), 2**62, _ROWS)).astype(np.int64)
+    row = generator.standard_normal((_ROWS, _DIM), np.float32)
+    no_keys = np.empty(0, np.int64)  # of removed rows
     specs = {"item": TableSpec(_DIM, "sgd")}
-    asked = torch.from_numpy(draw.choice(key, 4096))
+    read_keys = torch.from_numpy(generator.choice(key, 4096))
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         registry, dense = VersionRegistry(Path(folder) / "registry"), Path(folder) / "model.safetensors"
         write_tensors(dense, {"w": torch.randn(1 << 18)})
-        full = registry.publish(VersionContents(dense, {"item": RowLayer(key, row, none)}, {}, "t"))
-        before = registry.open_rows(1, specs).read_rows("item", asked)
+        full = registry.publish(VersionContents(dense, {"item": RowLayer(key, row, no_keys)}, {}, "t"))
+        rows_before = registry.open_rows(1, specs).read_rows("item", read_keys)
         base, delta = 1, full
         for _ in range(rounds):
             changed = row.copy()
-            changed[draw.choice(_ROWS, int(_SHARE * _ROWS), replace=False)] += 1
+            changed[generator.choice(_ROWS, int(_CHANGED_SHARE * _ROWS), replace=False)] += 1
             delta = registry.publish(
-                VersionContents(dense, {"item": RowLayer(key, changed, none)}, {}, "t"), base=base
+                VersionContents(dense, {"item": RowLayer(key, changed, no_keys)}, {}, "t"), base=base
             )
             began = time.perf_counter()
             registry.rollback(1)
-            again = VersionRegistry(registry.root)  # a process that has checked no file yet
-            back = again.open_rows(again.serving.default or 0, specs).read_rows("item", asked)
+            new_registry = VersionRegistry(
+                registry.root
+            )  # as in a process that has not verified any file yet
+            version = new_registry.serving.default or 0
+            rows_after = new_registry.open_rows(version, specs).read_rows("item", read_keys)
             seconds.append(time.perf_counter() - began)
-            assert torch.equal(back, before), "rows after a rollback are not those before"
+            assert torch.equal(rows_after, rows_before), "rows after a rollback are not those before"
     rows = [
         {
             "full, bytes": full.written,
@@ -65,38 +72,45 @@ def bench_swaps(run: str, rounds: int) -> Result:
 
     An answer is wrong if its bits are not those of the version that it names.
     """
-    made, _ = open_engine(run)
-    asked = make_questions(made)[:32]
-    registry, newest = made.registry, made.registry.list_versions()[-1]
-    numbers = [newest, *(_publish_other(made, registry, newest, turn).number for turn in range(2))]
+    served_run, _ = open_engine(run)
+    questions = make_questions(served_run)[:32]
+    registry, newest = served_run.registry, served_run.registry.list_versions()[-1]
+    versions = [newest, *(_publish_other(served_run, registry, newest, turn).number for turn in range(2))]
     expected = {
-        n: InferenceEngine(made.load_recommender(registry.read_version(n)), n).answer(asked) for n in numbers
+        number: InferenceEngine(served_run.load_recommender(registry.read_version(number)), number).answer(
+            questions
+        )
+        for number in versions
     }
-    engines = EnginePool(made, follow=False, look_s=0.02)
+    engines = EnginePool(served_run, follow=False, look_s=0.02)
+    # Counts in lists, so that the threads can change them.
     failed, wrong, answered, stop = [0], [0], [0], threading.Event()
 
     def load(seed: int) -> None:
-        draw = np.random.default_rng(seed)
+        generator = np.random.default_rng(seed)
         while not stop.is_set():
-            places = draw.integers(0, len(asked), 8).tolist()
-            futures = [(place, *engines.submit(asked[place], 30.0)) for place in places]
-            for place, future, version in futures:
+            picks = generator.integers(0, len(questions), 8).tolist()
+            futures = [(pick, *engines.submit(questions[pick], 30.0)) for pick in picks]
+            for pick, future, version in futures:
                 answered[0] += 1
                 try:
                     answer = future.result(30)
                 except Exception:
                     failed[0] += 1
                     continue
-                right = expected[version][place]
-                same = (answer.item == right.item).all() and np.abs(answer.score - right.score).max() < 1e-5
-                wrong[0] += not same
+                right = expected[version][pick]
+                is_right = (answer.item == right.item).all() and np.abs(
+                    answer.score - right.score
+                ).max() < 1e-5
+                wrong[0] += not is_right
 
     threads = [threading.Thread(target=load, args=(seed,)) for seed in range(2)]
     for thread in threads:
         thread.start()
     times: dict[str, list[float]] = {"swap": [], "rollback": []}
     for turn in range(20):
-        times["swap"].append(_time_swap(engines, registry, numbers[1 + turn % 2] if turn % 4 else newest))
+        next_version = versions[1 + turn % 2] if turn % 4 else newest
+        times["swap"].append(_time_swap(engines, registry, next_version))
         if turn % 4 == 3:
             times["rollback"].append(_time_rollback(engines, registry, newest))
             _reset_serving(registry)
@@ -105,13 +119,13 @@ def bench_swaps(run: str, rounds: int) -> Result:
         thread.join()
     engines.close()
     row = {"answers": answered[0], "failed": failed[0], "of no version": wrong[0], "swaps": engines.swaps}
-    return [row | {f"{name}, s (median)": compute_median(taken) for name, taken in times.items()}], {}
+    return [row | {f"{name}, s (median)": compute_median(seconds) for name, seconds in times.items()}], {}
 
 
-def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -> Version:
-    """Publish a version that is made from another, with slightly different rows."""
-    commit, manifest = made.find_newest_commit()
-    contents = made.build_contents(commit, manifest)
+def _publish_other(served_run: Any, registry: VersionRegistry, base: int, turn: int) -> Version:
+    """Publish a version of the newest checkpoint with slightly different rows, without serving it."""
+    commit, manifest = served_run.find_newest_commit()
+    contents = served_run.build_contents(commit, manifest)
     rows = {
         name: RowLayer(layer.key, layer.row * np.float32(1.05 + 0.05 * turn), layer.gone)
         for name, layer in contents.rows.items()
@@ -123,18 +137,21 @@ def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -
 
 
 def _time_swap(engines: EnginePool, registry: VersionRegistry, version: int) -> float:
+    """Promote a version, and return the seconds until it is served."""
     began = time.perf_counter()
     registry.promote(version)
     return _wait_for_version(engines, version, began)
 
 
 def _time_rollback(engines: EnginePool, registry: VersionRegistry, version: int) -> float:
+    """Roll back to a version, and return the seconds until it is served."""
     began = time.perf_counter()
     registry.rollback(version)
     return _wait_for_version(engines, version, began)
 
 
 def _wait_for_version(engines: EnginePool, version: int, began: float) -> float:
+    """Wait until a version is served, and return the seconds since `began`."""
     while engines.serving.default != version:
         time.sleep(0.002)
     return time.perf_counter() - began
