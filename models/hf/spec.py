@@ -220,6 +220,8 @@ def _check_words(options: Options) -> None:
 
 def _count_size(options: Options, around: ModelContext) -> ModelSize:
     """Compute the size of a model from its config, with the rows of semantic IDs and LoRA's matrices."""
+    from nonet.models.hf.text import make_layout  # imports torch, which plans of other models do not need
+
     config = get_text_config(read_config(options))
     layers, width = int(config.num_hidden_layers), int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
@@ -228,9 +230,10 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
     backbone_parameters, word_parameters, linears = _count_parameters(
         _to_hashable(options.get("config")), options.get("path")
     )
-    sid_parameters = (
-        (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width
-    )
+    tied = options.get("tied")
+    if tied is None:
+        tied = bool(getattr(config, "tie_word_embeddings", False))
+    sid_parameters = (1 if tied else 2) * around.levels * around.codes * width
     lora = options.get("lora")
     lora_parameters = _count_lora_parameters(lora, linears) if lora else 0
     return ModelSize(
@@ -243,7 +246,7 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
         kv_width=kv_heads * head_width,
         vocabulary=around.codes,
         levels=around.levels,
-        positions_an_event=around.levels,
+        positions_an_event=make_layout(options, around.levels).stride,
         weight_bytes=_WEIGHT_BYTES[options.get("precision", "fp32")],
     )
 

@@ -101,7 +101,11 @@ def test_a_plan_knows_the_parameters(tmp_path):
     )  # and the words, which are frozen
     assert size.parameters == backbone + 2 * 4 * 7 * 32
     assert (size.layers, size.width, size.positions_an_event) == (2, 32, 4)
+    tied = SPEC.size({"config": QWEN3, "precision": "fp32", "tied": True}, around)
+    assert size.parameters - tied.parameters == 4 * 7 * 32, "tied codes have one table"
     path = folder_of(tmp_path / "base")
+    prompted = SPEC.size({"path": path, "prompt": "films a user liked : {history} next :"}, around)
+    assert prompted.positions_an_event == 4 + 2, "the words before an item are positions too"
     words = 2 * (len(WORDS) + 3 - 16) * 32
     assert SPEC.size({"path": path}, around).parameters == size.parameters + words
     assert json.loads((tmp_path / "base" / "config.json").read_text())["vocab_size"] == len(WORDS) + 3
