@@ -77,7 +77,7 @@ def make_nonet_reader(
         feed = stream.open(rows=ROWS)
         sample_ledger = feed.make_ledger() if ledger else None
         for batch in feed.iterate_batches(
-            (s for step in range(feed.steps.an_epoch) for s in feed.get_slices(step)), sample_ledger
+            (s for step in range(feed.steps.steps_per_epoch) for s in feed.get_slices(step)), sample_ledger
         ):
             yield batch["items"].values, len(batch)
             if sample_ledger is not None:

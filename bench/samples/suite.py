@@ -161,7 +161,7 @@ def _measure_resume(
 
     stream = read(files).shuffle(7, in_group=False)
     feed = stream.open(rows=4096)
-    ledger, resume_step = feed.make_ledger(), int(0.99 * feed.steps.an_epoch)
+    ledger, resume_step = feed.make_ledger(), int(0.99 * feed.steps.steps_per_epoch)
     for step in range(resume_step):
         for part in feed.get_slices(step):
             ledger.lease(part)

@@ -172,13 +172,13 @@ class EpochSteps:
             )
 
     @property
-    def an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         """The number of steps of an epoch."""
         return -(-self.rows // self.step_rows)
 
     def get_places(self, step: int) -> tuple[int, int, int]:
         """Return (epoch, first place, place after the last one) of a global step, counted from 0."""
-        epoch, step_in_epoch = divmod(step, self.an_epoch)
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         start = step_in_epoch * self.step_rows
         return epoch, start, min(start + self.step_rows, self.rows)
 
@@ -210,7 +210,7 @@ class StepRange:
 
     def iterate_epochs(self) -> Iterator[StepRange]:
         """Yield one StepRange for each epoch, with the steps of this range in that epoch."""
-        first, epoch_steps = self.first_step, self.steps.an_epoch
+        first, epoch_steps = self.first_step, self.steps.steps_per_epoch
         while self.last_step is None or first < self.last_step:
             epoch_end = (first // epoch_steps + 1) * epoch_steps
             last = epoch_end if self.last_step is None else min(epoch_end, self.last_step)
@@ -219,7 +219,7 @@ class StepRange:
 
     def iterate_starting_in(self, start: int, stop: int) -> Iterator[OrderSlice]:
         """Yield the slices that start at the places [start, stop); the range must lie within one epoch."""
-        first_of_epoch = self.first_step // self.steps.an_epoch * self.steps.an_epoch
+        first_of_epoch = self.first_step // self.steps.steps_per_epoch * self.steps.steps_per_epoch
         first = max(self.first_step, first_of_epoch + start // self.steps.step_rows)
         last = first_of_epoch + -(-stop // self.steps.step_rows)
         last = last if self.last_step is None else min(last, self.last_step)

@@ -111,7 +111,7 @@ class StreamFeed(SliceReader):
             world: Number of ranks.
             first_step: First step within the epoch.
         """
-        steps_per_epoch = self.steps.an_epoch
+        steps_per_epoch = self.steps.steps_per_epoch
         start, stop = epoch * steps_per_epoch + first_step, (epoch + 1) * steps_per_epoch
         slices = StepRange(self.steps, start, stop, rank, world)
         for batch in self.iterate_batches(slices, shared=world > 1):
@@ -182,7 +182,8 @@ class StreamFeed(SliceReader):
             else []
         )
         lines.append(
-            f"an epoch: {self.rows:,} rows in {self.steps.an_epoch:,} slices of {self.steps.slice_rows:,}"
+            f"an epoch: {self.rows:,} rows in {self.steps.steps_per_epoch:,} steps of {self.steps.step_rows:,}, "
+            f"read in slices of {self.steps.slice_rows:,}"
         )
         engine_place = "threads of the trainer" if self.engine == "local" else "Ray Data"
         lines.append(f"engine {self.engine}: {engine_place}, {self.stream.ahead} slices ahead")

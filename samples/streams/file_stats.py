@@ -64,7 +64,7 @@ def measure_files(paths: Paths, *, format: str | None = None, where: str | None 
 def _read_slices(feed: StreamFeed) -> Iterator[RawSlice]:
     """Read all slices of one epoch."""
     slices: Iterator[OrderSlice] = (
-        order_slice for step in range(feed.steps.an_epoch) for order_slice in feed.get_slices(step)
+        order_slice for step in range(feed.steps.steps_per_epoch) for order_slice in feed.get_slices(step)
     )
     return read_locally(feed, slices)
 

@@ -163,13 +163,16 @@ class TokenizeOperator:
         return items["item_id"].combine_chunks()
 
     def _find_artifact(self, kind: str) -> Path:
-        """Return the artifact folder of a kind, such as "sids", that is last by name. Raises ConfigError if there is none."""
+        """Return the artifact folder of a kind, such as "sids". Raises ConfigError unless there is exactly one."""
         folders = sorted(Path(os.fspath(self.sids)).glob(f"{kind}-*"))
         if not folders:
             raise ConfigError(
                 f"{self.title}: {self.sids} holds no {kind}-*; name the artifacts folder of a run"
             )
-        return folders[-1]
+        if len(folders) > 1:
+            names = ", ".join(folder.name for folder in folders)
+            raise ConfigError(f"{self.title}: {self.sids} holds {names}; it must hold one {kind}-*")
+        return folders[0]
 
 
 @dataclass(frozen=True)

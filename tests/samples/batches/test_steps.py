@@ -11,7 +11,7 @@ from nonet.samples.sources._prompts import RlPrompts
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
-    return EpochSteps(rows, size, size).an_epoch
+    return EpochSteps(rows, size, size).steps_per_epoch
 
 
 def _sequences(rl: int = 3) -> Sequences:

@@ -15,7 +15,7 @@ GROUPS = np.array([50, 3, 17, 100, 1, 29])
 def rows_of(order, steps, world, epoch=0):
     """Rows by step as `world` ranks read them."""
     found = []
-    for step in range(epoch * steps.an_epoch, (epoch + 1) * steps.an_epoch):
+    for step in range(epoch * steps.steps_per_epoch, (epoch + 1) * steps.steps_per_epoch):
         slices = [part for rank in range(world) for part in steps.cut_slices(step)[rank::world]]
         slices.sort(key=lambda part: part.part)
         found.append(

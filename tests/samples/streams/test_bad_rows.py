@@ -24,7 +24,7 @@ def drained(stream):
     feed = stream.open(rows=50)
     ledger, found = feed.make_ledger(), []
     for batch in feed.iterate_batches(
-        (part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step)), ledger
+        (part for step in range(feed.steps.steps_per_epoch) for part in feed.get_slices(step)), ledger
     ):
         found += batch["user"].tolist()
         feed.apply_batch(batch, ledger)

@@ -91,7 +91,7 @@ def test_only_the_newest_groups_stay(tmp_path, monkeypatch):
 
 def _slices(stream, rank: int, world: int):
     feed = stream.open(rows=50, step_rows=400)
-    return [part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step, rank, world)]
+    return [part for step in range(feed.steps.steps_per_epoch) for part in feed.get_slices(step, rank, world)]
 
 
 def test_a_folder_of_somebody_else_is_not_read(tmp_path, monkeypatch):

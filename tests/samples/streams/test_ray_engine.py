@@ -24,7 +24,7 @@ class Doubled:
 def drained(stream, engine):
     feed = stream.open(rows=40, step_rows=100, engine=engine)
     ledger, found = feed.make_ledger(), []
-    slices = (part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step))
+    slices = (part for step in range(feed.steps.steps_per_epoch) for part in feed.get_slices(step))
     for batch in feed.iterate_batches(slices, ledger):
         found.append(
             (batch.slice, batch["user"].tolist(), batch["twice"].tolist(), batch["items"].values.tolist())
@@ -59,7 +59,7 @@ def test_a_rank_s_share_of_epochs_is_the_same_on_both_engines(files):
         for feed in feeds
     ]
     assert of_epoch[0] == of_epoch[1]
-    count = feeds[0].steps.an_epoch + 5  # into a second epoch
+    count = feeds[0].steps.steps_per_epoch + 5  # into a second epoch
     endless = [list(islice(feed.iterate_batches(feed.iterate_steps(2, 0, 2)), count)) for feed in feeds]
     assert [(batch.slice, batch["user"].tolist()) for batch in endless[0]] == [
         (batch.slice, batch["user"].tolist()) for batch in endless[1]

@@ -20,7 +20,7 @@ def users(feed, slices):
 def all_slices(feed, world=1):
     return [
         part
-        for step in range(feed.steps.an_epoch)
+        for step in range(feed.steps.steps_per_epoch)
         for rank in range(world)
         for part in feed.get_slices(step, rank, world)
     ]
@@ -93,11 +93,18 @@ def test_tokens_are_looked_up_in_semantic_ids(files):
         list(read(str(files)).tokenize(sids[:5], column="items"))
 
 
+def test_an_artifacts_folder_with_codes_of_two_tokenizers_is_refused(files, tmp_path):
+    for digest in ("aa", "bb"):
+        (tmp_path / f"sids-{digest}").mkdir()
+    with pytest.raises(ConfigError, match="holds sids-aa, sids-bb; it must hold one sids-"):
+        list(read(str(files)).tokenize(tmp_path, column="items"))
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 def test_every_world_reads_the_same_global_steps(files, world):
     feed = read(str(files)).shuffle(9).open(rows=16, step_rows=64)
     one = [feed.compute_row_ids(part).tolist() for part in all_slices(feed)]
-    steps = range(feed.steps.an_epoch)
+    steps = range(feed.steps.steps_per_epoch)
     shares = [
         [(part.step, part.part, ids) for part, ids in _read(feed, steps, rank, world)]
         for rank in range(world)
