@@ -95,8 +95,8 @@ def test_tokens_are_looked_up_in_semantic_ids(files):
 
 def test_an_artifacts_folder_with_codes_of_two_tokenizers_is_refused(files, tmp_path):
     for digest in ("aa", "bb"):
-        (tmp_path / f"sids-{digest}").mkdir()
-    with pytest.raises(ConfigError, match="holds sids-aa, sids-bb; it must hold one sids-"):
+        (tmp_path / f"sequences-{digest}").mkdir()
+    with pytest.raises(ConfigError, match="holds sequences-aa, sequences-bb; it must hold one sequences-"):
         list(read(str(files)).tokenize(tmp_path, column="items"))
 
 
