@@ -1,4 +1,4 @@
-"""Validation of a commit while its stage goes on: which events are used, and the nats of their items.
+"""Validation of a checkpoint while its stage goes on: which events are used, and the nats of their items.
 
 The nats of an event are the negative log-probability of its item, over the whole catalogue and without dropout. A training
 loss also predicts the events `ahead` of the next one and uses dropout, so it lies above the nats of the same model.

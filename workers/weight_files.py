@@ -154,7 +154,7 @@ BASE = "base.json"
 
 
 def load_model(model: torch.nn.Module, folder: Path) -> None:
-    """Load the weights of a commit's dense folder into a model.
+    """Load the weights of a checkpoint's dense folder into a model.
 
     Raises:
         CheckpointError: The weights do not fit the model.

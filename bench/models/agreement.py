@@ -1,4 +1,4 @@
-"""`nonet bench agreement --set run=RUN`: beams of a run's newest commit beside the trainer's log-probabilities of them.
+"""`nonet bench agreement --set run=RUN`: beams of a run's newest checkpoint beside the trainer's log-probabilities of them.
 
 Beams are those of rollouts; `compute_policy_log_prob` after a separate prefill is what an RL step trains with.
 """

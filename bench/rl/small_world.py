@@ -52,7 +52,7 @@ def write_world(folder: Path, memory: str) -> Path:
 
 
 class SmallWorld:
-    """Trainer, shard and rollout over the small world, trained here or from a commit.
+    """Trainer, shard and rollout over the small world, trained here or from a checkpoint.
 
     The rewards of its prompts are known exactly.
     """
@@ -87,7 +87,7 @@ class SmallWorld:
         self.trainer.begin(self.stages["rl"])
 
     def save(self, folder: Path) -> Path:
-        """Save a commit of trainer and shard."""
+        """Save a checkpoint of trainer and shard."""
         self.trainer.save(str(folder))
         self.shard.save(str(folder))
         return folder

@@ -33,7 +33,7 @@ _ALERTS = (
     ("NonetFallsBack", "sum(rate(nonet_fallbacks_total[5m])) > 0.05 * sum(rate(nonet_requests_total[5m]))", "5m",
      "More than 5 % of answers come from a fallback."),
     ("NonetRefuses", 'sum(rate(nonet_refused_total{why="queue"}[5m])) > 0', "5m", "The queue is full; requests are refused."),
-    ("NonetCannotServe", "max(nonet_problems) > 0", "1m", "A version or a commit cannot be served; GET /versions says why."),
+    ("NonetCannotServe", "max(nonet_problems) > 0", "1m", "A version or a checkpoint cannot be served; GET /versions says why."),
     ("NonetGone", 'up{job="nonet"} == 0', "1m", "A server does not answer."),
 )  # fmt: skip
 

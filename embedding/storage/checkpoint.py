@@ -160,7 +160,7 @@ def _check_files(
         if footer.since is not None or footer.step != step:
             raise CheckpointError(
                 f"{path} holds changes from step {footer.since} to {footer.step}, the others all rows of step {step}; "
-                "it is not of this commit"
+                "it is not of this checkpoint"
             )
         for start, stop in footer.slices:
             covered[start:stop] = True

@@ -254,7 +254,7 @@ def _read_segment(path: Path, footer: SegmentFooter, segment: SliceSegment) -> R
             if got != array.nbytes or compute_checksum(array) != expected:
                 raise CheckpointError(
                     f"{path}: the segment of slices {segment.start} to {segment.stop - 1} is corrupted at byte "
-                    f"{segment.offset}; load an older commit"
+                    f"{segment.offset}; load an older checkpoint"
                 )
             arrays.append(array)
     key, row, state, step, op, *policy = arrays
@@ -263,7 +263,7 @@ def _read_segment(path: Path, footer: SegmentFooter, segment: SliceSegment) -> R
 
 
 def _make_corruption_error(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{path} is truncated or corrupted: {why}; load an older commit")
+    return CheckpointError(f"{path} is truncated or corrupted: {why}; load an older checkpoint")
 
 
 _POSITION_FACTOR = np.uint64(

@@ -27,7 +27,7 @@ from nonet.errors import NonetError
 
 SEGMENT_BYTES = 64 << 20  # The size of a file.
 _PREFIX = "cold-"
-_RESTART_HINT = "the run's commits have all rows; restart from the newest one"
+_RESTART_HINT = "the run's checkpoints have all rows; restart from the newest one"
 _HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

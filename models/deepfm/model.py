@@ -215,6 +215,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except OSError:
         raise CheckpointError(
-            f"{folder} holds no click model: there is no {_CONFIG}; name a commit of a run of a click model, "
+            f"{folder} holds no click model: there is no {_CONFIG}; name a checkpoint of a run of a click model, "
             "such as runs/<id>/checkpoints/step-000123"
         ) from None

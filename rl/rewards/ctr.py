@@ -116,7 +116,7 @@ def _find_checkpoint(folder: Path) -> Path:
     checkpoint = checkpoints[-1] if checkpoints else folder
     if not (checkpoint / "clicks" / "model.json").is_file():
         raise ConfigError(
-            f"reward ctr: {folder} holds no click model; give a run of a click model (nonet run ctr), or a commit of it, "
+            f"reward ctr: {folder} holds no click model; give a run of a click model (nonet run ctr), or a checkpoint of it, "
             "such as runs/<id>/checkpoints/step-000123"
         )
     return checkpoint

@@ -1,6 +1,6 @@
 """Recomputation and compilation of a model's blocks while they are trained; without gradients they run unchanged.
 
-The `forward` of a block is replaced and not the block itself, so that the names of weights in commits stay the same.
+The `forward` of a block is replaced and not the block itself, so that the names of weights in checkpoints stay the same.
 Source of recomputation: Chen et al. 2016, arXiv 1604.06174.
 """
 

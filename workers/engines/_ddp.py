@@ -250,7 +250,7 @@ class Ddp:
         return partial(write_dense, files, sets if is_rank_0 else (), groups if is_rank_0 else None)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Read the weights of a commit, and its optimizer on request."""
+        """Read the weights of a checkpoint, and its optimizer on request."""
         load_model(self.model, folder)
         self.load_masters(folder if optimizer else None)
         if optimizer:
@@ -265,10 +265,10 @@ class Ddp:
                 master.copy_(stored.get(name, parameter))
 
     def load_optimizer(self, folder: Path, select_part: Callable[[int, Tensor], Tensor]) -> None:
-        """Read the moments of a commit.
+        """Read the moments of a checkpoint.
 
         Args:
-            folder: Dense folder of the commit.
+            folder: Dense folder of the checkpoint.
             select_part: Returns this rank's part of a moment, given the parameter's index in the optimizer and the
                 whole moment.
         """

@@ -30,7 +30,7 @@ from nonet.workers.runtime import Membership
 _MOMENTS = {
     "first": "exp_avg",
     "second": "exp_avg_sq",
-}  # Name in a commit: key of the state of torch's AdamW.
+}  # Name in a checkpoint: key of the state of torch's AdamW.
 _SUPPORTED = (
     (0, 16),
     (0, 20),
@@ -41,7 +41,7 @@ _BUCKET_ELEMENTS = 1 << 22  # Elements that ranks gather or reduce together: 16 
 class Deepspeed(Ddp):
     """DeepSpeed's ZeRO; on a single rank it is plain AdamW.
 
-    A commit has the format of `Ddp`: any engine on any number of ranks can read it.
+    A checkpoint has the format of `Ddp`: any engine on any number of ranks can read it.
 
     Args:
         options: `zero`, the stage; `offload`, whether the optimizer is in host memory; `deepspeed`, keys of
@@ -227,7 +227,7 @@ class Deepspeed(Ddp):
         }
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Read the weights of a commit, and its optimizer on request."""
+        """Read the weights of a checkpoint, and its optimizer on request."""
         if self.member.n_trainers == 1:
             super().load(folder, optimizer=optimizer)
             return
@@ -405,7 +405,7 @@ def _locate_separate_pieces(
 
 
 def _sort_matrices_first(parameters: list[Any]) -> list[Any]:
-    """Return the matrices, then all other parameters: the order of `Ddp`'s optimizer and of the files of a commit."""
+    """Return the matrices, then all other parameters: the order of `Ddp`'s optimizer and of the files of a checkpoint."""
     return sorted(parameters, key=lambda p: p.ndim <= 1)
 
 

@@ -74,18 +74,18 @@ class StepPrecision:
             self.scale = min(_MAX_SCALE, self.scale * 2)
 
     def get_state(self) -> dict[str, float]:
-        """Return the state for a commit, {} without a scale."""
+        """Return the state for a checkpoint, {} without a scale."""
         return {"scale": self.scale, "moved": self._steps_since_skip} if self.scales else {}
 
     def load(self, folder: Path) -> None:
-        """Read the state from a commit's folder, if it has one."""
+        """Read the state from a checkpoint's folder, if it has one."""
         if self.scales and (folder / _FILE).exists():
             state = json.loads((folder / _FILE).read_text())
             self.scale, self._steps_since_skip = float(state["scale"]), int(state["moved"])
 
 
 def write_precision(state: Mapping[str, float], folder: Path) -> list[Path]:
-    """Write `StepPrecision.get_state` into a commit's folder. Returns the file."""
+    """Write `StepPrecision.get_state` into a checkpoint's folder. Returns the file."""
     path = folder / _FILE
     path.write_text(json.dumps(state))
     return [path]

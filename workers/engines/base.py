@@ -5,8 +5,8 @@ A trainer joins its process group, builds its model, makes the engine from both,
     restart                            when a stage begins
     backward*, clip, step              in a training step; a rank with an empty share may call no `backward`
     describe_weights, gather_weights*  to publish a version for rollouts, bucket by bucket
-    snapshot, load                     to write a commit, while later steps run, and to read one
-    change_process_group               after ranks were added or removed: the model stays, a commit may be loaded then
+    snapshot, load                     to write a checkpoint, while later steps run, and to read one
+    change_process_group               after ranks were added or removed: the model stays, a checkpoint may be loaded then
 
 Every rank makes every call except `backward` at the same time, so all of them may be collective.
 """

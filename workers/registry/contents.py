@@ -47,10 +47,10 @@ class VersionContents:
         catalogue: str,
         source: dict[str, Any],
     ) -> VersionContents:
-        """Read the content of a commit.
+        """Read the content of a checkpoint.
 
         Args:
-            commit_dir: Folder of the commit.
+            commit_dir: Folder of the checkpoint.
             run: RunSetup of the run.
             artifact_dirs: Folder of each kind of artifact.
             catalogue: Version of the trie.

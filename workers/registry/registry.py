@@ -2,7 +2,7 @@
 
     versions/000001.json   manifests            blobs/<sha256>   their files            serving.json   what is served
 
-A version is published from a commit (a complete checkpoint of the run). Publishing writes blobs, then the manifest,
+A version is published from a complete checkpoint of the run. Publishing writes blobs, then the manifest,
 then, if requested, `serving.json`, so a reader finds a version complete or not at all. A version with a base stores only
 the rows that changed (a delta); they are found by comparison with the base, so a publisher need not track them. A lock
 admits one publisher at a time. A second lock is held only while `serving.json` changes, so that promotions, rollbacks
@@ -121,9 +121,9 @@ class VersionRegistry:
     def publish(self, contents: VersionContents, *, base: int | None = None, serve: bool = True) -> Version:
         """Publish a new version.
 
-        If the commit was published before, its version is returned. With `serve` that version is promoted, unless it
-        was rolled back or the commit is the last one that a call with `serve` published: then an operator has chosen
-        since what is served. Without `serve`, a commit whose versions were all rolled back gets a new version, since
+        If the checkpoint was published before, its version is returned. With `serve` that version is promoted, unless it
+        was rolled back or the checkpoint is the last one that a call with `serve` published: then an operator has chosen
+        since what is served. Without `serve`, a checkpoint whose versions were all rolled back gets a new version, since
         such a call is an operator's request.
 
         Args:
@@ -132,7 +132,7 @@ class VersionRegistry:
             serve: Whether to make it the default version; true for the run's own publisher, false for an operator's request.
 
         Returns:
-            The new version, or the version of a commit that was published before.
+            The new version, or the version of a checkpoint that was published before.
 
         Raises:
             StaleVersion: The base was rolled back. No version is written.
@@ -157,7 +157,7 @@ class VersionRegistry:
             return version
 
     def _find_published(self, commit: str | None, serve: bool) -> Version | None:
-        """Return a version of a commit: the default version if it is one, else the newest that was not rolled back.
+        """Return a version of a checkpoint: the default version if it is one, else the newest that was not rolled back.
 
         If there is neither, return the newest one that was rolled back with `serve`, and None without it.
         """
@@ -175,14 +175,16 @@ class VersionRegistry:
         return None
 
     def _follow_commit(self, version: Version, commit: str | None) -> None:
-        """Promote the version of a commit, and record the commit as the last one that was followed.
+        """Promote the version of a checkpoint, and record the checkpoint as the last one that was followed.
 
-        Nothing changes if the version was rolled back or the commit was already the last one followed. To follow a commit is
-        to publish it with `serve`.
+        Nothing changes if the version was rolled back or the checkpoint was already the last one followed. To follow a
+        checkpoint is to publish it with `serve`.
         """
         serving = self.serving
         followed = serving.followed
-        if followed is None:  # An older Nonet followed every commit except those that an operator requested.
+        if (
+            followed is None
+        ):  # An older Nonet followed every checkpoint except those that an operator requested.
             followed_versions = [
                 v for v in map(self.read_version, self.list_versions()) if not v.source.get("asked")
             ]

@@ -29,7 +29,7 @@ class ServingState:
         withdrawn: Items (as text) that are left out of all answers.
         turn: Number of changes.
         salts: By version, the salt of the hash of its share; "" for shares of files written before there were salts.
-        followed: The commit that the run's follower published last; None if it has published none, or an older Nonet
+        followed: The checkpoint that the run's follower published last; None if it has published none, or an older Nonet
             did.
     """
 
@@ -67,7 +67,7 @@ class ServingState:
         """
         if version in self.refused:
             raise ConfigError(
-                f"version {version} was rolled back, or made from one that was; promote another, or publish its commit anew "
+                f"version {version} was rolled back, or made from one that was; promote another, or publish its checkpoint anew "
                 "(nonet publish --step N)"
             )
         if share is None or self.default is None:

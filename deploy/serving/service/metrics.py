@@ -75,7 +75,7 @@ class _EngineCollector:
         yield GaugeMetricFamily("nonet_version", "Default version", self._engines.serving.default or 0)
         yield GaugeMetricFamily("nonet_swaps", "Versions swapped in", self._engines.swaps)
         yield GaugeMetricFamily(
-            "nonet_problems", "Versions or commits that cannot be served", len(self._engines.problems)
+            "nonet_problems", "Versions or checkpoints that cannot be served", len(self._engines.problems)
         )
         yield GaugeMetricFamily(
             "nonet_breaker_open",
