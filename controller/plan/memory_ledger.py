@@ -130,7 +130,7 @@ def make_ledger(
                 _record_chunks(chunks.setdefault(stage, {}), memory, _list_phases(run, stage).get(line.phase))
                 # On cpu, offloaded bytes go to a mapped file, which takes no host memory.
                 for unit in line.offloaded if owner.resource != "CPU" else ():
-                    name = _parse_group(unit)
+                    name = unit.partition("/")[0]  # a unit is "group" or "group/role"
                     moved = memory[name].idle_bytes - _count_kept_bytes(line, name)
                     offloaded_by_group[name] = max(offloaded_by_group[name], moved)
         line, memory = _make_host_line(run, stage, groups, view, offloaded_by_group)
@@ -324,9 +324,7 @@ def _get_device_bytes(scenario: Scenario, view: ClusterView, node: str, group: G
     It is the smaller of what the pool states and what the cluster view knows; 0 if both are unknown.
     """
     facts = view.get_node(node).devices.get(group.resource)
-    known_bytes = [
-        value for value in (facts.memory_bytes if facts else 0, _get_pool_bytes(scenario, group)) if value
-    ]
+    known_bytes = filter(None, (facts.memory_bytes if facts else 0, _get_pool_bytes(scenario, group)))
     return float(min(known_bytes, default=0))
 
 
@@ -334,11 +332,6 @@ def _get_pool_bytes(scenario: Scenario, group: GroupPlan) -> int:
     """Return the memory per device that the group's pool states; 0 if it states none."""
     pool = scenario.pools.get(group.pool)
     return (pool.memory or 0) if pool else 0
-
-
-def _parse_group(unit: str) -> str:
-    """Return the group of an offloaded unit, which is "group" or "group/role"."""
-    return unit.partition("/")[0]
 
 
 def _count_kept_bytes(line: LedgerLine, group: str) -> int:
@@ -379,10 +372,9 @@ def _format_refusal(line: LedgerLine, scenario: Scenario) -> str:
         f"{group} {format_bytes(sum(v for _, v in parts))} ({', '.join(f'{p} {format_bytes(v)}' for p, v in parts)})"
         for group, parts in by_group.items()
     )
-    overlapped = line.phase == "rollout + update" and len(by_group) > 1
     way_out = (
         f"Set stages.{line.stage}.rollout.staleness to 0 so that they take turns, or give one of them devices of its own."
-        if overlapped
+        if line.phase == "rollout + update" and len(by_group) > 1
         else "Lower the table budgets or the processes per node, or use more nodes."
         if line.resource == MEMORY
         else "Raise pools.X.memory of its pool, or give a group that shares the bundle one of its own."

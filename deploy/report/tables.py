@@ -22,7 +22,6 @@ from nonet.deploy.report.scores import (
 )
 from nonet.deploy.report.verdicts import choose_reward_digits, get_reward_direction
 
-_MIB = 2**20
 _BASELINE_COLUMNS = ("epochs", "trials", "loss")  # facts of a trained baseline that have a column
 Report = Mapping[str, Any]
 
@@ -80,10 +79,10 @@ def build_score_table(report: Report, split: str, search: str, caption: str) -> 
         caption: The table's caption.
     """
     rows_by_events = {
-        events: select_scores(report, split=split, search=search, events=events)
+        events: rows
         for events in ("all", "target")
+        if (rows := select_scores(report, split=split, search=search, events=events))
     }
-    rows_by_events = {events: rows for events, rows in rows_by_events.items() if rows}
     columns = [(rows, metric) for rows in rows_by_events.values() for metric in list_metrics(rows)]
     subjects = dict.fromkeys((row.name, row.kind) for rows in rows_by_events.values() for row in rows)
     groups = [
@@ -165,10 +164,9 @@ def _build_reward_table(stage_report: Report, caption: str) -> ReportTable:
     """Build the table of each reward before and after one RL stage."""
     rows = []
     for name, values in _get_part(stage_report, "rewards").items():
-        digits, (before, after) = choose_reward_digits(list(values)), values[:2]
-        change = TableCell(
-            format_number(after - before, digits, sign=True), tone=get_reward_direction(list(values))
-        )
+        digits, tone = choose_reward_digits(values), get_reward_direction(values)
+        before, after = values[:2]
+        change = TableCell(format_number(after - before, digits, sign=True), tone=tone)
         name_cell = TableCell(format_name(name), "trained by RL" if name == "total" else "")
         rows.append([name_cell, format_number(before, digits), format_number(after, digits), change])
     return ReportTable(["objective", "before", "after", "change"], rows, caption, narrow=True)
@@ -324,11 +322,9 @@ def _build_sparse_table(report: Report) -> ReportTable:
 def _build_size_table(report: Report) -> ReportTable:
     """Build the table of parameters, memory, held-out events, repeats and package versions."""
     data, peak_bytes = _get_part(report, "data"), report.get("peak_rss_bytes")
-    titles = {"parameters": "dense parameters"}
-    weight_counts = _get_part(report, "weights").items()
     rows = [
-        [titles.get(key, format_name(key)), f"{count:,}"]
-        for key, count in weight_counts
+        ["dense parameters" if key == "parameters" else format_name(key), f"{count:,}"]
+        for key, count in _get_part(report, "weights").items()
         if isinstance(count, int)
     ]
     if isinstance(peak_bytes, int | float) and peak_bytes > 0:
@@ -337,12 +333,11 @@ def _build_size_table(report: Report) -> ReportTable:
         [f"held-out events, {format_name(name)}", f"{count:,}"]
         for name, count in _get_part(data, "held_out").items()
     ]
-    repeat_shares = _get_part(_get_part(data, "repeats"), "share")
     if isinstance(untested_share := data.get("share_only_trained"), float):
         rows.append(["users without a test event", format_percent(untested_share)])
     rows += [
         [f"{split} events of an item seen before", format_percent(share)]
-        for split, share in repeat_shares.items()
+        for split, share in _get_part(_get_part(data, "repeats"), "share").items()
     ]
     rows += [[f"version of {name}", str(version)] for name, version in _get_part(report, "versions").items()]
     return ReportTable(["", ""], rows, "Sizes and versions", narrow=True)
@@ -355,7 +350,7 @@ def _get_part(report: Report, key: str) -> Report:
 
 def _format_mib(byte_count: float, digits: int = 1) -> str:
     """Format a number of bytes in MiB."""
-    return f"{format_number(byte_count / _MIB, digits)} MiB"
+    return f"{format_number(byte_count / 2**20, digits)} MiB"
 
 
 def _format_count(value: int | None) -> str:
