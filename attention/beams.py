@@ -25,8 +25,8 @@ class BeamCache:
         keys: The keys [S, G, D] of the packed prompts.
         values: The values [S, G, E] of the packed prompts.
         cu_prefix: The cumulative lengths [U + 1] of the prompts.
-        own_keys: The keys [U, W, L, G, D] of tokens that the beams already have; one row instead of U is shared by all prompts.
-            None if the beams start empty.
+        own_keys: The keys [U, W, L, G, D] of tokens that the beams already have, or [1, W, L, G, D] shared by all prompts, to
+            which nothing can be appended. None if the beams start empty.
         own_values: The values [U, W, L, G, E] of these tokens.
     """
 
@@ -82,7 +82,9 @@ class BeamCache:
         rows = q.unflatten(2, (-1, groups)).transpose(2, 3)
         cu_rows = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
         out, lse = uni_attention(
-            *(rows.flatten(0, 2), self.keys, self.values),
+            rows.flatten(0, 2),
+            self.keys,
+            self.values,
             mask=UniMask.full(),
             cu_seqlens_q=cu_rows,
             cu_seqlens_k=self.cu_prefix,
@@ -91,7 +93,8 @@ class BeamCache:
             backend=backend,
         )
         out, lse = (
-            x.unflatten(0, (prompts, beams, groups)).transpose(2, 3).flatten(2, 3) for x in (out, lse.T)
+            x.unflatten(0, (prompts, beams, groups)).transpose(2, 3).flatten(2, 3)
+            for x in (out, lse.T)  # uni_attention returns lse as [H, T]
         )
         if self.own_keys is None or self.own_values is None or not self.own_keys.shape[2]:
             return out

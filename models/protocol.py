@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nonet.types import SampleBatch
 
-# Shapes: B sequences, N events, T positions, M targets, m of them with several legal codes, A states from which each target is
+# Shapes: B sequences, N events, T positions, M targets, m the targets computed at a level, A states from which each target is
 # predicted, U prompts, W beams, L levels, K codes of a level, D width.
 
 
@@ -59,7 +59,10 @@ class SidModel(Protocol):
         ...
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        """Return the position [M] of the state `ahead` events before each target; negative where its sequence has none."""
+        """Return the position [M] of the state that predicts each target from `ahead` events earlier.
+
+        1 is the state directly before the target. Negative where the sequence has none.
+        """
         ...
 
     def teacher_forced_logits(
@@ -88,7 +91,7 @@ class SidModel(Protocol):
     # --- generating ---------------------------------------------------------------------------------------------
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> PromptCache:
-        """Compute the cache that steps need from each sequence's history; an empty history has only its start position."""
+        """From each sequence's history, compute the cache that `step` reads; an empty history has only its start position."""
         ...
 
     def step(self, cache: PromptCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:

@@ -39,7 +39,7 @@ def _measure_auc(name: str, steps: int, seed: int) -> float:
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
 
-    world = ShardedTables(
+    tables = ShardedTables(
         {table: TableSpec(DIM, lr=0.1, init_scale=0.1) for table in ("user", "item")}, seed=seed
     )
     wire = get_codec(name)
@@ -49,16 +49,16 @@ def _measure_auc(name: str, steps: int, seed: int) -> float:
 
     for step in range(1, steps + 1):
         keys, label = _draw_pairs(seed, step, BATCH)
-        leaves = {table: pass_codec(world.pull(table, key)).requires_grad_() for table, key in keys.items()}
+        leaves = {table: pass_codec(tables.pull(table, key)).requires_grad_() for table, key in keys.items()}
         score = (leaves["user"] * leaves["item"]).sum(1)
         torch.nn.functional.binary_cross_entropy_with_logits(score, label, reduction="sum").backward()
         for table, key in keys.items():
             # The trainer sums a key's gradients before they travel.
             distinct, inverse = torch.unique(key, return_inverse=True)
             summed = torch.zeros(len(distinct), DIM).index_add_(0, inverse, leaves[table].grad)
-            world.push(table, distinct, pass_codec(summed), step)
+            tables.push(table, distinct, pass_codec(summed), step)
     keys, label = _draw_pairs(seed, 0, 100_000)
-    rows = [pass_codec(world.pull(table, keys[table], train=False)) for table in ("user", "item")]
+    rows = [pass_codec(tables.pull(table, keys[table], train=False)) for table in ("user", "item")]
     return _compute_auc((rows[0] * rows[1]).sum(1).numpy(), label.numpy())
 
 

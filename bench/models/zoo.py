@@ -1,6 +1,6 @@
 """`make zoo`: tests a tiny version of every architecture in all steps of a run, for the table in docs/benchmarks/backbones.md.
 
-A test runs on one batch of histories, with the engine that trains runs and its checkpoints. A test that succeeds is a tick in the
+A test runs on one batch of histories, with the engine and the checkpoints of real runs. A test that succeeds is a tick in the
 table; an error or a different result is a cross with its reason. The functions `_try_...` return "" or the problem.
 """
 

@@ -1,4 +1,4 @@
-"""A seeded log of any size: sessions near one random item each, popularity by Zipf's law, and drift.
+"""A seeded log of any size: most items of a session lie close to one random item, popularity by Zipf's law, and drift.
 
 Files are written one at a time, so memory does not grow with the log. Each file is a span of time with random users,
 as in an interaction log that is split by time.

@@ -76,11 +76,11 @@ def _choose_problem(problems: Sequence[Any], document: Any) -> Any:
     """
     first = problems[0]
     loc = first["loc"]
-    # The last part of the path is no key of the document but the name of a union member.
+    # True if the last part of the path is the name of a union member and no key of the document.
     is_in_union = _list_keys_in_document(loc, document) == _list_keys_in_document(loc[:-1], document)
     if not isinstance(first.get("input"), dict | list) or not loc or not is_in_union:
         return first
-    # A problem of a type, such as "dict_type", only says that the value is not of some other member of the union.
+    # A problem such as "dict_type" only says that the value does not fit another member of the union, so it is skipped.
     inner_problems = [
         problem
         for problem in problems

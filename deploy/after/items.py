@@ -71,8 +71,8 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         else known_items.slice(0, 0)
     )
     is_put_back_I = np.isin(known_ids, _convert_ids(new_items, known_ids)) & ~is_listed_I
-    is_put_back = np.isin(_convert_ids(new_items, known_ids), known_ids[is_put_back_I])
-    new_items = new_items.filter(pa.array(~is_put_back))
+    is_row_put_back = np.isin(_convert_ids(new_items, known_ids), known_ids[is_put_back_I])
+    new_items = new_items.filter(pa.array(~is_row_put_back))
     withdrawn_indices = _find_withdrawn(withdrawn_ids, known_ids, is_listed_I)
     if not (len(new_items) or is_put_back_I.any() or len(withdrawn_indices)):
         raise ConfigError("items add: nothing changes; give a table of items, or --withdraw ID")

@@ -21,7 +21,7 @@ from nonet.samples.sequences import Sequences
 # Shapes: P prompts, I items.
 
 # By precision: maximum relative error of a module output and of the gradient, maximum mean KL divergence in nats, minimum
-# overlap, and maximum absolute difference of a metric. All but the overlap are the larger the lower the precision is.
+# overlap, and maximum absolute difference of a metric. Lower precisions have larger limits, and a smaller one for the overlap.
 LIMITS = {
     "fp32": {"module": 1e-4, "gradient": 1e-4, "kl": 1e-6, "overlap": 0.99, "metric": 0.005},
     "bf16": {"module": 5e-2, "gradient": 5e-2, "kl": 1e-2, "overlap": 0.85, "metric": 0.02},
@@ -171,12 +171,12 @@ def compare(
     kl = {"mean": float(kl_P.mean()), "most": float(kl_P.max())}
     # `not <=` instead of `>`, so that NaN exceeds the limit.
     first_beyond = next((module for module in modules if not module.relative <= limits["module"]), None)
-    has_same_modules = all(error.same for error in [*modules, *gradients])
+    has_same_arrays = all(error.same for error in [*modules, *gradients])
     return ParityResult(
         sides=[dict(side["side"]) for side in answers],
         weights=weights,
         prompts=len(users),
-        same_bits=has_same_modules and np.array_equal(a["scores"], b["scores"]),
+        same_bits=has_same_arrays and np.array_equal(a["scores"], b["scores"]),
         first_different=next((module.name for module in modules if not module.same), None),
         first_beyond=first_beyond and first_beyond.name,
         modules=modules,

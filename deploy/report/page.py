@@ -136,7 +136,7 @@ def _collect_users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         cards.append(
             {
                 "id": user.get("user_id", "?"),
-                "earlier": len(history) - _SHOWN_HISTORY,
+                "earlier": max(0, len(history) - _SHOWN_HISTORY),
                 "history": history[-_SHOWN_HISTORY:],
                 "target": target,
                 "lists": lists,

@@ -82,10 +82,10 @@ def _to_keys(feature: str, values: Any, text: bool) -> Tensor:
         values = values.detach()
         if not text and values.dtype == torch.int64 and values.dim() == 1:
             return values.cpu()
-    is_text = isinstance(values, list | tuple | pa.Array | pa.ChunkedArray) or (
+    may_hold_text = isinstance(values, list | tuple | pa.Array | pa.ChunkedArray) or (
         isinstance(values, np.ndarray) and values.dtype.kind in "OU"
     )
-    if text and is_text:
+    if text and may_hold_text:
         try:
             return torch.from_numpy(hash_text(values))
         except pa.ArrowException as error:

@@ -25,7 +25,7 @@ from nonet.embedding.tables.rows import WAIT, RowColumns, from_arrow_table, to_a
 from nonet.embedding.tables.spec import TableSpec
 from nonet.errors import ConfigError
 
-_HASH_BITS = 48  # The number of hash bits below the slice.
+_HASH_BITS = 48  # The number of hash bits below the slice, which is the top 16 of 64 bits.
 _LISTED_ROWS = 1 << 20  # The rows of a native table that one call lists.
 _COLUMN_NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
 
@@ -181,7 +181,7 @@ def count_packed_bytes(spec: TableSpec) -> int:
 
 
 def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
-    """Create the rows that keys [N] do not have, and return the rows of all keys, packed, as uint8 [N, B]."""
+    """Create the missing rows of keys [N], and return the rows of all keys, packed, as uint8 [N, B]."""
     if isinstance(table, NativeTable):
         return table.take_packed(keys, count_packed_bytes(table.spec))
     if not len(keys):

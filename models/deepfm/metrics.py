@@ -63,9 +63,9 @@ def compare_clicks(
     n_users, generator = int(user_index.max()) + 1, rng(seed, "bootstrap")
     losses = log_losses(a, label_P) - log_losses(b, label_P)
     differences: dict[str, list[np.ndarray]] = {"auc": [], "log_loss": []}
-    max_resamples = max(1, _CHUNK_WEIGHTS // len(user_index))
-    for start in range(0, resamples, max_resamples):
-        n_resamples = min(max_resamples, resamples - start)
+    chunk_resamples = max(1, _CHUNK_WEIGHTS // len(user_index))
+    for start in range(0, resamples, chunk_resamples):
+        n_resamples = min(chunk_resamples, resamples - start)
         user_RU = generator.integers(0, n_users, (n_resamples, n_users))
         times_drawn_RU = np.zeros((n_resamples, n_users))
         np.add.at(times_drawn_RU, (np.arange(n_resamples)[:, None], user_RU), 1.0)

@@ -25,10 +25,10 @@ class SharedScores:
     def count_ahead(self, score_P: np.ndarray, tie_P: np.ndarray) -> np.ndarray:
         """Count for each prompt [P] the items that rank before one with this score and tie order."""
         n_ahead_P = np.searchsorted(self._negated_scores, -score_P, "left")
-        n_not_behind_P = np.searchsorted(self._negated_scores, -score_P, "right")
-        for row in np.flatnonzero(n_not_behind_P > n_ahead_P):
+        n_ahead_or_tied_P = np.searchsorted(self._negated_scores, -score_P, "right")
+        for row in np.flatnonzero(n_ahead_or_tied_P > n_ahead_P):
             n_ahead_P[row] += np.searchsorted(
-                self._sorted_ties[n_ahead_P[row] : n_not_behind_P[row]], tie_P[row]
+                self._sorted_ties[n_ahead_P[row] : n_ahead_or_tied_P[row]], tie_P[row]
             )
         return n_ahead_P
 
@@ -40,7 +40,7 @@ class SparseScores:
         prompts: Number of prompts.
         shared: Scores of all other cells.
         prompt: Prompt of each cell [C].
-        item: Item of each cell [C], in the order of prompt and item.
+        item: Item of each cell [C]; cells are sorted by prompt, then by item.
         score: Score of each cell [C] float32.
     """
 

@@ -38,7 +38,7 @@ def create_store(
         use: The address.
         schema: Names and types of the columns.
         key: Type of the keys: any integer or text.
-        versions: Whether rows have times.
+        versions: Whether each row has a time, so that a key can have several rows.
         **options: Options of the store.
 
     Raises:
