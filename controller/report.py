@@ -71,7 +71,10 @@ def make_report(
         "floors": _check_floors(run, scenario, rewards.get("stage_rewards", {})),
         "validation": _read_validations(run, scenario),
         "tokenizer": facts["tokenizer"],
-        "users": _join_users(comparison.get("shown", []), results),
+        "users": [
+            user | {"recommended": {name: result["shown"][index] for name, result in results.items()}}
+            for index, user in enumerate(comparison.get("shown", []))
+        ],
         "wall_s": dict(wall_s),
         **work,
         "rows": _count_rows(run),
@@ -121,11 +124,7 @@ def read_machine(metrics: Path) -> dict[str, dict[str, Any]]:
         and the share of time by part, in which "other" is the rest. A step that a resume wrote twice counts once.
     """
     values_by_stage: dict[str, dict[tuple[str, int], float]] = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # cut off when the run was killed; the resumed run wrote its step again
-            continue
+    for record in _read_records(metrics):
         if record["name"].startswith("machine "):
             name = record["name"].removeprefix("machine ")
             values_by_stage.setdefault(record["stage"], {})[name, record["step"]] = record["value"]
@@ -175,10 +174,8 @@ def _compare_stage_rewards(run: RunFolder, stage: str, seed: int) -> dict[str, A
         key for key in after if key in before and key not in ("user", "of") and not key.startswith("weight.")
     ]
     if weights := {key: after[f"weight.{key}"] for key in keys if f"weight.{key}" in after}:
-        for probe in (
-            before,
-            after,
-        ):  # both with the weights at the end of the stage, so that totals are comparable
+        # Both totals have the weights at the end of the stage, so that they are comparable.
+        for probe in (before, after):
             probe["total"] = np.sum([weight * probe[key] for key, weight in weights.items()], axis=0)
     scored = ~np.any([np.isnan(probe[key]) for probe in (before, after) for key in keys], axis=0)
     if not scored.any():  # fewer than five users have RL prompts, so none was held out
@@ -235,7 +232,7 @@ def _check_floors(
         measured on those users if there are any.
     """
     metrics: dict[tuple[str, str], dict[int, float]] = {}
-    for record in _read_records(run):
+    for record in _read_records(run.metrics):
         if record["role"] == "trainer" and record["name"].startswith(("reward.", "multiplier.")):
             metrics.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     floors = {
@@ -246,10 +243,8 @@ def _check_floors(
     }
     state_by_floor = {}
     for (stage, name), floor in floors.items():
-        mean_by_step, multiplier_by_step = (
-            metrics.get((stage, f"reward.{name}"), {}),
-            metrics.get((stage, f"multiplier.{name}"), {}),
-        )
+        mean_by_step = metrics.get((stage, f"reward.{name}"), {})
+        multiplier_by_step = metrics.get((stage, f"multiplier.{name}"), {})
         if not mean_by_step:
             continue
         last_steps = sorted(mean_by_step)[-max(1, len(mean_by_step) // 5) :]
@@ -270,7 +265,7 @@ def _check_floors(
 def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
     """Return the validation results by stage; entries of the history have the mean training loss since the previous one."""
     metrics: dict[tuple[str, str], dict[int, float]] = {}
-    for record in _read_records(run):
+    for record in _read_records(run.metrics):
         if record["role"] == "trainer" and record["name"] in ("loss", "events"):
             metrics.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     stages = {}
@@ -284,19 +279,10 @@ def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
             steps_since = [step for step in losses if previous_step < step <= entry["step"]]
             event_count = sum(events.get(step, 0.0) for step in steps_since)
             loss_sum = sum(losses[step] * events.get(step, 0.0) for step in steps_since)
-            loss = loss_sum / event_count if event_count else None
-            history.append(entry | {"loss": loss})
+            history.append(entry | {"loss": loss_sum / event_count if event_count else None})
             previous_step = entry["step"]
         stages[name] = {**validation.end, "history": history}
     return stages
-
-
-def _join_users(shown_users: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the users that the report shows, with the items that each subject recommends to them."""
-    return [
-        user | {"recommended": {name: result["shown"][index] for name, result in results.items()}}
-        for index, user in enumerate(shown_users)
-    ]
 
 
 def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
@@ -305,7 +291,7 @@ def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int
         name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
     }
     value_by_record: dict[tuple[str, int, str], int] = {}
-    for record in _read_records(run):
+    for record in _read_records(run.metrics):
         if record["role"] == "embedding":
             value_by_record[record["stage"], record["step"], record["name"]] = int(record["value"])
     for (_, _, name), value in value_by_record.items():
@@ -318,14 +304,14 @@ def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int
 def _count_absent_reads(run: RunFolder) -> int:
     """Return the number of positions for which rollouts with a replica or remote reader read the default row."""
     positions_by_step = {
-        (r["stage"], r["step"]): int(r["value"]) for r in _read_records(run) if r["role"] == "rollout"
+        (r["stage"], r["step"]): int(r["value"]) for r in _read_records(run.metrics) if r["role"] == "rollout"
     }
     return sum(positions_by_step.values())
 
 
-def _read_records(run: RunFolder) -> Iterator[dict[str, Any]]:
+def _read_records(metrics: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of the metrics file."""
-    for line in run.metrics.read_text(encoding="utf-8").splitlines():
+    for line in metrics.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(line)
         except ValueError:  # cut off when the run was killed; the resumed run wrote its step again
@@ -335,7 +321,7 @@ def _read_records(run: RunFolder) -> Iterator[dict[str, Any]]:
 def _count_rows(run: RunFolder) -> dict[str, int]:
     """Return the number of trained events by stage; a step that a resume wrote twice counts once."""
     events: dict[tuple[str, int], float] = {}
-    for record in _read_records(run):
+    for record in _read_records(run.metrics):
         if record["name"] in ("events", "prompts"):
             events[record["stage"], record["step"]] = record["value"]
     rows: dict[str, int] = {}

@@ -57,11 +57,7 @@ from nonet.controller.session.stage_checkpoints import (
 )
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.session.steering import begin_steering, replay_weights
-from nonet.controller.setup import (
-    fix_sources,
-    read_copies,
-    write_run,
-)
+from nonet.controller.setup import fix_sources, read_copies, write_run
 from nonet.errors import ConfigError, WorkerLost
 from nonet.renamed import keep_old_name
 from nonet.workers import check_ray_environment
@@ -298,7 +294,7 @@ class Session:
                 if self.checkpoint_log.open_step is not None:
                     stage, step = self.checkpoint_log.open_step
                     self.checkpoint_writer.write(stage, step + 1, wait=True)
-                self.groups.change(change, self._get_newest_folder())
+                self.groups.change(change, self.wait_for_checkpoint())
                 self.checkpoint_log.write_record(
                     rebound=name,
                     stops=list(change.stops),
@@ -355,10 +351,9 @@ class Session:
         For a stage that is not running, these are the weights at its last command: those of the scenario, changed by all
         commands that were applied in the stage.
         """
-        if self.objectives is None or self._stage != stage:
+        objectives, step = self.objectives, self.step
+        if objectives is None or self._stage != stage:
             objectives, step = replay_weights(self, stage)
-        else:
-            objectives, step = self.objectives, self.step
         return {name: options.compute_weight(step) for name, options in objectives.rewards.items()}
 
     def iterate_prompts(self, name: str) -> Iterator[tuple[int, PromptRequest]]:
@@ -441,9 +436,6 @@ class Session:
             The folder of the newest checkpoint, or None before the first.
         """
         self.checkpoint_writer.finish(wait=True)
-        return self._get_newest_folder()
-
-    def _get_newest_folder(self) -> Path | None:
         return self.checkpoint_log.newest and self.checkpoint_log.newest[0]
 
     def restore(self) -> Manifest | None:
