@@ -157,9 +157,8 @@ class Wire:
             for block, count in zip(blocks, incoming_counts, strict=True)
         ]
         if any(block_header[MORE_WORD] for block_header in block_headers):
-            received_keys = [
-                part.copy() for part in received_keys
-            ]  # The overflow exchange may overwrite them.
+            # The overflow exchange may overwrite the blocks.
+            received_keys = [part.copy() for part in received_keys]
             received_keys = self._exchange_overflow(received_keys, incoming_counts, keys, counts, capacity)
         self._capacities[self._last_exchange] = capacity.grow(counts, incoming_counts)
         self._last_exchange = (agreed_header.op, agreed_header.table)
@@ -393,18 +392,14 @@ class Wire:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Convert the RuntimeError of a collective to WorkerLost."""
+        """Convert the RuntimeError of a collective to WorkerLost, which names the ranks that do not respond."""
         try:
             yield
         except RuntimeError as cause:
-            raise self._make_worker_lost(cause) from cause
-
-    def _make_worker_lost(self, cause: RuntimeError) -> WorkerLost:
-        """Build a WorkerLost error that names the ranks that do not respond."""
-        first_line = str(cause).splitlines()[0]
-        missing = find_missing_ranks(self._layout.rank, self._layout.world)
-        missing_text = f" (no response from {missing})" if missing else ""
-        return WorkerLost(
-            f"{self._layout} of the sparse world failed to exchange with the other ranks{missing_text}: {first_line}; "
-            "one of them has ended or is late. Restart all ranks from the last checkpoint."
-        )
+            first_line = str(cause).splitlines()[0]
+            missing = find_missing_ranks(self._layout.rank, self._layout.world)
+            missing_text = f" (no response from {missing})" if missing else ""
+            raise WorkerLost(
+                f"{self._layout} of the sparse world failed to exchange with the other ranks{missing_text}: {first_line}; "
+                "one of them has ended or is late. Restart all ranks from the last checkpoint."
+            ) from cause

@@ -200,15 +200,34 @@ class PolicyUpdate:
     def _accumulate_minibatch(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor
     ) -> tuple[float, Tensor]:
-        """Compute the gradients of one mini-batch.
+        """Compute the gradients of one mini-batch in chunks of prompts, and update the rows if the stage trains them.
 
         Returns:
-            The number of codes of all ranks, and the sums over this rank's codes (`_compute_gradients`).
+            The number of codes of all ranks, and the sums over this rank's codes of loss, kl, clipped, ratio and the
+            algorithm's further values, [4 + n] float64.
         """
         used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
         count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
         count = max(self.context.member.sum_over_trainers(count)[0], 1.0)
-        return count, self._compute_gradients(step, beams, advantage, used_UW, count)
+        parts = split_by_size(np.ones(len(used_UW), np.int64), self.stage.chunk)
+        share = self._prompts.make_share(beams, parts)
+        trains_rows = self.stage.sparse_lr is not None
+        if trains_rows:
+            self._store_rows(share)
+        rows = self._pull_trained_rows(share) if trains_rows else share.pull_frozen_rows(self.context.sparse)
+        sums = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64)
+        for part, chunk in zip(parts, share, strict=True):
+            with self.context.meter.time_section("dense"):
+                policy = self._compute_loss(
+                    chunk, rows, select_rows(beams, part), select_advantages(advantage, part), used_UW[part]
+                )
+                self.context.dense.backward(policy.loss / count)
+            chunk_sums = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
+            more_sums = [policy.more[name] for name in self.algorithm.more]
+            sums += torch.tensor([float(value) for value in (*chunk_sums, *more_sums)], dtype=torch.float64)
+        if trains_rows:
+            self._push_rows(step, share, rows)
+        return count, sums
 
     def _take_optimizer_step(self, lr: float) -> float:
         """Take one step of the dense optimizer and of the critic, and return the gradient's norm.
@@ -227,34 +246,6 @@ class PolicyUpdate:
         if self.critic is not None:
             self.critic.step(self._sum_gradient)
         return norm
-
-    def _compute_gradients(
-        self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor, count: float
-    ) -> Tensor:
-        """Compute the gradients of the loss, one chunk of prompts at a time, and update the rows if the stage trains them.
-
-        Returns:
-            Sums over this rank's codes of loss, kl, clipped, ratio and the algorithm's further values, [4 + n] float64.
-        """
-        parts = split_by_size(np.ones(len(valid_UW), np.int64), self.stage.chunk)
-        share = self._prompts.make_share(beams, parts)
-        trains_rows = self.stage.sparse_lr is not None
-        if trains_rows:
-            self._store_rows(share)
-        rows = self._pull_trained_rows(share) if trains_rows else share.pull_frozen_rows(self.context.sparse)
-        sums = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64)
-        for part, chunk in zip(parts, share, strict=True):
-            with self.context.meter.time_section("dense"):
-                policy = self._compute_loss(
-                    chunk, rows, select_rows(beams, part), select_advantages(advantage, part), valid_UW[part]
-                )
-                self.context.dense.backward(policy.loss / count)
-            chunk_sums = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
-            more_sums = [policy.more[name] for name in self.algorithm.more]
-            sums += torch.tensor([float(value) for value in (*chunk_sums, *more_sums)], dtype=torch.float64)
-        if trains_rows:
-            self._push_rows(step, share, rows)
-        return sums
 
     def _store_rows(self, share: StepShare) -> None:
         """Store the rows that this step is about to change in the reference and in older versions.
