@@ -56,16 +56,15 @@ class NativeTable(BaseTable):
         self._keeps_all_rows = self.spec.admits_all and not self.spec.evicts
         self._refused, self._dropped = 0, 0  # The core's counters at the last `clear`.
         config = _make_config(self)
-        handle = self._core.nonet_table_new(ctypes.byref(config), isa.encode() or None)
-        if not handle:
+        self._handle = self._core.nonet_table_new(ctypes.byref(config), isa.encode() or None)
+        if not self._handle:
             raise _make_memory_error(self)
-        self._handle = handle
         # The core's table is freed when this array is deleted, not when the Python table is: the garbage collector does not
         # track arrays, so in a reference cycle the array outlives all finalizers, which may still look up rows.
         self._core_owner = np.empty(0)
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
-        register_finalizer(self._core_owner, self._core.nonet_table_free, handle)
+        register_finalizer(self._core_owner, self._core.nonet_table_free, self._handle)
 
     def __len__(self) -> int:
         return self._counters["rows"]
@@ -246,9 +245,8 @@ class NativeTable(BaseTable):
 
     def _read_chosen(self, chosen: int, start: int, count: int) -> RowColumns:
         """Read `count` rows of the core's list at the address `chosen`, from position `start` of the list."""
-        first_address = (
-            chosen + 16 * start
-        )  # An entry of the list has two int64: the key, and where its row is.
+        # An entry of the list has two int64: the key, and where its row is.
+        first_address = chosen + 16 * start
         key = np.ctypeslib.as_array((ctypes.c_int64 * (2 * count)).from_address(first_address))[::2].copy()
         row, state = (np.empty((count, width), dtype=np.float32) for width in (self.dim, self._state_width))
         step, seen, uses = (np.zeros(count, dtype=np.int64) for _ in range(3))
@@ -270,13 +268,10 @@ class NativeTable(BaseTable):
 
     def _upsert(self, rows: RowColumns) -> None:
         """Insert or overwrite rows with their optimizer state."""
-        columns = [_to_array(column) for column in (rows.key, rows.row, rows.state, rows.step)]
-        policy = [None if column is None else _to_array(column) for column in (rows.seen, rows.uses)]
-        key, row, state, step = columns
-        code = self._core.nonet_table_upsert(
-            self._handle, _get_address(key), len(key), _get_address(row), _get_address(state), _get_address(step),
-            *(None if column is None else _get_address(column) for column in policy),
-        )  # fmt: skip
+        columns = rows.key, rows.row, rows.state, rows.step, rows.seen, rows.uses
+        arrays = [None if column is None else _to_array(column) for column in columns]
+        key_address, *addresses = [None if array is None else _get_address(array) for array in arrays]
+        code = self._core.nonet_table_upsert(self._handle, key_address, len(rows.key), *addresses)
         if code < 0:
             raise _make_memory_error(self)
 
