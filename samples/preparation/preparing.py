@@ -109,7 +109,7 @@ def prepare_sequences(
         ConfigError: For the same reasons as in `build_sequences`.
     """
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
-    item_files = _list_item_files(options.items)
+    item_files = options.list_item_files()
     inputs = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
     working_folder = root / f"preparing-{_hash_json(inputs)[:8]}"
     for other_folder in root.glob("preparing-*"):  # left by killed preparations of other data
@@ -155,12 +155,10 @@ class _PreparationJob:
     def run(self, root: Path) -> PreparedSequences:
         """Run all steps and move the artifact to its final name in the folder `root`."""
         parse_min_events(self.options.keep)  # raises ConfigError before the work begins
-        items = (
-            None if self.options.items is None else read_items(self.options.items, self.options.table_format)
-        )
-        item_columns = (
-            [] if self.options.items is None else read_parquet_schema(self.options.items, "items").names
-        )
+        items, item_columns = None, []
+        if self.options.items is not None:
+            items = read_items(self.options.items, self.options.table_format)
+            item_columns = read_parquet_schema(self.options.items, "items").names
         check_columns(self.options.columns, [*self.log.names, *item_columns])
         self._check_free_space()
         self.working_folder.mkdir(parents=True, exist_ok=True)
@@ -241,9 +239,8 @@ class _PreparationJob:
         user_count, event_count = (sum(counts) for counts in zip(*core.sizes, strict=True))
         self.progress.start_phase("write", event_count)
         files = writer.create_files(partitions)
-        files.write(
-            "offsets", 0, np.zeros(1, np.int64)
-        )  # the start of the first user; partitions write the ends
+        # This is the start of the first user; partitions write the ends.
+        files.write("offsets", 0, np.zeros(1, np.int64))
         self._run_jobs(
             range(len(partitions)),
             lambda number: writer.write(files, partitions, number),
@@ -338,16 +335,6 @@ def _get_column_dtype(arrow_type: pa.DataType) -> str:
     is_integer = pa.types.is_integer(arrow_type) or pa.types.is_boolean(arrow_type)
     is_text = pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
     return "<i8" if is_integer or is_text else "<f4"
-
-
-def _list_item_files(items: str | None) -> Any:
-    """Return the path, size and modification time of each file of the items table; None if there is no table."""
-    if items is None:
-        return None
-    from nonet.samples.tables import find_parquet
-
-    system, files = find_parquet(items, "items")
-    return [[info.path, info.size, info.mtime_ns] for info in system.get_file_info(files)]
 
 
 def _hash_json(value: Any) -> str:

@@ -43,9 +43,8 @@ from nonet.samples.sequences.user_file import USER_FILE, UserFile, write_user_fi
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FORMAT = 2
-_FORMAT_WITHOUT_KEYS = (
-    1  # of earlier versions: sparse keys are the indices of users and items, and all columns are float32
-)
+# The format of earlier versions: sparse keys are the indices of users and items, and all columns are float32.
+_FORMAT_WITHOUT_KEYS = 1
 _PART_EVENTS = 1 << 22  # number of events that are processed at once, so that memory is bounded
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
@@ -157,7 +156,8 @@ class Sequences:
     @cached_property
     def train_lengths(self) -> np.ndarray:
         """The number of TRAIN events of each user, [U] int64; they are a prefix of the user's events."""
-        return self._count_per_user(self.split == TRAIN)
+        cumulative = np.concatenate([[0], np.cumsum(self.split == TRAIN)])
+        return cumulative[self.offsets[1:]] - cumulative[self.offsets[:-1]]
 
     @cached_property
     def user(self) -> np.ndarray:
@@ -305,21 +305,14 @@ class Sequences:
         seq.__dict__["repeat_shares"] = dict(mapped.meta["repeat_shares"])
         return seq
 
-    def _count_per_user(self, mask_N: np.ndarray) -> np.ndarray:
-        """Count the events of each user where the mask is True, [U] int64."""
-        cumulative = np.concatenate([[0], np.cumsum(mask_N)])
-        return cumulative[self.offsets[1:]] - cumulative[self.offsets[:-1]]
-
     def _get_fields(self) -> dict[str, np.ndarray]:
         """Return the event fields by the names that they have in the file."""
         fields = {name: getattr(self, name).astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
-        fields |= {
-            f"column:{name}": values.astype(_get_dtype(values), copy=False)
-            for name, values in self.columns.items()
-        }
-        return fields | {
-            f"target:{name}": values.astype("|b1", copy=False) for name, values in self.targets.items()
-        }
+        for name, values in self.columns.items():
+            fields[f"column:{name}"] = values.astype(_get_dtype(values), copy=False)
+        for name, values in self.targets.items():
+            fields[f"target:{name}"] = values.astype("|b1", copy=False)
+        return fields
 
     def _make_metadata(self) -> dict[str, Any]:
         """Return the metadata of the file."""

@@ -13,7 +13,7 @@ import hashlib
 import operator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import DataFile, DataManifest, RowOrder
+from nonet.samples.ledger import DataManifest, RowOrder
 from nonet.samples.streams.formats import FOLDER_ENDINGS, OpenedFile, detect_format, inspect_file, read_group
 from nonet.samples.streams.plan import StreamPlan
 from nonet.samples.tables import (
@@ -139,8 +139,8 @@ class StreamLeaf:
             is_kept = ~is_bad if is_kept is None else is_kept & ~is_bad
         if self.files.columns is not None:
             rows = rows.select(list(self.files.columns))
-        batches = rows.combine_chunks().to_batches()
-        return DecodedGroup(batches[0] if batches else _make_empty_batch(rows.schema), is_kept, is_bad)
+        batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+        return DecodedGroup(batches[0], is_kept, is_bad)
 
     @cached_property
     def digest(self) -> str:
@@ -325,11 +325,7 @@ def _relocate_manifest(
         )
         raise DataError(f"the data are not those of the manifest: {difference}")
     pairs = zip(manifest.files, located_files, strict=True)
-    return DataManifest(
-        tuple(
-            DataFile(path, file.bytes, file.groups, file.fingerprint, file.marks) for file, (_, path) in pairs
-        )
-    )
+    return DataManifest(tuple(replace(file, path=path) for file, (_, path) in pairs))
 
 
 def _get_value_type(kind: pa.DataType) -> pa.DataType:
@@ -367,7 +363,3 @@ def _find_invalid_in_chunk(chunk: pa.Array) -> np.ndarray | None:
         is_null = chunk.is_null().to_numpy(zero_copy_only=False)
         is_invalid = is_null if is_invalid is None else is_invalid | is_null
     return is_invalid
-
-
-def _make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema)
