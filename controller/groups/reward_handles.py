@@ -176,19 +176,20 @@ class RewardHandles:
         ):
             pass  # the wait ends early if all scores have arrived, and else when the beams have
         beams.settle()
-        began_s = time.monotonic()
+        retry_until_s = time.monotonic() + float(self.deadlines.step)
         limits = {  # in seconds, from now on
             name: (1 + _ATTEMPTS * earlier_calls[name]) * self._timeouts_s[name] + _GRACE_S for name in groups
         }
         for name, future in futures.items():
             future.set_deadline(limits[name])
-        for name, future in futures.items():
-            futures[name] = self._settle_scores(
-                name, groups[name], future, beams, call_ids[name], limits[name], strict=strict
-            )
-        for name, future in futures.items():
-            call = _RewardCall(self, name, groups[name], beams, began_s + float(self.deadlines.step))
-            results[name] = call.retry_missing(future, failures[name], call_ids[name], results, step)
+        calls = {
+            name: _RewardCall(self, name, group, beams, call_ids[name], retry_until_s)
+            for name, group in groups.items()
+        }
+        for name, call in calls.items():
+            futures[name] = call.settle_scores(futures[name], limits[name], strict=strict)
+        for name, call in calls.items():
+            results[name] = call.retry_missing(futures[name], failures[name], results, step)
         self.quarantined, self.retried = results.quarantined, results.retried
         return results
 
@@ -231,125 +232,113 @@ class RewardHandles:
             return self._stepless_calls
         return step
 
-    def _settle_scores(
-        self,
-        name: str,
-        group: WorkerGroup,
-        future: GroupFuture,
-        beams: GroupFuture,
-        call_id: str,
-        limit_s: float,
-        *,
-        strict: bool,
-    ) -> GroupFuture:
-        """Wait for the scores of a reward, and return them. Unless `strict`, prompts of a rank that fails get blank scores.
-
-        A rank that is late is restarted. If `strict`, the error of a late or lost rank is raised.
-        """
-        try:
-            return future.settle()
-        except DeadlineExceeded as error:
-            if strict:
-                raise DeadlineExceeded(
-                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its "
-                    f"workers ({error})"
-                ) from None
-            ranks_without_scores = future.restart_late_ranks()
-        except WorkerLost as error:
-            if strict:
-                raise
-            ranks_without_scores = [error.rank]
-        blank_scores = group.make_blank_scores(beams, call_id, retries=1)
-        blank_scores.settle(self.deadlines.start)
-        for rank in ranks_without_scores:
-            future.replace_result(rank, blank_scores)
-        return future.set_deadline(limit_s).settle()
-
 
 class _RewardCall:
-    """The repeated scoring of the prompts to which one reward gave no score.
+    """The scoring of beams with one reward, repeated for the prompts to which it gave no score.
 
     Args:
         handles: The rewards of the stage.
         name: The name of the reward.
         group: The group of the reward.
         beams: The beams that are scored.
+        call_id: The id of the first attempt.
         retry_until_s: When no further attempt may start, in seconds of `time.monotonic`.
     """
 
     def __init__(
-        self, handles: RewardHandles, name: str, group: WorkerGroup, beams: GroupFuture, retry_until_s: float
+        self,
+        handles: RewardHandles,
+        name: str,
+        group: WorkerGroup,
+        beams: GroupFuture,
+        call_id: str,
+        retry_until_s: float,
     ):
         self._handles, self._name, self._group, self._beams = handles, name, group, beams
-        self._deadlines, self._retry_until_s = handles.deadlines, retry_until_s
-        self._budget_s = (_ATTEMPTS - 1) * handles.get_timeout_s(name)  # the first call had one `timeout_s`
+        self._call_id, self._retry_until_s = call_id, retry_until_s
+        self._deadlines, self._timeout_s = handles.deadlines, handles.get_timeout_s(name)
+
+    def settle_scores(self, scores: GroupFuture, limit_s: float, *, strict: bool) -> GroupFuture:
+        """Wait for the scores, and return them. Unless `strict`, prompts of a rank that fails get blank scores.
+
+        A rank that is late is restarted. If `strict`, the error of a late or lost rank is raised.
+        """
+        try:
+            return scores.settle()
+        except DeadlineExceeded as error:
+            if strict:
+                raise DeadlineExceeded(
+                    f"reward {self._name!r} has not answered within {self._timeout_s:g} s; raise its timeout_s or its "
+                    f"workers ({error})"
+                ) from None
+            ranks_without_scores = scores.restart_late_ranks()
+        except WorkerLost as error:
+            if strict:
+                raise
+            ranks_without_scores = [error.rank]
+        blank_scores = self._group.make_blank_scores(self._beams, self._call_id, retries=1)
+        blank_scores.settle(self._deadlines.start)
+        for rank in ranks_without_scores:
+            scores.replace_result(rank, blank_scores)
+        return scores.set_deadline(limit_s).settle()
 
     def retry_missing(
-        self, scores: GroupFuture, failures: GroupFuture, call_id: str, results: RewardScores, step: int
+        self, scores: GroupFuture, failures: GroupFuture, results: RewardScores, step: int
     ) -> GroupFuture:
         """Score the prompts without a score again, and return all scores; prompts that still have none are recorded.
 
         Args:
             scores: The scores of the first attempt.
             failures: The failures of the first attempt, by rank.
-            call_id: The id of the first attempt.
             results: The results of the whole call; its lists of quarantined and retried prompts are updated.
             step: The step that the scores are for.
         """
-        failures_by_rank = self._fetch_failures(scores, failures, call_id)
+        failures_by_rank = self._fetch_failures(scores, failures)
         if not any(failures_by_rank):
             self._handles.note_barren(self._name, step, reason=None)
             return scores
         row_counts = scores.get_row_counts()
         starts, prompt_count = np.cumsum([0, *row_counts]), int(sum(row_counts))
-        placed = [
-            (int(starts[rank]) + each.row, rank, each)
-            for rank, some in enumerate(failures_by_rank)
-            for each in some
-        ]
-        unscored = {row: failure for row, _, failure in placed}
-        rank_by_row = {row: rank for row, rank, _ in placed}
-        results.retried += len(unscored)
-        scores, unscored = self._score_again(scores, sorted(unscored), unscored, rank_by_row, prompt_count)
+        failure_by_row: dict[int, PromptFailure] = {}
+        rank_by_row: dict[int, int] = {}
+        for rank, rank_failures in enumerate(failures_by_rank):
+            for failure in rank_failures:
+                row = int(starts[rank]) + failure.row
+                failure_by_row[row], rank_by_row[row] = failure, rank
+        results.retried += len(failure_by_row)
+        scores, unscored = self._score_again(scores, failure_by_row, rank_by_row, prompt_count)
         self._restart_hung_ranks()
-        if unscored:
-            first = next(iter(unscored.values()))
-            named = (
-                tuple(each.uid for each in unscored.values()),
-                tuple(each.user for each in unscored.values()),
-            )
-            results.quarantined.append(QuarantinedPrompts(self._name, *named, first.why, prompt_count))
-        nothing_scored = len(unscored) == prompt_count and prompt_count > 0
-        self._handles.note_barren(
-            self._name, step, next(iter(unscored.values())).why if nothing_scored else None
-        )
+        reason = unscored[0].why if unscored else None
+        if reason is not None:
+            uids, users = tuple(each.uid for each in unscored), tuple(each.user for each in unscored)
+            results.quarantined.append(QuarantinedPrompts(self._name, uids, users, reason, prompt_count))
+        self._handles.note_barren(self._name, step, reason if len(unscored) == prompt_count else None)
         return scores
 
     def _score_again(
         self,
         scores: GroupFuture,
-        rows: Sequence[int],
         unscored: dict[int, PromptFailure],
         rank_by_row: Mapping[int, int],
         prompt_count: int,
-    ) -> tuple[GroupFuture, dict[int, PromptFailure]]:
-        """Score rows again, and return all scores with the failures of the rows that still have none, by row.
+    ) -> tuple[GroupFuture, list[PromptFailure]]:
+        """Score rows again, and return all scores with the failures of the rows that still have none, in their order.
 
         Rows whose call ends a process are halved until the row that causes it is alone.
 
         Args:
             scores: The scores of all rows.
-            rows: The rows without a score.
-            unscored: The failures of these rows by row; updated in place.
+            unscored: The failures of the rows without a score, by row; updated in place.
             rank_by_row: The rank that failed on each of these rows.
             prompt_count: The number of all rows.
         """
-        row_sets = [list(rows)]
+        row_sets = [sorted(unscored)]
+        budget_s = (_ATTEMPTS - 1) * self._timeout_s  # the first attempt had one `timeout_s`
         while row_sets and (remaining_s := self._retry_until_s - time.monotonic()) > 0:
             row_set = row_sets.pop()
             try:
                 scores, new_failures = self._score_rows(
-                    scores, row_set, rank_by_row, prompt_count, min(self._budget_s, remaining_s)
+                    scores, row_set, rank_by_row, prompt_count, min(budget_s, remaining_s)
                 )
             except DeadlineExceeded:  # the time for these rows is over; others may still be scored
                 continue
@@ -361,7 +350,7 @@ class _RewardCall:
             for row in row_set:
                 unscored.pop(row, None)
             unscored |= new_failures
-        return scores, {row: unscored[row] for row in sorted(unscored)}
+        return scores, [unscored[row] for row in sorted(unscored)]
 
     def _score_rows(
         self,
@@ -382,13 +371,11 @@ class _RewardCall:
             WorkerFailed: A call failed as a whole.
         """
         group, call_id = self._group, secrets.token_hex(8)
-        world = group.world
-        rows_by_rank: list[list[int]] = [[] for _ in range(world)]
+        rows_by_rank: list[list[int]] = [[] for _ in range(group.world)]
         for index, row in enumerate(rows):
-            rows_by_rank[(rank_by_row[row] + 1 + index) % world].append(row)
-        rescored = group.score_again(self._beams, PerRank(rows_by_rank), call_id, budget_s).set_deadline(
-            budget_s + _GRACE_S
-        )
+            rows_by_rank[(rank_by_row[row] + 1 + index) % group.world].append(row)
+        rescored = group.score_again(self._beams, PerRank(rows_by_rank), call_id, budget_s)
+        rescored.set_deadline(budget_s + _GRACE_S)
         failures = group.list_failures(rescored, call_id)
         try:
             rescored.settle()
@@ -396,7 +383,7 @@ class _RewardCall:
             rescored.restart_late_ranks()
             raise
         failures_by_rank = failures.get(self._deadlines.step)
-        order = [row for rank_failures in rows_by_rank for row in rank_failures]
+        order = [row for rank_rows in rows_by_rank for row in rank_rows]
         patched = group.patch_scores(scores, rescored, order, prompt_count).settle(self._deadlines.step)
         return patched, {
             rows_by_rank[rank][failure.row]: failure
@@ -404,18 +391,13 @@ class _RewardCall:
             for failure in rank_failures
         }
 
-    def _fetch_failures(
-        self, scores: GroupFuture, failures: GroupFuture, call_id: str
-    ) -> list[list[PromptFailure]]:
+    def _fetch_failures(self, scores: GroupFuture, failures: GroupFuture) -> list[list[PromptFailure]]:
         """Return, by rank, the failures of the prompts without a score; an empty list if no rank has any."""
         try:
-            if not any(failures.get_row_counts()):
-                return []
-            return failures.get(self._deadlines.step)
-        except (
-            NonetError
-        ):  # a rank was lost meanwhile: its scores and failures are those of the repeated call
-            return self._group.list_failures(scores, call_id).get(self._deadlines.step)
+            return failures.get(self._deadlines.step) if any(failures.get_row_counts()) else []
+        except NonetError:
+            # A rank was lost meanwhile: its scores and failures are those of the repeated call.
+            return self._group.list_failures(scores, self._call_id).get(self._deadlines.step)
 
     def _restart_hung_ranks(self) -> None:
         """Restart the ranks in which a late call still runs, and wait until Ray has started them again."""

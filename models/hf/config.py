@@ -1,4 +1,4 @@
-"""Reads the transformers config of a Hugging Face backbone from a scenario; every error is one line.
+"""Reads and checks the transformers config of a Hugging Face backbone; every error is one line.
 
 `path` is a folder that `save_pretrained` wrote (config.json, safetensors, optionally a tokenizer). `config` has the same keys,
 and the weights are drawn. Nothing is downloaded: the folder must be on this machine.
@@ -53,6 +53,32 @@ def get_text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def check_heads(config: Any) -> None:
+    """Check that the query heads are a multiple of the key-value heads."""
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
+
+
+def check_window(config: Any, history: int, layout: Any) -> None:
+    """Check that the longest history fits the model's positions and attention window."""
+    needed_positions = int(layout.count_positions(history + 1))
+    for name, applies in (
+        ("max_position_embeddings", True),
+        ("sliding_window", getattr(config, "use_sliding_window", True)),
+    ):
+        max_positions = getattr(config, name, None)
+        if applies and max_positions and max_positions < needed_positions:
+            events_that_fit = int(max_positions - layout.count_positions(events=0)) // layout.stride - 1
+            raise ConfigError(
+                f"model: its {name} is {max_positions}, and data.history: {history} makes sequences of {needed_positions} "
+                f"positions ({layout.stride} an event); lower data.history to {max(1, events_that_fit)} or fewer"
+            )
+
+
 def read_folder_keys(path: str) -> dict[str, Any]:
     """Read the config.json of a model folder.
 
@@ -89,9 +115,7 @@ def _load_folder_config(path: str) -> Any:
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(
-            f"model.path: the config of {path} cannot be read: {_format_error(error)}"
-        ) from None
+        raise ConfigError(f"model.path: the config of {path} cannot be read: {format_error(error)}") from None
 
 
 def _make_config(keys: dict[str, Any]) -> Any:
@@ -121,11 +145,11 @@ def _make_config(keys: dict[str, Any]) -> Any:
         return AutoConfig.for_model(model_type, **keys)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"model.config: {model_type} does not take these keys: {_format_error(error)}"
+            f"model.config: {model_type} does not take these keys: {format_error(error)}"
         ) from None
     except Exception as error:  # Strict configs raise their own class, which is not a ValueError.
         raise ConfigError(
-            f"model.config: {model_type} does not take these keys: {_format_error(error)}"
+            f"model.config: {model_type} does not take these keys: {format_error(error)}"
         ) from error
 
 
@@ -144,6 +168,6 @@ def _check_model_type(model_type: str, option: str) -> None:
         )
 
 
-def _format_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return the message of an error in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

@@ -6,6 +6,7 @@ is not on this machine, which a plan may name but a run cannot read, is estimate
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -16,20 +17,30 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nonet.errors import ConfigError
 from nonet.models import ModelContext, ModelSize, ModelSpec, Options
-from nonet.models.hf.config import HISTORY, SIDS, check_installed, get_text_config, is_local, read_config
+from nonet.models.hf.config import (
+    HISTORY,
+    SIDS,
+    check_heads,
+    check_installed,
+    check_window,
+    format_error,
+    get_text_config,
+    is_local,
+    read_config,
+)
 from nonet.options import Positive, Rate, StrictModel
 from nonet.plugins import HERE, PluginFiles
 
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Parameters, layers, width, feed-forward width, key/value width, vocabulary: from each published config.json.
-_PUBLISHED = {
-    "qwen3-0.6b": (0.596e9, 28, 1024, 3072, 1024, 151936),
-    "qwen3-1.7b": (1.72e9, 28, 2048, 6144, 1024, 151936),
-    "qwen3-4b": (4.02e9, 36, 2560, 9728, 1024, 151936),
-    "qwen3-8b": (8.19e9, 36, 4096, 12288, 1024, 151936),
-    "qwen2.5-0.5b": (0.494e9, 24, 896, 4864, 128, 151936),
-    "qwen2.5-1.5b": (1.54e9, 28, 1536, 8960, 256, 151936),
-    "llama-3.2-1b": (1.24e9, 16, 2048, 8192, 512, 128256),
+_PUBLISHED: dict[str, tuple[int, int, int, int, int, int]] = {
+    "qwen3-0.6b": (596_000_000, 28, 1024, 3072, 1024, 151936),
+    "qwen3-1.7b": (1_720_000_000, 28, 2048, 6144, 1024, 151936),
+    "qwen3-4b": (4_020_000_000, 36, 2560, 9728, 1024, 151936),
+    "qwen3-8b": (8_190_000_000, 36, 4096, 12288, 1024, 151936),
+    "qwen2.5-0.5b": (494_000_000, 24, 896, 4864, 128, 151936),
+    "qwen2.5-1.5b": (1_540_000_000, 28, 1536, 8960, 256, 151936),
+    "llama-3.2-1b": (1_240_000_000, 16, 2048, 8192, 512, 128256),
 }
 
 
@@ -150,12 +161,12 @@ class HfSpec(ModelSpec):
         from nonet.models.hf.lora import list_linear_layers, select_targets
         from nonet.models.hf.text import make_layout
 
-        _check_heads(config)
-        model = _build_meta_model(_to_hashable(options.get("config")), options.get("path"))
+        check_heads(config)
+        model = _build_meta_model(json.dumps(options.get("config"), sort_keys=True), options.get("path"))
         # The tokenizer appends a collision level to its own.
         levels = int(scenario.tokenizer.get_options().get("levels", 3)) + 1
         layout = make_layout(options, levels, int(config.vocab_size))
-        _check_window(config, scenario.data.history, layout)
+        check_window(config, scenario.data.history, layout)
         _check_words(options)
         if options.get("lora"):
             select_targets(options["lora"]["targets"], list_linear_layers(model))
@@ -183,32 +194,6 @@ class HfSpec(ModelSpec):
 SPEC = HfSpec()
 
 
-def _check_heads(config: Any) -> None:
-    """Check that the query heads are a multiple of the key-value heads."""
-    heads = int(getattr(config, "num_attention_heads", None) or 1)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        )
-
-
-def _check_window(config: Any, history: int, layout: Any) -> None:
-    """Check that the longest history fits the model's positions and attention window."""
-    needed_positions = int(layout.count_positions(history + 1))
-    for name, applies in (
-        ("max_position_embeddings", True),
-        ("sliding_window", getattr(config, "use_sliding_window", True)),
-    ):
-        max_positions = getattr(config, name, None)
-        if applies and max_positions and max_positions < needed_positions:
-            events_that_fit = int(max_positions - layout.count_positions(events=0)) // layout.stride - 1
-            raise ConfigError(
-                f"model: its {name} is {max_positions}, and data.history: {history} makes sequences of {needed_positions} "
-                f"positions ({layout.stride} an event); lower data.history to {max(1, events_that_fit)} or fewer"
-            )
-
-
 def _check_words(options: Options) -> None:
     """Check that the names of semantic-ID tokens are new to the tokenizer, if its folder has no semantic IDs yet."""
     from nonet.models.hf.text import check_names, find_tokenizer_folder, has_tokenizer, read_tokenizer
@@ -228,7 +213,7 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_width = int(getattr(config, "head_dim", None) or width // heads)
     backbone_parameters, word_parameters, linears = _count_parameters(
-        _to_hashable(options.get("config")), options.get("path")
+        json.dumps(options.get("config"), sort_keys=True), options.get("path")
     )
     tied = options.get("tied")
     if tied is None:
@@ -252,9 +237,11 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
 
 
 @cache
-def _count_parameters(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
+def _count_parameters(
+    config_json: str, path: str | None
+) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
     """Count parameters: all, those of the word embeddings (which are frozen), and (name, n_out, n_in) of each linear layer."""
-    model = _build_meta_model(config, path)
+    model = _build_meta_model(config_json, path)
     word_parameters_by_id = {
         id(table.weight): table.weight.numel()
         for table in (model.get_input_embeddings(), model.get_output_embeddings())
@@ -283,8 +270,12 @@ def _count_lora_parameters(lora: Any, linears: Sequence[tuple[str, int, int]]) -
 
 
 @cache
-def _build_meta_model(config: Any, path: str | None) -> Any:
+def _build_meta_model(config_json: str, path: str | None) -> Any:
     """Create the module on the meta device, where parameters take no memory.
+
+    Args:
+        config_json: The option `config` as JSON, because `cache` cannot hash a dictionary.
+        path: The option `path`.
 
     Raises:
         ConfigError: The sizes in the config do not fit each other.
@@ -292,63 +283,34 @@ def _build_meta_model(config: Any, path: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model_config = read_config({"config": _from_hashable(config), "path": path})
+    model_config = read_config({"config": json.loads(config_json), "path": path})
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(model_config)
     except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
-        message = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"model: {model_config.model_type} cannot be built from its config: {message}"
+            f"model: {model_config.model_type} cannot be built from its config: {format_error(error)}"
         ) from None
-
-
-def _to_hashable(value: Any) -> Any:
-    """Convert the dictionaries and lists of a config to nested tuples, which `cache` can hash."""
-    if isinstance(value, dict):
-        return tuple((key, _to_hashable(part)) for key, part in sorted(value.items()))
-    return ("list", *map(_to_hashable, value)) if isinstance(value, list) else value
-
-
-def _from_hashable(value: Any) -> Any:
-    """Convert the nested tuples of `_to_hashable` back."""
-    if isinstance(value, tuple) and value and value[0] == "list":
-        return [_from_hashable(part) for part in value[1:]]
-    return {key: _from_hashable(part) for key, part in value} if isinstance(value, tuple) else value
 
 
 def _guess_size(path: str, precision: str, levels: int) -> ModelSize:
     """Estimate the size of a model whose folder is not on this machine, from its name."""
     name = path.rstrip("/").rsplit("/", 1)[-1]
-    published = _PUBLISHED.get(name.lower())
-    weight_bytes = _WEIGHT_BYTES.get(precision, 4)
-    if published:
-        parameters, layers, width, feed_forward, kv_width, vocabulary = published
-        return ModelSize(
-            int(parameters),
-            layers,
-            width,
-            feed_forward,
-            kv_width,
-            vocabulary,
-            levels,
-            positions_an_event=levels,
-            weight_bytes=weight_bytes,
-        )
-    size_in_name = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", name.lower())
-    parameters = (
-        float(size_in_name.group(1)) * (1e9 if size_in_name.group(2) == "b" else 1e6) if size_in_name else 1e9
-    )
-    # A transformer layer has about 12 width^2 parameters; 24 layers are assumed, and a width that is a multiple of 128.
-    width = max(256, round((parameters / 12 / 24) ** 0.5 / 128) * 128)
-    source = "its name" if size_in_name else "nothing: 1 B parameters assumed"
-    shape: dict[str, Any] = {"layers": 24, "width": width, "feed_forward": 4 * width, "kv_width": width}
+    shape, assumed = _PUBLISHED.get(name.lower()), ""
+    if shape is None:
+        size_in_name = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", name.lower())
+        parameters, source = 1e9, "nothing: 1 B parameters assumed"
+        if size_in_name:
+            parameters = float(size_in_name.group(1)) * (1e9 if size_in_name.group(2) == "b" else 1e6)
+            source = "its name"
+        # A transformer layer has about 12 width^2 parameters; 24 layers are assumed, and a width that is a multiple of 128.
+        width = max(256, round((parameters / 12 / 24) ** 0.5 / 128) * 128)
+        shape = (int(parameters), 24, width, 4 * width, width, 128000)
+        assumed = f"the shape of {name or path} is estimated from {source}"
     return ModelSize(
-        int(parameters),
-        **shape,
-        vocabulary=128000,
+        *shape,
         levels=levels,
         positions_an_event=levels,
-        weight_bytes=weight_bytes,
-        assumed=f"the shape of {name or path} is estimated from {source}",
+        weight_bytes=_WEIGHT_BYTES.get(precision, 4),
+        assumed=assumed,
     )
