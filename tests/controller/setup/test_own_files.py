@@ -168,7 +168,7 @@ def test_what_lies_beside_a_reward_travels_and_tables_runs_and_hidden_files_do_n
 
 
 def test_of_a_large_folder_travel_the_modules_and_files_that_the_file_names(tmp_path, monkeypatch):
-    monkeypatch.setattr("nonet.controller.setup.own_files._MOST_FILES", 2)
+    monkeypatch.setattr("nonet.controller.setup.own_files._MAX_FILES", 2)
     (tmp_path / "own.py").write_text("import json\nimport helper\nLIMITS = 'limits.json'\n")
     (tmp_path / "helper.py").write_text("from other import x\n")
     for name in ("other.py", "limits.json", "unnamed.json", "log.parquet"):
