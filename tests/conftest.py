@@ -27,9 +27,9 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
 
-# Folders whose files take longest, because their tests start processes. They come first, so that at the end of a session no
-# process of xdist is left alone with one of them.
-_LONG = ("deploy", "workers", "controller")
+# Folders whose files take longest, because their tests start processes or run Triton's interpreter. They come first, so that
+# at the end of a session no process of xdist is left alone with one of them.
+_LONG = ("deploy", "workers", "attention", "controller")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
