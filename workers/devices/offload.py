@@ -124,10 +124,9 @@ class OffloadableBuffers:
             PlacementError: The buffers are not resident.
         """
         with self._hold_move(ResidencyState.RESIDENT, "offload"):
-            storages = self._list_storages()
             host_copies: list[tuple[Any, Tensor]] = []
             try:
-                for storage in storages:
+                for storage in self._list_storages():
                     host_copies.append((storage, _copy_to_host(storage, self._mapped_file_dir)))
             except BaseException:
                 self.state = ResidencyState.RESIDENT  # Only copies were made; no storage was emptied.

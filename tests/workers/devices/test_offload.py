@@ -171,3 +171,13 @@ def test_memory_that_is_not_ours_is_refused_before_anything_moves(tmp_path):
         here.offload()
     assert bool((ours == 1).all())
     assert here.state is ResidencyState.RESIDENT
+
+
+def test_buffers_that_could_not_be_listed_can_be_moved_later(tmp_path):
+    tensors = {"weight": torch.ones(10)}
+    here = OffloadableBuffers("trainer", lambda: [tensors["weight"]], mapped_file_dir=tmp_path)
+    weight = tensors.pop("weight")
+    with pytest.raises(KeyError, match="weight"):
+        here.offload()
+    tensors["weight"] = weight
+    assert here.offload() == 40
