@@ -154,8 +154,7 @@ class Pipeline:
     def _evaluate_side_checkpoint(self, subject: str) -> None:
         """Evaluate a checkpoint from which no stage continues: a control, or the best step if the start was selected."""
         folder = self._find_side_checkpoint(subject)
-        files = [self.session.run.results / f"{subject}.{suffix}" for suffix in ("json", "npz")]
-        if folder or all(file.exists() for file in files):
+        if folder or self._read_result(subject) is not None:
             self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folder)))
 
     def _find_side_checkpoint(self, subject: str) -> Path | None:
@@ -200,11 +199,15 @@ class Pipeline:
 
     def _evaluate(self, subject: str, request: Callable[[], GroupFuture]) -> None:
         """Show the result of a subject if a file has it; else request its evaluation, which runs while stages train."""
-        result = self.session.run.read_json(f"results/{subject}.json")
-        if result is not None and (self.session.run.results / f"{subject}.npz").exists():
+        if (result := self._read_result(subject)) is not None:
             self._show(subject, result)
             return
         self._pending_results.append((subject, request(), time.time()))
+
+    def _read_result(self, subject: str) -> dict[str, Any] | None:
+        """Return the result of a subject; None unless the file of its ranks exists too."""
+        result = self.session.run.read_json(f"results/{subject}.json")
+        return result if (self.session.run.results / f"{subject}.npz").exists() else None
 
     def _collect_results(self, *, wait: bool = False) -> None:
         """Write and show the results that have arrived, in the order of their requests; wait for all of them if `wait`."""

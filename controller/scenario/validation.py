@@ -146,17 +146,27 @@ def make_validation_rule(scenario: Scenario, stage: str) -> ValidationRule | Non
     if isinstance(best, Best):
         by_reward, last = best.by in (REWARD, LAST), best.by == LAST
         metric = choose_best_metric(scenario) if by_reward else best.by
-        lower = metric == NATS or metric in scenario.model.spec.lower_is_better
         return ValidationRule(
-            metric, lower, reward=by_reward, least=best.least, last=last, apart=_MIN_RL_STEPS_APART
+            metric,
+            _is_lower_better(scenario, metric),
+            reward=by_reward,
+            least=best.least,
+            last=last,
+            apart=_MIN_RL_STEPS_APART,
         )
     if not stage_options.kind.validates:
         return None
     metric = choose_best_metric(scenario)
     stop = getattr(stage_options, "stop", None)
     patience = None if stop == "off" else (stop or Stop()).patience
-    lower = metric == NATS or metric in scenario.model.spec.lower_is_better
-    return ValidationRule(metric, lower, patience=patience, every=scenario.evaluate.every)
+    return ValidationRule(
+        metric, _is_lower_better(scenario, metric), patience=patience, every=scenario.evaluate.every
+    )
+
+
+def _is_lower_better(scenario: Scenario, metric: str) -> bool:
+    """Return whether lower values of a metric are better."""
+    return metric == NATS or metric in scenario.model.spec.lower_is_better
 
 
 def choose_best_metric(scenario: Scenario) -> str:

@@ -98,9 +98,8 @@ class RewardSteering:
         for command in self._commands.list_waiting():
             # The run ended after the command was recorded and before its answer was written.
             if answered := answered_by_id.get(command["id"]):
-                is_refused = "refused" in answered
-                text = answered["refused"] if is_refused else answered.get("text", "")
-                self._commands.reply(command["id"], "refused" if is_refused else "taken", text)
+                state = "refused" if "refused" in answered else "taken"
+                self._commands.reply(command["id"], state, answered.get("refused", answered.get("text", "")))
                 continue
             self._apply_or_refuse(command, step)
 

@@ -92,7 +92,7 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
         total_bytes += path.stat().st_size
         files.append(path)
         if total_bytes > _MAX_BYTES or len(files) > _MAX_FILES:
-            return sorted(_find_named_files(file, {file}) - {file})
+            return sorted(_collect_named_files(file, {file}) - {file})
     return sorted(path for path in files if path != file)
 
 
@@ -107,12 +107,12 @@ def _walk(folder: Path, excluded: Collection[Path]) -> Iterator[Path]:
             yield from _walk(path, excluded)
 
 
-def _find_named_files(file: Path, found: set[Path]) -> set[Path]:
-    """Add the files beside a file that it imports or names in a string to `found`, recursively for modules, and return it."""
+def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:
+    """Add to `files` the files beside a file that it imports or names in a string, recursively for modules; return `files`."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):  # the import of the file reports it
-        return found
+        return files
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -122,14 +122,14 @@ def _find_named_files(file: Path, found: set[Path]) -> set[Path]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < 256:
             names = [node.value]
         for name in names:
-            # A string with a null character is no path, so it counts as the file itself, which is found already.
+            # A string with a null character is no path, so it counts as the file itself, which is in `files` already.
             path = (file.parent / name).resolve() if "\0" not in name else file
-            if path in found or not path.is_file() or not path.is_relative_to(file.parent):
+            if path in files or not path.is_file() or not path.is_relative_to(file.parent):
                 continue
-            found.add(path)
+            files.add(path)
             if path.suffix == ".py":
-                found |= _find_named_files(path, found)
-    return found
+                _collect_named_files(path, files)
+    return files
 
 
 def _copy_file(origin: Path, copy: Path) -> Path:

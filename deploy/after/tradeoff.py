@@ -20,6 +20,7 @@ from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
 from nonet.controller.scenario import (
+    ValidationRule,
     is_above_floor,
     load_scenario,
     make_scenario,
@@ -261,11 +262,8 @@ def _build_curve(
     """Build the curve from its points in ascending order of their values, and choose one."""
     before, lower_is_better = points[0]["before"], points[0]["lower"]
     required = before / min_metric_share if lower_is_better else before * min_metric_share
-    eligible_points = [
-        point
-        for point in points
-        if (point["metric"] <= required if lower_is_better else point["metric"] >= required)
-    ]
+    rule = ValidationRule(points[0]["name"], lower_is_better, least=min_metric_share)
+    eligible_points = [point for point in points if rule.is_metric_kept(point["metric"], before)]
     best_point = max(eligible_points, key=lambda point: point["rewards"][reward], default=None)
     scores = [point["rewards"][reward] for point in points]
     return {

@@ -50,7 +50,7 @@ class TierSettings:
         settings = dict(settings_by_name)
         host_bytes = settings.pop("host_bytes", 0)
         if host_bytes:
-            settings["host_rows"] = _convert_to_rows(host_bytes, spec.row_bytes, "host")
+            settings["host_rows"] = _count_rows_in_budget(host_bytes, spec.row_bytes, "host")
         if settings.get("host_rows"):
             settings.setdefault("folder", str(Path(tempfile.gettempdir()) / "nonet-cold"))
         return cls(device=device, **settings)
@@ -67,7 +67,7 @@ class TierSettings:
             ConfigError: If they do not.
         """
         if self.device_bytes:
-            _convert_to_rows(self.device_bytes, count_device_row_bytes(spec), "device")
+            _count_rows_in_budget(self.device_bytes, count_device_row_bytes(spec), "device")
         if bool(self.host_rows) != bool(self.folder):
             raise ConfigError(
                 f"a cold tier needs host_rows and a folder, got {self.host_rows} and {self.folder!r}; set both or neither"
@@ -84,7 +84,7 @@ class TierSettings:
             )
 
 
-def _convert_to_rows(budget_bytes: int, row_bytes: int, tier: str) -> int:
+def _count_rows_in_budget(budget_bytes: int, row_bytes: int, tier: str) -> int:
     """Return the number of rows that fit into a tier's budget; raise ConfigError if there are none."""
     if budget_bytes < row_bytes:
         raise ConfigError(

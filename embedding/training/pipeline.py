@@ -193,7 +193,7 @@ class _PipelineRun:
     def _compute_batch(self, number: int) -> Any:
         """Wait for the rows of a batch, compute it, and queue its gradients."""
         began = time.perf_counter()
-        flight: InFlightBatch = self._get_next(self._ready, f"the rows of batch {number}")
+        flight: InFlightBatch = self._wait_for_next(self._ready, f"the rows of batch {number}")
         self._pipeline.waited_s = max(0.0, flight.read_at - began)
         rows = flight.rows or {
             table: self._windows[table].read_rows(plan.route) for table, plan in flight.plans.items()
@@ -229,7 +229,7 @@ class _PipelineRun:
         """Fetch the rows and push the gradients of all batches in the order of `_schedule` (the communication thread)."""
         for is_fetch, number in _schedule(self._numbers, self._ahead):
             if is_fetch:
-                self._fetch(self._get_next(self._routed, f"the keys of batch {number}"))
+                self._fetch(self._wait_for_next(self._routed, f"the keys of batch {number}"))
             else:
                 self._update(number)
 
@@ -243,7 +243,7 @@ class _PipelineRun:
 
     def _update(self, number: int) -> None:
         """Push the gradients of one batch to the tables."""
-        flight, grads = self._get_next(self._updates, f"the gradients of batch {number}")
+        flight, grads = self._wait_for_next(self._updates, f"the gradients of batch {number}")
         if grads is None:
             return
         step, lr = self._pipeline._step(number), self._pipeline._lr
@@ -263,7 +263,7 @@ class _PipelineRun:
             self._error = self._error or error
             self._stopped.set()
 
-    def _get_next(self, source: queue.Queue, item_text: str) -> Any:
+    def _wait_for_next(self, source: queue.Queue, item_text: str) -> Any:
         """Wait for the next item of a queue and return it; `item_text` names it in error messages.
 
         Raises:
