@@ -88,10 +88,9 @@ ROOMS = {
         ),
     ),
     "deploy": (
-        *("report", "run", "new", "doctor", "parity", "after", "tune"),
+        *("opened", "report", "run", "new", "doctor", "parity", "after", "tune"),
         *(
             "serving/access",
-            "serving/features",
             "serving/offline/exporters",
             "serving/offline",
             "serving/service",

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nonet.controller.record import Checkpoints
-from nonet.deploy.serving.features import ServedRun
+from nonet.deploy.opened import OpenedRun
 from nonet.models.generation import compute_policy_log_prob
 from nonet.samples.batches import sample_prompts
 from nonet.samples.sequences import TEST
@@ -26,7 +26,7 @@ def bench_agreement(
 ) -> dict[str, Any]:
     """Return the number of beams of drawn test prompts, how many are illegal, and the largest difference in nats."""
     torch.set_num_threads(1)
-    opened = ServedRun.open(run)
+    opened = OpenedRun.open(run)
     folder, _ = Checkpoints(opened.folder.checkpoints).find_newest() or (None, None)
     assert folder is not None, "a run that can be opened has a commit"
     recommender, corpus = load_recommender(opened.setup, opened.corpus, folder), opened.corpus

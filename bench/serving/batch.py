@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from nonet.bench.serving.load import compute_median
 from nonet.bench.serving.queue import Result, make_questions, open_engine
-from nonet.deploy.serving.features import ServedRun
+from nonet.deploy.opened import OpenedRun
 from nonet.deploy.serving.offline import recommend_all
 
 _CHUNKS = (256, 1024, 4096)  # users per chunk
@@ -47,7 +47,7 @@ def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
     engine_rate = 1 / compute_median(seconds)
     rows = [{"what": "the engine alone", "users/s": engine_rate}]
     with tempfile.TemporaryDirectory() as folder:
-        user_ids = ServedRun.open(run).corpus.seq.user_id
+        user_ids = OpenedRun.open(run).corpus.seq.user_id
         for chunk in _CHUNKS:  # ascending, because ru_maxrss is the peak of the largest child process so far
             file = _write_users(Path(folder), user_ids, workers * chunk)
             recommend_all(run, file, Path(folder) / "out.parquet", 10, workers, chunk)

@@ -22,8 +22,8 @@ import numpy as np
 from nonet.bench.serving.hugging_face import MAX_BATCH, WAIT_S, HuggingFace
 from nonet.bench.serving.load import LoadResult, compute_median, drive_load, find_best_rates
 from nonet.bench.serving.queue import P99_MS, Result
+from nonet.deploy.opened import OpenedRun
 from nonet.deploy.serving import serve_application
-from nonet.deploy.serving.features import ServedRun
 from nonet.deploy.serving.service import ServeConfig
 
 _RATES, _SECONDS = (5.0, 10.0, 20.0, 40.0), 8.0  # fixed rates in requests per second, and duration of a load
@@ -74,7 +74,7 @@ class HttpCallers:
 
 def bench_http(run: str, rounds: int) -> Result:
     """Measure latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
-    opened = ServedRun.open(run)
+    opened = OpenedRun.open(run)
     os.environ.setdefault("NONET_TOKEN", secrets.token_hex(8))  # names count for limits beside a token
     users = opened.corpus.seq.user_id.tolist()
     with socket.socket() as free:
@@ -194,7 +194,7 @@ def _deploy_others(serve: Any, run: str) -> None:
             import torch
 
             torch.set_num_threads(1)
-            served_run = ServedRun.open(run)
+            served_run = OpenedRun.open(run)
             model = served_run.load_recommender(served_run.publish_newest()).model
             self._model = HuggingFace(
                 served_run.corpus.trie, served_run.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads,

@@ -12,7 +12,7 @@ import torch
 
 from nonet.bench.serving.hugging_face import HuggingFace
 from nonet.bench.serving.load import compute_median, find_best_rates
-from nonet.deploy.serving.features import RequestFeatures, ServedRun, UserHistories
+from nonet.deploy.opened import OpenedRun, RequestFeatures, UserHistories
 from nonet.models.inference import InferenceEngine, Question, TensorBatch
 
 P99_MS = 200.0  # largest p99 at which a rate counts
@@ -23,14 +23,14 @@ _DEADLINE_S = 10.0  # of a request
 Result = tuple[list[dict[str, Any]], dict[str, float]]
 
 
-def open_engine(run: str) -> tuple[ServedRun, InferenceEngine]:
+def open_engine(run: str) -> tuple[OpenedRun, InferenceEngine]:
     """Open a run and an engine of its newest checkpoint, which is published to a temporary folder."""
-    served_run = ServedRun.open(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
+    served_run = OpenedRun.open(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
     version = served_run.publish_newest()
     return served_run, InferenceEngine(served_run.load_recommender(version), version.number)
 
 
-def make_questions(run: ServedRun) -> list[Question]:
+def make_questions(run: OpenedRun) -> list[Question]:
     """Make a request for ten items for every user of the data."""
     histories = UserHistories(run.corpus, run.beside / "events.jsonl")
     features = RequestFeatures(run.corpus, histories, run.setup.history, run.scenario.evaluate.width)

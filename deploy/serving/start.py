@@ -23,8 +23,8 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.controller.scenario import load_scenario
+from nonet.deploy.opened import check_features, check_selected, find_artifacts
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
-from nonet.deploy.serving.features import check_features, check_selected, find_artifacts
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_port, check_ray_environment
@@ -63,9 +63,9 @@ def serve_run(
     if settings.follow != "checkpoints" and not has_published:
         check_selected(run_folder)
     if settings.registry is not None:
-        from nonet.deploy.serving.features import ServedRun  # imports torch
+        from nonet.deploy.opened import OpenedRun  # imports torch
 
-        served_run = ServedRun.open(run_folder.path, address=settings.registry)
+        served_run = OpenedRun.open(run_folder.path, address=settings.registry)
         _ = served_run.registry.serving  # raises if the address does not answer
     check_port(host, port)
     check_ray_environment()
@@ -119,10 +119,10 @@ def build_application(
     environment = get_replica_environment() if environment is None else environment
     local = host in ("127.0.0.1", "localhost", "::1")
     if settings.services is not None:
+        from nonet.deploy.opened import OpenedRun
         from nonet.deploy.serving.apart import build_deployments
-        from nonet.deploy.serving.features import ServedRun
 
-        served_run = ServedRun.open(run, address=settings.registry)
+        served_run = OpenedRun.open(run, address=settings.registry)
         served_run.check_servable("serve")
         if settings.follow or not served_run.has_version:
             # Engines start from a published version.
@@ -188,11 +188,11 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
     """
     import torch
 
-    from nonet.deploy.serving.features import FallbackRecommender, RequestFeatures, ServedRun
+    from nonet.deploy.opened import FallbackRecommender, OpenedRun, RequestFeatures
     from nonet.deploy.serving.service import EnginePool, RecommendationService, ServerMetrics, make_app
 
     torch.set_num_threads(settings.threads)
-    served_run = ServedRun.open(run, address=settings.registry)
+    served_run = OpenedRun.open(run, address=settings.registry)
     served_run.check_servable("serve")
     features = RequestFeatures.from_run(served_run, settings.block, journal=settings.make_journal_options())
     engines = EnginePool(

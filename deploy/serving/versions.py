@@ -45,9 +45,9 @@ def publish_checkpoint(run: str, step: int) -> dict[str, Any]:
     Raises:
         ConfigError: The checkpoint does not exist or cannot be served.
     """
-    from nonet.deploy.serving.features import ServedRun
+    from nonet.deploy.opened import OpenedRun
 
-    served_run = ServedRun.open(run)
+    served_run = OpenedRun.open(run)
     version = served_run.publish_checkpoint(step)
     return _describe_version(served_run.registry, served_run.registry.serving, version.number)
 

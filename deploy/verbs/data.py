@@ -146,7 +146,7 @@ def append(
     as_json: JsonOption = False,
 ) -> None:
     """Append events to the store of a run's sequences, for serving and `nonet recommend`."""
-    from nonet.deploy.serving.features import append_events
+    from nonet.deploy.opened import append_events
 
     counts = append_events(run, events, store)
     if as_json:

@@ -161,9 +161,9 @@ def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
     except ConfigError:
         return None  # the command itself reports the error
     from nonet.controller.scenario import list_joined_features
-    from nonet.deploy.serving.features import RequestFeatures, ServedRun
+    from nonet.deploy.opened import OpenedRun, RequestFeatures
 
-    served_run = ServedRun.open(run)
+    served_run = OpenedRun.open(run)
     if list_joined_features(served_run.scenario):
         return None  # such a run cannot be served
     features = RequestFeatures.from_run(served_run, posts=False)

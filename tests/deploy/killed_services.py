@@ -174,7 +174,7 @@ def main(run, folder):
     """Fork the services, and again those that die, until SIGTERM."""
     import torch
 
-    import nonet.deploy.serving.features.features
+    import nonet.deploy.opened.features
     import nonet.deploy.serving.service.engines  # noqa: F401  what a service imports, once
 
     torch.set_num_threads(1)

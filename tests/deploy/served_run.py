@@ -7,7 +7,7 @@ from run_folders import folder_of
 
 from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
-from nonet.deploy.serving.features import ServedRun
+from nonet.deploy.opened import OpenedRun
 from nonet.models.inference import EventHistory
 from nonet.samples.sequences import Transitions
 
@@ -54,7 +54,7 @@ class TrainedRun:
 
     def open(self):
         """Open the run as serving reads it."""
-        return ServedRun.open(self.folder.path)
+        return OpenedRun.open(self.folder.path)
 
 
 def events_of(seq, user, stop=None):

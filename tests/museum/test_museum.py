@@ -16,10 +16,10 @@ from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_run_setup, make_stage_setups
 from nonet.deploy.after import compare_runs, evaluate_run, recommend_for
+from nonet.deploy.opened import OpenedRun
 from nonet.deploy.report import format_summary, write_report
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.deploy.serving.features import ServedRun
 from nonet.deploy.serving.offline import Exported, export_run
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
@@ -78,7 +78,7 @@ def test_checkpoints_rank_the_test_events_as_they_did(museum, name):
 
 def test_a_run_is_served_with_its_two_versions_and_the_events_that_were_posted(museum):
     run = museum["shop"] / "shop"
-    opened = ServedRun.open(run)
+    opened = OpenedRun.open(run)
     assert opened.registry.list_versions() == [1, 2]
     app = build_single_process_app(str(run), ServeConfig(deadline_s=20.0), True)
     try:
@@ -112,7 +112,7 @@ def test_a_packed_store_answers(museum):
 def test_a_click_model_is_a_reward_and_no_recommender(museum):
     run = museum["clicks"] / "clicks"
     assert load_reward("ctr", museum["clicks"], {"model": str(run)}, name="click")
-    for verb in (lambda: recommend_for(str(run), [], "user_003", 5), lambda: ServedRun.open(run)):
+    for verb in (lambda: recommend_for(str(run), [], "user_003", 5), lambda: OpenedRun.open(run)):
         with pytest.raises(ConfigError, match="clicks"):
             verb()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.deploy.serving.features import PreparedQuestion, RequestFeatures, ServedRun
+from nonet.deploy.opened import OpenedRun, PreparedQuestion, RequestFeatures
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig
 from nonet.models.inference import Answer, Question
 
@@ -79,7 +79,7 @@ class FeaturesService:
     def __init__(self, run: str, settings: ServeConfig):
         from nonet.deploy.serving.service import RunFollower
 
-        served_run = ServedRun.open(run, address=settings.registry)
+        served_run = OpenedRun.open(run, address=settings.registry)
         store = settings.services.features.store if settings.services else None
         self._features = RequestFeatures.from_run(
             served_run, settings.block, store=store, journal=settings.make_journal_options()
@@ -120,7 +120,7 @@ class EngineService:
 
         torch.set_num_threads(settings.threads)
         self._engines = EnginePool(
-            ServedRun.open(run, address=settings.registry),
+            OpenedRun.open(run, address=settings.registry),
             follow=False,  # the features deployment publishes versions
             device=settings.device,
             queue=settings.queue.model_dump(),
@@ -146,11 +146,11 @@ def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any
         features: The handle of the features deployment.
         engine: The handle of the engine deployment.
     """
+    from nonet.deploy.opened import CatalogueItems, FallbackRecommender
     from nonet.deploy.serving.apart.remote import RemoteEnginePool, RemoteFeatures
-    from nonet.deploy.serving.features import CatalogueItems, FallbackRecommender
     from nonet.deploy.serving.service import RecommendationService, ServerMetrics, make_app
 
-    served_run = ServedRun.open(run, address=settings.registry)
+    served_run = OpenedRun.open(run, address=settings.registry)
     corpus = served_run.catalogues.get_newest()
     items = CatalogueItems(corpus, CatalogueItems(served_run.corpus))
     service = RecommendationService(

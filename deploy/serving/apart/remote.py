@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nonet.deploy.serving.features import Away, CatalogueItems, PreparedQuestion, ServedRun
+from nonet.deploy.opened import Away, CatalogueItems, OpenedRun, PreparedQuestion
 from nonet.errors import NonetError
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
@@ -70,7 +70,7 @@ class RemoteFeatures:
 class RemoteEnginePool:
     """A proxy of the `EnginePool`s behind a Serve handle; active versions are read from the run's registry, as they do."""
 
-    def __init__(self, run: ServedRun, handle: Any):
+    def __init__(self, run: OpenedRun, handle: Any):
         self._run, self._handle = run, handle
         self.serving: ServingState = run.registry.serving
         self.problems: dict[str, str] = {}

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
-from nonet.deploy.serving.features import RequestFeatures, ServedRun
+from nonet.deploy.opened import OpenedRun, RequestFeatures
 from nonet.errors import DataError, WorkerLost
 from nonet.models.inference import InferenceEngine
 
@@ -41,7 +41,7 @@ class BatchRecommender:
         import torch
 
         torch.set_num_threads(1)
-        served_run = ServedRun.open(run)
+        served_run = OpenedRun.open(run)
         recommender = served_run.load_recommender(served_run.registry.read_version(version))
         self._engine = InferenceEngine(recommender, version)
         self._features = RequestFeatures.from_run(served_run, posts=False)
@@ -97,7 +97,7 @@ def recommend_all(
         ConfigError: The run has no checkpoint.
         WorkerLost: A process died.
     """
-    served_run = ServedRun.open(run)
+    served_run = OpenedRun.open(run)
     served_run.check_servable("recommend --users")
     version = served_run.registry.serving.default or served_run.publish_newest().number
     chunks = _read_user_ids(users, chunk)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.serving.features import RequestFeatures, UserHistories
+from nonet.deploy.opened import RequestFeatures, UserHistories
 from nonet.deploy.serving.offline.exporters import EXPORTERS, VersionToExport
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import ConfigError, DataError

@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from nonet.deploy.opened import Refused, StorageFull
 from nonet.deploy.serving.access import AccessPolicy, CallerResolver
-from nonet.deploy.serving.features import Refused, StorageFull
 from nonet.deploy.serving.service.requests import (
     Event,
     EventsRequest,

@@ -232,7 +232,7 @@ class ServeConfig(StrictModel):
 
     def make_journal_options(self) -> Any:
         """Return the options of the `EventJournal`."""
-        from nonet.deploy.serving.features import JournalOptions
+        from nonet.deploy.opened import JournalOptions
 
         return JournalOptions(**self.journal.model_dump())
 

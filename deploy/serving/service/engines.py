@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from nonet.deploy.serving.features import Away, ServedRun
+from nonet.deploy.opened import Away, OpenedRun
 from nonet.deploy.serving.service.follower import RunFollower
 from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
@@ -62,7 +62,7 @@ class EnginePool:
 
     def __init__(
         self,
-        run: ServedRun,
+        run: OpenedRun,
         *,
         follow: bool | str = True,
         device: str = "cpu",

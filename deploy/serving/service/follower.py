@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from nonet.deploy.serving.features import ServedRun
+from nonet.deploy.opened import OpenedRun
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 from nonet.models.generation import Corpus
 
@@ -26,7 +26,7 @@ class RunFollower:
     """
 
     def __init__(
-        self, run: ServedRun, renew: Callable[[Corpus], None] | None = None, *, mid_stage: bool = False
+        self, run: OpenedRun, renew: Callable[[Corpus], None] | None = None, *, mid_stage: bool = False
     ):
         self._run, self._renew, self._mid_stage = run, renew, mid_stage
         self._stopped = threading.Event()

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from nonet.deploy.opened import Away, CatalogueItems, FallbackRecommender, PreparedQuestion, Refused
 from nonet.deploy.serving.access import CircuitBreaker, RateLimiter
-from nonet.deploy.serving.features import Away, CatalogueItems, FallbackRecommender, PreparedQuestion, Refused
 from nonet.deploy.serving.service.engines import Building
 from nonet.deploy.serving.service.metrics import ServerMetrics
 from nonet.deploy.serving.service.requests import (

@@ -14,7 +14,7 @@ from nonet.controller.scenario import load_scenario
 
 evaluate = importlib.import_module("nonet.deploy.after.evaluate")  # the face has a function of this name
 items = importlib.import_module("nonet.deploy.after.items")
-appending = importlib.import_module("nonet.deploy.serving.features.appending")
+appending = importlib.import_module("nonet.deploy.opened.appending")
 
 SCENARIO = """
 name: visits
@@ -56,7 +56,7 @@ def test_events_are_appended_with_the_run_s_missing_texts(run, monkeypatch):
     formats: list = []
     opened = SimpleNamespace(scenario=run.scenario, events=object(), corpus=SimpleNamespace(seq=None))
     monkeypatch.setattr(appending, "read_interactions", recorder(formats))
-    monkeypatch.setattr(appending.ServedRun, "open", lambda _: opened)
+    monkeypatch.setattr(appending.OpenedRun, "open", lambda _: opened)
     with pytest.raises(_ReadError):
         appending.append_events("visits", "more.parquet")
     assert formats[0].missing == ("?",)

@@ -12,10 +12,10 @@ from tests_ring import make_ring
 from torch import equal
 
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
+from nonet.deploy.opened import OpenedRun
 from nonet.deploy.report import format_summary
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.deploy.serving.features import ServedRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -120,7 +120,7 @@ def test_rl_that_hurts_selects_its_start_and_by_last_keeps_the_last_step(ray_loc
         assert (manifest.stage, manifest.last, manifest.stage_step) == ("rl", True, 20)
         before, after = weights(ends.find_stage_end("finetune")), weights(newest)
         assert all(equal(before[name], after[name]) for name in before) is start
-        published = ServedRun.open(finished.folder.path).publish_newest()
+        published = OpenedRun.open(finished.folder.path).publish_newest()
         assert published.source["step"] == manifest.step
     report = hurt.report
     assert report["validation"]["rl"]["start"]

@@ -13,7 +13,7 @@ from served_run import TrainedRun
 from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.warnings import _list_warnings
 from nonet.controller.scenario import list_joined_features, load_scenario
-from nonet.deploy.serving.features import check_features
+from nonet.deploy.opened import check_features
 from nonet.deploy.serving.offline import export_run, recommend_all
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app, serve_run

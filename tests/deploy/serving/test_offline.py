@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from served_run import TrainedRun
 
-from nonet.deploy.serving.features import RequestFeatures, UserHistories
+from nonet.deploy.opened import RequestFeatures, UserHistories
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
 from nonet.errors import ConfigError, DataError
 from nonet.models.inference import InferenceEngine

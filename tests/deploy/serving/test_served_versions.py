@@ -11,7 +11,7 @@ from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
 from nonet.controller.record import Checkpoints
-from nonet.deploy.serving.features import ServedRun, open_run
+from nonet.deploy.opened import OpenedRun, opened_run
 from nonet.deploy.serving.service import EnginePool, ServeConfig
 from nonet.deploy.serving.start import build_single_process_app, serve_run
 from nonet.errors import CheckpointError, ConfigError
@@ -44,7 +44,7 @@ class SlowBuilds:
 
     def __init__(self, monkeypatch, *versions):
         self.begun, self.go_on = threading.Event(), threading.Event()
-        build = ServedRun.load_recommender
+        build = OpenedRun.load_recommender
 
         def recommender(run, version, device="cpu"):
             if version.number in versions:
@@ -52,7 +52,7 @@ class SlowBuilds:
                 assert self.go_on.wait(20)
             return build(run, version, device)
 
-        monkeypatch.setattr(ServedRun, "load_recommender", recommender)
+        monkeypatch.setattr(OpenedRun, "load_recommender", recommender)
 
 
 def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(served):
@@ -283,13 +283,13 @@ def test_versions_published_before_an_address_was_named_are_pushed_there(served,
     served.open().publish_newest()
     (tmp_path / "bucket").mkdir()
     address = f"file://{tmp_path}/bucket/versions"
-    assert ServedRun.open(served.folder.path, address=address).registry.serving.default == 1
+    assert OpenedRun.open(served.folder.path, address=address).registry.serving.default == 1
     assert RemoteRegistry(tmp_path / "another host", address).serving.default == 1
     other = TrainedRun(_folder(tmp_path, "other"), memory=False)
     other.commit(2)
     other.open().publish_newest()
     with pytest.raises(ConfigError, match="has another version 1"):
-        _ = ServedRun.open(other.folder.path, address=address).registry
+        _ = OpenedRun.open(other.folder.path, address=address).registry
 
 
 def test_states_of_users_are_refused_where_the_model_keeps_none(served, monkeypatch):
@@ -320,14 +320,14 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
     version = run.registry.publish(run.build_contents(commit, manifest), base=None, serve=False)
     assert run.registry.read_version(version.number).source["base"] == "a" * 64
     run.load_recommender(version)  # a model without a base folder is compared with nothing
-    usual = open_run.load_recommender
+    usual = opened_run.load_recommender
 
     def with_base(*args):
         made = usual(*args)
         made.model.base_sha256 = "b" * 64
         return made
 
-    monkeypatch.setattr(open_run, "load_recommender", with_base)
+    monkeypatch.setattr(opened_run, "load_recommender", with_base)
     with pytest.raises(
         CheckpointError, match=r"version \d+ of .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):

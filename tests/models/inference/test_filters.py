@@ -10,7 +10,7 @@ import pytest
 import torch
 from served_run import TrainedRun
 
-from nonet.deploy.serving.features import (
+from nonet.deploy.opened import (
     CatalogueItems,
     FallbackRecommender,
     Refused,
@@ -153,7 +153,7 @@ def test_bits_of_all_filters_say_what_a_mask_of_each_says(monkeypatch, count, fe
 
 
 def test_filters_of_features_are_bounded_in_bytes(world, monkeypatch):
-    monkeypatch.setattr("nonet.deploy.serving.features.items._MAX_FILTER_BYTES", 100)
+    monkeypatch.setattr("nonet.deploy.opened.items._MAX_FILTER_BYTES", 100)
     items = CatalogueItems(_corpus(world))
     for number in range(20):
         items.make_filter(f"events > {number}")

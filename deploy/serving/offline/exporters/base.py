@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.nn import Module
 
-    from nonet.deploy.serving.features import ServedRun
+    from nonet.deploy.opened import OpenedRun
     from nonet.models.generation import Corpus
     from nonet.workers.registry import Version
 
@@ -32,7 +32,7 @@ class VersionToExport:
         counts: Files of the transition counts, by array name.
     """
 
-    run: ServedRun
+    run: OpenedRun
     version: int
     published: Version
     corpus: Corpus
@@ -50,9 +50,9 @@ class VersionToExport:
         Raises:
             ConfigError: The run does not have the catalogue of this version.
         """
-        from nonet.deploy.serving.features import ServedRun
+        from nonet.deploy.opened import OpenedRun
 
-        served_run = ServedRun.open(run)
+        served_run = OpenedRun.open(run)
         served_run.check_servable("export")
         number = version or served_run.registry.serving.default or served_run.publish_newest().number
         published = served_run.registry.read_version(number)

@@ -11,4 +11,4 @@ from .items import CatalogueItems as CatalogueItems
 from .items import Refused as Refused
 from .journal import JournalOptions as JournalOptions
 from .journal import StorageFull as StorageFull
-from .open_run import ServedRun as ServedRun
+from .opened_run import OpenedRun as OpenedRun

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from nonet.deploy.serving.features.histories import UserHistories
-from nonet.deploy.serving.features.items import CatalogueItems, Refused
-from nonet.deploy.serving.features.journal import JournalOptions
-from nonet.deploy.serving.features.open_run import ServedRun
-from nonet.deploy.serving.features.posted import check_event
+from nonet.deploy.opened.histories import UserHistories
+from nonet.deploy.opened.items import CatalogueItems, Refused
+from nonet.deploy.opened.journal import JournalOptions
+from nonet.deploy.opened.opened_run import OpenedRun
+from nonet.deploy.opened.posted import check_event
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import EventHistory, Question, choose_beam_width
 from nonet.samples.sequences import ALLOW
@@ -70,7 +70,7 @@ class RequestFeatures:
     @classmethod
     def from_run(
         cls,
-        run: ServedRun,
+        run: OpenedRun,
         block: int = 1,
         *,
         posts: bool = True,

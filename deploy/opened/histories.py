@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_whole
-from nonet.deploy.serving.features.items import Away, Refused
-from nonet.deploy.serving.features.journal import EventJournal, JournalOptions
-from nonet.deploy.serving.features.posted import PostedEvents, check_event
+from nonet.deploy.opened.items import Away, Refused
+from nonet.deploy.opened.journal import EventJournal, JournalOptions
+from nonet.deploy.opened.posted import PostedEvents, check_event
 from nonet.errors import ConfigError, StoreError
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory, find_default_values

@@ -12,7 +12,7 @@ import pytest
 from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.features import JournalOptions, RequestFeatures, StorageFull, UserHistories
+from nonet.deploy.opened import JournalOptions, RequestFeatures, StorageFull, UserHistories
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 

@@ -7,7 +7,7 @@ from redis_server import REDIS, RedisServer
 from served_run import ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.features import FallbackRecommender, RequestFeatures
+from nonet.deploy.opened import FallbackRecommender, RequestFeatures
 from nonet.deploy.serving.service import (
     EnginePool,
     RecommendationService,

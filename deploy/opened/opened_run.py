@@ -1,4 +1,4 @@
-"""A run as serving reads it: its artifacts, how its model is built, and its registry of versions."""
+"""A finished run as commands read it: its artifacts, how its model is built, and its registry of versions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.deploy.serving.features.artifacts import check_features, check_selected, find_artifacts
-from nonet.deploy.serving.features.catalogues import CatalogueVersions
+from nonet.deploy.opened.artifacts import check_features, check_selected, find_artifacts
+from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import StoredSequences, UserEvents
@@ -28,7 +28,7 @@ from nonet.workers.roles import RunSetup
 
 
 @dataclass(frozen=True)
-class ServedRun:
+class OpenedRun:
     """A run that has tokenised its data.
 
     Attributes:
@@ -47,7 +47,7 @@ class ServedRun:
     address: str | None = None
 
     @classmethod
-    def open(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> ServedRun:
+    def open(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> OpenedRun:
         """Open a run.
 
         Args:

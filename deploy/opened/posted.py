@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.deploy.serving.features.items import Refused
+from nonet.deploy.opened.items import Refused
 
 _MAX_TIME = 1 << 40  # unix seconds; times in milliseconds or smaller units exceed it
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from nonet.deploy.serving.features.open_run import ServedRun
+from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.errors import ConfigError
 from nonet.models.inference import find_default_values
 from nonet.samples.tables import as_numbers, read_interactions
@@ -32,7 +32,7 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
         ConfigError: The run has no store, or no event has a known item.
         DataError: The table cannot be read.
     """
-    served_run = ServedRun.open(run)
+    served_run = OpenedRun.open(run)
     stored, seq = served_run.events if store is None else served_run.open_events(store), served_run.corpus.seq
     if stored is None:
         raise ConfigError(

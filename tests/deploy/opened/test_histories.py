@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from served_run import TrainedRun
 
-from nonet.deploy.serving.features import UserHistories, append_events
+from nonet.deploy.opened import UserHistories, append_events
 from nonet.errors import ConfigError
 from nonet.samples.tokenised import StoredSequences
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from nonet.deploy.serving.features import UserHistories
+from nonet.deploy.opened import UserHistories
 from nonet.models.generation import Corpus
 import json
 corpus = Corpus.load(json.loads(sys.argv[2]))
