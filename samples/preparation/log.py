@@ -22,6 +22,7 @@ from nonet.samples.tables import (
     check_events,
     conform,
     find_files,
+    find_unit,
     get_unit_by_name,
     get_unit_by_size,
     is_plain,
@@ -98,6 +99,13 @@ class EventLog:
             for info, file in zip(infos, self.files, strict=True)
         ]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+    def find_time_unit(self) -> str:
+        """Return the unit ("s", "ms", "us" or "ns") of the numbers in the column of times; "s" if it has timestamps or text."""
+        if self._unit is not None:
+            return self._unit
+        times = self.read_column(self.slices[0], "timestamp", groups=1)
+        return find_unit(times, self._get_file_column("timestamp"))
 
     def select_columns(self, *conditions: str | None) -> list[str]:
         """Return the columns, by their names in the files, that sequences carry or that one of the conditions may name."""

@@ -15,6 +15,8 @@ from .guesses import guess_roles as guess_roles
 from .guesses import list_time_candidates as list_time_candidates
 from .guesses import normalise_name as normalise_name
 from .guesses import strip_type_suffix as strip_type_suffix
+from .ids import IdKind as IdKind
+from .ids import convert_ids as convert_ids
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import compute_keys as compute_keys
@@ -44,8 +46,10 @@ from .tables import read_interactions as read_interactions  # pyright: ignore[re
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .times import convert_times as convert_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import convert_to_seconds as convert_to_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import find_implausible as find_implausible
+from .times import find_unit as find_unit  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import get_unit_by_name as get_unit_by_name
 from .times import get_unit_by_size as get_unit_by_size
 from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -19,13 +19,12 @@ import pyarrow.compute
 
 from nonet.embedding import splitmix64
 from nonet.random import hash_words
+from nonet.samples.tables.ids import CANONICAL_INTEGER
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 NONE = np.iinfo(np.int64).min
 """The integer of a missing id."""
-
-_CANONICAL_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 
 
 def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
@@ -79,7 +78,7 @@ def _hash_texts(texts: pa.Array) -> np.ndarray:
     from nonet.embedding.modules import hash_text
 
     numbers = hash_text(texts)
-    is_integer = pc.fill_null(pc.match_substring_regex(texts, _CANONICAL_INTEGER), False)
+    is_integer = pc.fill_null(pc.match_substring_regex(texts, CANONICAL_INTEGER), False)
     index = np.flatnonzero(is_integer.to_numpy(zero_copy_only=False))
     numbers[index] = texts.take(pa.array(index)).cast(pa.int64()).to_numpy(zero_copy_only=False)
     return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 
@@ -22,10 +22,13 @@ class TableFormat:
     Attributes:
         columns: The name of columns in the files, by Nonet's name or by role.
         missing: Texts that stand for a missing value, so they are no ids of users or items and no categories.
+        time_unit: Unit of numeric times whose column does not name it: "s", "ms", "us" or "ns"; None to determine it from the
+            values. Files that are read for a finished run have the unit of the run's log.
     """
 
     columns: Mapping[str, str] = dataclass_field(default_factory=dict[str, str])
     missing: tuple[str, ...] = MISSING
+    time_unit: str | None = None
 
     @classmethod
     def from_options(
@@ -54,8 +57,8 @@ class TableFormat:
         return None if set(self.missing) == set(MISSING) else sorted(self.missing)
 
     def replace_columns(self, columns: Mapping[str, str]) -> TableFormat:
-        """Return a format with other column names and the same missing texts."""
-        return TableFormat(dict(columns), self.missing)
+        """Return a format with other column names, which is otherwise the same."""
+        return replace(self, columns=dict(columns))
 
 
 def _to_list(value: Any) -> list[Any]:

@@ -20,7 +20,7 @@ import pyarrow.compute
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.paths import read_parquet
 from nonet.samples.tables.table_format import ROLES, Columns, to_table_format
-from nonet.samples.tables.times import convert_to_seconds
+from nonet.samples.tables.times import convert_times, convert_to_seconds, get_unit_by_name
 from nonet.samples.tables.word_lists import parse_word_lists
 from nonet.suggest import join_names, suggest_sentence
 
@@ -161,7 +161,13 @@ def _check_event_values(
         _check_event_type(table, label)
     if "rating" in table.column_names:
         table = _normalise_rating(table, label)
-    return _normalise_times(table, _get_sources(columns).get("timestamp", "timestamp"), label, unit)
+    source = _get_sources(columns).get("timestamp", "timestamp")
+    if run_unit := to_table_format(columns).time_unit:
+        unit = get_unit_by_name(source) or run_unit
+        convert_times(
+            table["timestamp"], unit, f"{label}: column {source!r}"
+        )  # raises an error that names the unit
+    return _normalise_times(table, source, label, unit)
 
 
 def check_items(table: pa.Table, columns: Columns, label: str) -> pa.Table:

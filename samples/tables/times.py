@@ -9,21 +9,28 @@ The first rule that applies determines the unit:
 5. Other numbers have the unit that fits the largest absolute value: below 1e11 seconds (the year 5138), below 1e14 milliseconds,
    below 1e17 microseconds, else nanoseconds.
 
+`convert_times` converts times that a user gives to a finished run: the unit of their numbers is that of the run's log.
+
 Numbers of which some look like a coarser unit than the others are an error, and so is a name whose unit cannot be right.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from nonet.errors import ConfigError, DataError
+
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _SIZE_LIMITS = (("s", 1e11), ("ms", 1e14), ("us", 1e17))  # The largest absolute value of each unit; rule 5.
 _EARLIEST_PLAUSIBLE_S = 631_152_000  # Unix seconds of 1990-01-01.
 _CALENDAR_RANGE = (19000101, 21001231)  # The first and the last date of rule 4.
@@ -66,6 +73,92 @@ def convert_to_seconds(
     if raw_unit == "s" and np.issubdtype(raw.dtype, np.integer):
         return raw.astype(np.int64), None
     return np.floor_divide(raw, _PER_SECOND[raw_unit]).astype(np.int64), raw
+
+
+def convert_times(
+    values: Sequence[Any] | np.ndarray | pa.Array | pa.ChunkedArray, unit: str, label: str = "time"
+) -> np.ndarray:
+    """Convert times that a user gives to a run to unix seconds.
+
+    Args:
+        values: Times [N]: numbers in `unit`, ISO 8601 texts, dates and timestamps, also mixed. Without a time zone they are UTC.
+        unit: Unit of the numbers in the log of the run: "s", "ms", "us" or "ns".
+        label: Prefix of error messages.
+
+    Returns:
+        Seconds [N] int64, rounded down.
+
+    Raises:
+        ConfigError: The unit is unknown.
+        DataError: A value is no moment of this unit. A number is none if it is so large that it has a finer unit, or if it is
+            between 1990 and the end of next year only in another unit.
+    """
+    if unit not in _PER_SECOND:
+        raise ConfigError(f"time unit {unit!r}: there are {', '.join(_PER_SECOND)}.")
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        kind = values.type
+        if is_plain(kind):
+            values = values.cast(pa.float64()) if pa.types.is_decimal(kind) else values
+            values = values.to_numpy() if not values.null_count else values.to_pylist()
+        elif pa.types.is_timestamp(kind) and not values.null_count:
+            return convert_to_seconds(pa.chunked_array([values]), label)[0]
+        else:
+            values = values.to_pylist()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
+        return _convert_numbers(values, unit, label)
+    seconds = np.empty(len(values), np.int64)
+    numbers = [i for i, value in enumerate(values) if _is_number(value)]
+    seconds[numbers] = _convert_numbers(np.array([values[i] for i in numbers]), unit, label)
+    for i in sorted(set(range(len(values))).difference(numbers)):
+        seconds[i] = _convert_moment(values[i], unit, label)
+    return seconds
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, and not a boolean."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _convert_numbers(raw: np.ndarray, unit: str, label: str) -> np.ndarray:
+    """Convert numbers [N] of a unit to unix seconds [N] int64. Raises DataError if one of them is no moment of this unit."""
+    if raw.dtype == object or raw.dtype.kind == "u":  # Python integers of more than 63 bits are objects.
+        raw = np.array([float(value) if abs(value) >= 2**63 else int(value) for value in raw.tolist()])
+    sizes = np.abs(raw.astype(np.float64))
+    limit = dict(_SIZE_LIMITS).get(unit, 2.0**63)
+    with np.errstate(invalid="ignore"):
+        is_wrong = ~(sizes < limit)
+        seconds = np.floor_divide(raw, _PER_SECOND[unit])
+        is_doubtful = ~is_wrong & find_implausible(seconds)
+        for other, per_second in _PER_SECOND.items():
+            if other != unit and is_doubtful.any():
+                is_wrong |= is_doubtful & ~find_implausible(np.floor_divide(raw, per_second))
+    if is_wrong.any():
+        raise _make_moment_error(raw[is_wrong][0].item(), unit, label)
+    return seconds.astype(np.int64)
+
+
+def _convert_moment(value: Any, unit: str, label: str) -> int:
+    """Convert a text, a date or a datetime to unix seconds. Raises DataError for other values."""
+    try:
+        if isinstance(value, str):
+            column = _parse_text(pa.chunked_array([[value]]))
+            if pa.types.is_integer(column.type):
+                return int(_convert_numbers(column.to_numpy(), unit, label)[0])
+            return int(convert_to_seconds(column, label)[0][0])
+        if isinstance(value, date | datetime | np.datetime64):
+            return int(convert_to_seconds(pa.chunked_array([[value]]), label)[0][0])
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
+    raise _make_moment_error(value, unit, label)
+
+
+def _make_moment_error(value: Any, unit: str, label: str) -> DataError:
+    """Build the error for a value that is no moment of a unit."""
+    return DataError(
+        f"{label}: {value!r} is no moment in {_UNIT_NAMES[unit]}; the log of the run counts {_UNIT_NAMES[unit]} since 1970. "
+        "Convert it, or write ISO text such as 2026-11-26T12:00:00Z"
+    )
 
 
 def find_implausible(seconds: np.ndarray) -> np.ndarray:
@@ -138,6 +231,23 @@ def _parse_calendar_dates(raw: np.ndarray) -> np.ndarray | None:
 def is_plain(kind: pa.DataType) -> bool:
     """Return whether times of this type are numbers, whose unit is determined by the column's name or their size."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def find_unit(column: pa.ChunkedArray, name: str) -> str:
+    """Return the unit ("s", "ms", "us" or "ns") of the numbers in a column of times; "s" for timestamps, dates and ISO text.
+
+    Raises:
+        TypeError: If texts are no times.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = _parse_text(column)
+    if not is_plain(column.type):
+        return "s"
+    return get_unit_by_name(name) or get_unit_by_size(
+        float(pc.max(pc.abs(column.cast(pa.float64()))).as_py() or 0)
+    )
 
 
 def get_unit_by_name(name: str) -> str | None:

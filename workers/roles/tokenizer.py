@@ -24,6 +24,7 @@ from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.samples.preparation import (
     BuildOptions,
+    EventLog,
     PreparationReport,
     PreparedSequences,
     prepare_sequences,
@@ -337,6 +338,7 @@ def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str,
         **totals.measure_training(seq),
         "held_out": totals.get_held_out_counts(),
         "dropped": list(seq.dropped),
+        "time_unit": EventLog(data.options.interactions, data.options.table_format).find_time_unit(),
         "notice": get_licence_notice(data.options.interactions) or "",
     }
     return {"data": facts} | ({"init": data.known.count_known(seq)} if data.known else {})

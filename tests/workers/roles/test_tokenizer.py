@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from ring_world import Ring
 
@@ -14,7 +15,7 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import DataError
 from nonet.models.generation.corpus import Corpus
-from nonet.samples.preparation import BuildOptions
+from nonet.samples.preparation import BuildOptions, EventLog
 from nonet.samples.sequences import build_sequences
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
 from nonet.workers.roles.tokenizer import Tokeniser, describe_data, store_artifact
@@ -131,5 +132,24 @@ def test_facts_count_the_copies_of_events(tmp_path):
     table = pa.table(dict(zip(("user_id", "item_id", "timestamp"), columns, strict=True)))
     split = {"use": "leave_last_out", "test": 1, "valid": 1, "rl": 0}
     seq, items = build_sequences(table, None, split=split)
+    pq.write_table(table, tmp_path / "log.parquet")
     data = SimpleNamespace(options=BuildOptions(str(tmp_path / "log.parquet")), known=None)
-    assert describe_data(seq, items, data)["data"]["duplicates"] == 7
+    facts = describe_data(seq, items, data)["data"]
+    assert (facts["duplicates"], facts["time_unit"]) == (7, "s")
+
+
+@pytest.mark.parametrize(
+    ("times", "name", "unit"),
+    [
+        (pa.array([1_772_928_000_000, 5]), "at", "ms"),
+        (pa.array([1_772_928_000_000]), "at_us", "us"),
+        (pa.array(["1772928000000"]), "at", "ms"),
+        (pa.array(["2026-03-08T00:00:00Z"]), "at", "s"),
+        (pa.array([1_772_928_000_000_000], pa.timestamp("us")), "at", "s"),
+        (pa.array([20260308]), "at", "s"),
+    ],
+)
+def test_the_unit_of_a_log_is_that_of_its_numbers(tmp_path, times, name, unit):
+    ids = pa.array([1] * len(times))
+    pq.write_table(pa.table({"user_id": ids, "item_id": ids, name: times}), tmp_path / "log.parquet")
+    assert EventLog(str(tmp_path / "log.parquet"), {"time": name}).find_time_unit() == unit
