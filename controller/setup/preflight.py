@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.plugins import PluginFiles
-from nonet.rl.rewards import check_options, find_reward, list_columns
+from nonet.rl.rewards import check_options, describe_missing_column, find_reward, list_columns
 from nonet.samples.profiles import measure_profile
 from nonet.samples.sequences import TRAIN
 from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
@@ -187,7 +187,7 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
         return _check_sample(scenario, data, folder, reward_columns)
     seq, items = data.build()
     check_sequences(seq, data)
-    _check_columns(reward_columns, items.column_names)
+    _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
     _check_stage_columns(scenario, items.column_names)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
@@ -219,26 +219,26 @@ def _check_sample(
         No warnings, as a sample does not show them.
     """
     _, items = data.sample_tables()
-    _check_columns(reward_columns, items.names)
+    _check_reward_columns(reward_columns, items.names, scenario.data.columns)
     _check_stage_columns(scenario, items.names)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items.empty_table(), data.tokenizer, folder)
     return []
 
 
-def _check_columns(reward_columns: Sequence[tuple[str, str]], item_columns: Sequence[str]) -> None:
+def _check_reward_columns(
+    reward_columns: Sequence[tuple[str, str]], item_columns: Sequence[str], renamed_columns: Mapping[str, str]
+) -> None:
     """Raise ConfigError if a reward reads a column that the items lack.
 
     Args:
         reward_columns: Pairs (name of the reward, column that it reads).
         item_columns: The columns of the items.
+        renamed_columns: Column of the user's tables by the name that the run gives it.
     """
     for name, column in reward_columns:
         if column not in item_columns:
-            raise ConfigError(
-                f"reward {name!r} asks for the column {column!r}; items have {', '.join(item_columns)}."
-                f"{suggest_sentence(column, item_columns)}"
-            )
+            raise ConfigError(describe_missing_column(name, column, item_columns, renamed_columns))
 
 
 def _check_stage_columns(scenario: Scenario, item_columns: Sequence[str]) -> None:

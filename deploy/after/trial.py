@@ -22,7 +22,16 @@ from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
 from nonet.random import rng
 from nonet.rl import join
-from nonet.rl.rewards import Reward, RewardTrial, RunData, load_reward, run_trial, set_up
+from nonet.rl.rewards import (
+    Reward,
+    RewardTrial,
+    RunData,
+    describe_missing_column,
+    find_reward,
+    load_reward,
+    run_trial,
+    set_up,
+)
 from nonet.samples.batches import find_rl_events, gather_seen_items, locate_events
 from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
@@ -38,24 +47,31 @@ class TrialReport:
 
     Attributes:
         trial: The scores of the reward on trial and of the scenario's other rewards.
-        titles: Titles of the beams' items [U, W].
+        titles: Titles of the beams' items [U, W], or their ids where an item has no title.
+        options: The options of the reward on trial.
+        in_scenario: Whether the scenario has this reward.
         left_out: (name, reason) of each reward of the scenario that the reward was not compared with.
     """
 
     trial: RewardTrial
     titles: np.ndarray
+    options: dict[str, Any]
+    in_scenario: bool
     left_out: list[tuple[str, str]]
 
 
 def try_reward(
-    source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int
+    source: ScenarioFile, use: str, weight: float | None, options: dict[str, Any], users: int
 ) -> TrialReport:
-    """Try a reward together with the rewards of a scenario.
+    """Try a reward together with the other rewards of a scenario.
+
+    A reward that the scenario has is tried with its weight and options there, except for those that are given here.
 
     Args:
         source: The scenario whose data and rewards are used.
-        use: The reward as `use` in a scenario names it; files are relative to the current directory.
-        weight: The reward's weight.
+        use: The name of a reward of the scenario, or a reward as `use` in a scenario names it; files are relative to the
+            current directory.
+        weight: The reward's weight; None for the one in the scenario, or 1.
         options: The reward's options.
         users: Maximum number of users, of those with RL events, to try the reward on.
 
@@ -66,23 +82,18 @@ def try_reward(
         ConfigError: The reward or its options are wrong.
         DataError: The data cannot be used.
     """
+    tried, others, left_out = _choose_rewards(source, use, options)
     seq, items = make_data_setup(source.scenario, source.folder).build()
     run = _UntrainedRun(seq, items)
     beams, times = _make_beams(run, users, source.scenario.seed)
-    name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
-    rewards: dict[str, Reward] = {name: _open_reward(name, use, Path.cwd(), options, run)}
-    weights, left_out = {name: weight}, []
-    target = _resolve_target(use, Path.cwd())
-    for _, other, other_options in list_reward_options(source.scenario):
-        other_use = other_options.use or other
-        if other == name or _resolve_target(other_use, source.folder) == target:
-            left_out += [(other, "it is the same reward")] if other != name else []
-            continue
+    rewards = {tried.name: tried.open(run)}
+    weights = {tried.name: tried.options.compute_weight(0) if weight is None else weight}
+    for other in others:
         try:
-            rewards[other] = _open_reward(other, other_use, source.folder, other_options.get_options(), run)
-            weights[other] = other_options.compute_weight(0)  # at the first step
+            rewards[other.name] = other.open(run)
+            weights[other.name] = other.options.compute_weight(0)  # at the first step
         except NonetError as error:
-            left_out.append((other, str(error)))
+            left_out.append((other.name, str(error)))
     joins = StoreJoins(source.scenario.data.join)
     columns = sorted({column for reward in rewards.values() for column in reward.columns})
     item_columns = [column for column in columns if column in items.column_names]
@@ -92,13 +103,18 @@ def try_reward(
     ]:
         keys = beams.item_id, beams.valid, beams.user_id, times
         beams = replace(beams, columns=beams.columns | joins.read_beam_columns(joined_columns, *keys))
-    missing = [column for column in rewards[name].columns if column not in beams.columns]
+    missing = [column for column in rewards[tried.name].columns if column not in beams.columns]
     if missing:
-        known = ", ".join([*items.column_names, *joins.names])
-        raise ConfigError(f"reward {name!r} asks for the column {missing[0]!r}; items have {known}")
-    titles_I = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
+        known = [*items.column_names, *joins.names]
+        raise ConfigError(
+            describe_missing_column(tried.name, missing[0], known, source.scenario.data.columns)
+        )
+    titles_I = run.item_id.astype(np.str_)
+    if "title" in items.column_names:
+        titles_I = np.where(run.column("title") == "", titles_I, run.column("title"))
     titles = np.where(beams.item >= 0, titles_I[np.maximum(beams.item, 0)], "")
-    return TrialReport(run_trial(name, rewards, weights, beams), titles, left_out)
+    trial = run_trial(tried.name, rewards, weights, beams)
+    return TrialReport(trial, titles, tried.options.get_options(), tried.in_scenario, left_out)
 
 
 def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
@@ -108,6 +124,8 @@ def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
     correlations = {name: trial.compute_correlation(name) for name in others}
     return {
         "reward": trial.name,
+        "options": reward_trial.options,
+        "weight": trial.weights[trial.name],
         "users": [str(user) for user in trial.rollouts.user_id],
         "scores": np.where(np.isfinite(trial.scores[trial.name]), trial.scores[trial.name], 0).tolist(),
         "flat_groups": len(trial.flat),
@@ -123,7 +141,12 @@ def format_trial(reward_trial: TrialReport) -> str:
     """Format the results as text for a terminal."""
     trial = reward_trial.trial
     user_count, width = trial.rollouts.valid.shape
-    lines = [f"{trial.name} on {user_count} users, {width} items each (stand-ins for a model's beams)", ""]
+    lines = [f"{trial.name} on {user_count} users, {width} items each (stand-ins for a model's beams)"]
+    if reward_trial.in_scenario or reward_trial.options:
+        where = "the scenario's reward" if reward_trial.in_scenario else "a reward that the scenario lacks"
+        options = "".join(f", {name} {value}" for name, value in reward_trial.options.items())
+        lines.append(f"{where}, with weight {trial.weights[trial.name]:g}{options}")
+    lines.append("")
     if len(trial.troubles) == user_count:
         return "\n".join([*lines, f"no score for any user: {trial.troubles[0].why}"])
     for user in range(user_count):
@@ -143,7 +166,9 @@ def format_trial(reward_trial: TrialReport) -> str:
     )
     others = [name for name in trial.scores if name != trial.name]
     for name in others:
-        lines.append(f"correlation with {name}, inside groups: {trial.compute_correlation(name):+.2f}")
+        correlation = trial.compute_correlation(name)
+        text = "none, as one of them does not vary" if math.isnan(correlation) else f"{correlation:+.2f}"
+        lines.append(f"correlation with {name}, inside groups: {text}")
     if others:
         lines.append(
             f"share of the weighted spread: {trial.share(trial.name):.0%} (weight {trial.weights[trial.name]:g}); it changes the "
@@ -186,29 +211,74 @@ class _UntrainedRun(RunData):
         return as_array(self.items[name]) if name in self.items.column_names else super().column(name)
 
 
-def _resolve_target(use: str, folder: Path) -> tuple[Path | str, str]:
-    """Split `use` into its file, as an absolute path, or its module, and the name in it."""
-    file_or_module, _, attribute = use.partition(":")
-    is_file = file_or_module.endswith(".py")
-    return ((folder / file_or_module).resolve() if is_file else file_or_module), attribute
+@dataclass(frozen=True)
+class _NamedReward:
+    """A reward that can be opened.
 
-
-def _open_reward(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
-    """Load a reward, and open it on the data of a run.
-
-    Args:
-        name: The reward's name.
+    Attributes:
+        name: Its name in the scenario, or that of its function or file.
         use: The reward as `use` in a scenario names it.
         folder: The folder that a file in `use` is relative to.
         options: The reward's own options, and those that all rewards have.
-        run: The data.
+        in_scenario: Whether the scenario has this reward.
     """
-    reward_options = RewardOptions(**options)
-    reward = load_reward(use, folder, reward_options.get_options(), name=name)
-    reward.timeout_s = reward_options.timeout_s
-    set_up(reward, name)
-    reward.open(run)
-    return reward
+
+    name: str
+    use: Any
+    folder: Path
+    options: RewardOptions
+    in_scenario: bool
+
+    def find_target(self) -> Any:
+        """Return the function or class of the reward, or its address."""
+        is_address = isinstance(self.use, str) and "://" in self.use
+        return self.use if is_address else find_reward(self.use, self.folder, name=self.name)
+
+    def open(self, run: RunData) -> Reward:
+        """Load the reward, and open it on the data of a run."""
+        reward = load_reward(self.use, self.folder, self.options.get_options(), name=self.name)
+        reward.timeout_s = self.options.timeout_s
+        set_up(reward, self.name)
+        reward.open(run)
+        return reward
+
+
+def _choose_rewards(
+    source: ScenarioFile, use: str, options: dict[str, Any]
+) -> tuple[_NamedReward, list[_NamedReward], list[tuple[str, str]]]:
+    """Find the reward to try, and the scenario's rewards to compare it with.
+
+    Returns:
+        The reward to try, the other rewards, and (name, reason) of each reward of the scenario that is left out.
+
+    Raises:
+        ConfigError: The reward to try cannot be found.
+    """
+    in_scenario = {
+        name: _NamedReward(name, reward.use or name, source.folder, reward, True)
+        for _, name, reward in list_reward_options(source.scenario)
+    }
+    name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
+    new = _NamedReward(use if name in in_scenario else name, use, Path.cwd(), RewardOptions(), False)
+    stored = in_scenario.get(use)
+    target = (stored or new).find_target()
+    others: list[_NamedReward] = []
+    left_out: list[tuple[str, str]] = []
+    for other in in_scenario.values():
+        try:
+            is_same = other.find_target() == target
+        except NonetError as error:
+            left_out.append((other.name, str(error)))
+            continue
+        if not is_same:
+            others.append(other)
+        elif stored is None:
+            stored = other
+        elif other is not stored:
+            left_out.append((other.name, "it is the same reward"))
+    tried = stored or new
+    set_options = tried.options.model_dump(exclude_unset=True, exclude={"use"})
+    return replace(tried, options=RewardOptions(**set_options | options)), others, left_out
 
 
 def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:

@@ -98,16 +98,21 @@ def try_out_reward(
     reward: Annotated[
         str,
         typer.Argument(
-            metavar="USE", help="file.py[:Name], package.module:Name, a shipped name or an address."
+            metavar="USE",
+            help="file.py[:Name], package.module:Name, a shipped name, an address, or a reward of the scenario.",
         ),
     ],
     scenario: Annotated[
         str, typer.Option(help="Scenario whose data and other rewards are used.")
     ] = "quickstart",
-    weight: Annotated[float, typer.Option(help="Weight of the reward.")] = 1.0,
+    weight: Annotated[
+        float | None, typer.Option(help="Weight of the reward, by default as in the scenario, or 1.")
+    ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A=B", help="Set an option; may be repeated."),
+        typer.Option(
+            "--set", metavar="A=B", help="Set an option, by default as in the scenario; may be repeated."
+        ),
     ] = None,
     users: Annotated[int, typer.Option(min=1, help="Number of users to score.")] = 8,
     as_json: JsonOption = False,

@@ -1,4 +1,5 @@
 from .api import check_options as check_options
+from .api import describe_missing_column as describe_missing_column
 from .api import find_reward as find_reward
 from .api import list_columns as list_columns
 from .api import load_reward as load_reward

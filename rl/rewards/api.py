@@ -28,7 +28,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.base import Reward
 from nonet.rl.rewards.checks import score_checked
-from nonet.suggest import find_close_matches
+from nonet.suggest import find_close_matches, suggest_sentence
 from nonet.types import Rollouts
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Reward",
     "as_reward",
     "check_options",
+    "describe_missing_column",
     "find_reward",
     "list_columns",
     "load_reward",
@@ -182,6 +183,29 @@ def list_columns(target: Any) -> list[str]:
         return [name for name in _parse_arguments(target)[0] if name not in FIELDS]
     columns = target.columns
     return list(columns) if isinstance(columns, list | tuple) else []
+
+
+def describe_missing_column(
+    reward: str, column: str, known: Sequence[str], renamed: Mapping[str, str] | None = None
+) -> str:
+    """Return an error message about a column that a reward asks for and the data lack.
+
+    Args:
+        reward: Name of the reward.
+        column: The missing column.
+        known: Columns of the items and of the joins.
+        renamed: Column of the user's tables by the name that the run gives it (`data.columns`).
+    """
+    if column in FIELDS:
+        return (
+            f"reward {reward!r}: {column} is a field of nonet.Rollouts, not a column; "
+            f"read r.{column}, and remove it from `columns`."
+        )
+    message = f"reward {reward!r} asks for the column {column!r}; items have {', '.join(known)}."
+    for new_name, source in (renamed or {}).items():
+        if source == column and new_name in known:
+            return f"{message} data.columns maps {column!r} to {new_name!r}: ask for that name."
+    return message + suggest_sentence(column, known)
 
 
 def _parse_init_options(cls: type) -> tuple[list[str], list[str], bool]:

@@ -147,6 +147,8 @@ class Rollouts:
         try:
             return self.columns[column]
         except KeyError:
+            if column in self.__slots__:
+                raise KeyError(f"{column!r} is a field of rollouts, not a column: read r.{column}") from None
             names = ", ".join(sorted(self.columns)) or "none"
             raise KeyError(f"no column {column!r} was joined to these rollouts; there are: {names}") from None
 

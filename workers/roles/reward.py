@@ -25,7 +25,16 @@ import numpy as np
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import as_array
 from nonet.rl import from_wire, join
-from nonet.rl.rewards import PromptFailure, Reward, RewardCalls, RunData, await_result, load_reward, set_up
+from nonet.rl.rewards import (
+    PromptFailure,
+    Reward,
+    RewardCalls,
+    RunData,
+    await_result,
+    describe_missing_column,
+    load_reward,
+    set_up,
+)
 from nonet.samples.stores import Join, StoreJoins
 from nonet.types import Rollouts
 from nonet.workers.runtime import (
@@ -105,10 +114,8 @@ class RewardWorker(DistributeWorker):
             if column in self._store_columns:
                 continue
             if column not in run.items.column_names:
-                raise ConfigError(
-                    f"reward {self.name!r} asks for the column {column!r}; items have "
-                    f"{', '.join([*run.items.column_names, *self._joins.names])}"
-                )
+                known = [*run.items.column_names, *self._joins.names]
+                raise ConfigError(describe_missing_column(self.name, column, known))
             self._columns[column] = as_array(run.items[column])
         await_result(self.reward.open(run))
         self._run = run

@@ -8,10 +8,13 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from tests_ring import make_ring
 
 from nonet.deploy.after.trial import format_trial, summarise_trial, try_reward
 from nonet.deploy.run import api
+from nonet.errors import ConfigError
 from nonet.samples.stores import PackedStore
 
 OWN = """
@@ -36,6 +39,18 @@ import nonet
 @nonet.reward
 def price(price):
     return price
+"""
+
+
+WRONG = """
+import nonet
+
+
+class Wrong(nonet.Reward):
+    columns = ["COLUMN"]
+
+    def score(self, r):
+        return r["COLUMN"]
 """
 
 
@@ -73,9 +88,52 @@ def test_a_reward_of_the_scenario_is_not_compared_with_itself_under_another_name
     scenario = api.scenario(
         folder / "ring.yaml", ["stages.rl.rewards.mine={use: rewards/own.py, weight: 0.1, ceiling: 9}"]
     )
-    found = try_reward(scenario, "own.py", 0.5, {"ceiling": 20}, 8)
+    found = try_reward(scenario, "own.py", None, {}, 8)
     assert set(summarise_trial(found)["correlation"]) == {"hit"}
     assert "not compared with mine: it is the same reward" in format_trial(found)
+
+
+def test_a_reward_of_the_scenario_is_tried_with_its_weight_and_options_there(tmp_path, monkeypatch):
+    folder = make_ring(tmp_path)
+    monkeypatch.chdir(folder / "rewards")
+    scenario = api.scenario(folder / "ring.yaml")
+    by_file, by_name = (try_reward(scenario, use, None, {}, 8) for use in ("own.py:own", "own"))
+    assert summarise_trial(by_file)["scores"] == summarise_trial(by_name)["scores"]
+    assert "the scenario's reward, with weight 0.5, ceiling 20\n" in format_trial(by_file)
+    changed = summarise_trial(try_reward(scenario, "own.py", 2.0, {"ceiling": 1}, 8))
+    assert (changed["reward"], changed["weight"], changed["options"]) == ("own", 2.0, {"ceiling": 1})
+    assert np.sum(changed["scores"]) < by_file.trial.scores["own"].sum()
+
+
+def test_a_draft_is_compared_with_the_reward_of_the_same_name_in_the_scenario(tmp_path, monkeypatch):
+    folder = make_ring(tmp_path)
+    (folder / "own.py").write_text(OWN.replace("odd", "own"))
+    monkeypatch.chdir(folder)
+    found = summarise_trial(try_reward(api.scenario(folder / "ring.yaml"), "own.py:own", None, {}, 8))
+    assert (found["reward"], found["weight"], set(found["correlation"])) == (
+        "own.py:own",
+        1.0,
+        {"hit", "own"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("history", "history is a field of nonet.Rollouts, not a column; read r.history"),
+        ("kind", "data.columns maps 'kind' to 'categories': ask for that name"),
+        ("titel", "Did you mean 'title'"),
+    ],
+)
+def test_a_wrong_column_of_a_class_is_refused_with_the_right_name(tmp_path, monkeypatch, column, message):
+    folder = make_ring(tmp_path)
+    items = pq.read_table(folder / "items.parquet").rename_columns(["item_id", "title", "kind"])
+    pq.write_table(items, folder / "items.parquet")
+    (folder / "wrong.py").write_text(WRONG.replace("COLUMN", column))
+    monkeypatch.chdir(folder)
+    scenario = api.scenario(folder / "ring.yaml", ["data.columns={categories: kind}"])
+    with pytest.raises(ConfigError, match=message):
+        try_reward(scenario, "wrong.py", None, {}, 8)
 
 
 def test_a_reward_sees_joined_columns_as_of_each_prompts_time(tmp_path, monkeypatch):
