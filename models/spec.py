@@ -121,6 +121,7 @@ class ModelSpec:
             its dotted path; "" for none.
         runs: Whether this version can run it, or only plan it.
         lower_is_better: Names of its metrics for which lower values are better.
+        results: Dotted path of the class that reads what was predicted for the test events (`RankResults`).
     """
 
     options: ClassVar[type[StrictModel]] = StrictModel
@@ -137,6 +138,7 @@ class ModelSpec:
     exports: ClassVar[Any] = ""
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    results: ClassVar[str] = "nonet.models.ranking:RankResults"
 
     @abstractmethod
     def size(self, options: Options, around: ModelContext) -> ModelSize:

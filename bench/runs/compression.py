@@ -134,13 +134,13 @@ def _compare_runs(folder: Path) -> dict[str, Any]:
     pairs = [(place[event], at) for at, event in enumerate(packed.events) if event in place]
     here, there = np.array(pairs).T
     ranks = (
-        plain.load_ranks(plain.find_last_stage())[here],
-        packed.load_ranks(packed.find_last_stage())[there],
+        plain.load_results(plain.find_last_stage())[here],
+        packed.load_results(packed.find_last_stage())[there],
     )
     row: dict[str, Any] = {"test events of both": len(pairs)}
     for metric in _METRICS:
         values = [compute_per_event(metric, each) for each in ranks]
-        difference = compare_paired(values[1], values[0], plain.user[here], plain.seed)
+        difference = compare_paired(values[1], values[0], plain.results.user[here], plain.seed)
         row[f"{metric} as it is"], row[f"{metric} compressed"] = (float(each.mean()) for each in values)
         row[f"{metric} difference"] = json.dumps({key: round(value, 4) for key, value in difference.items()})
     return row

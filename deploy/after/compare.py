@@ -6,7 +6,8 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.deploy.after.ranks import TestedRun, check_same_events
-from nonet.models.ranking import compare_paired, compute_per_event, is_significant, select_event_metrics
+from nonet.errors import ConfigError
+from nonet.models.ranking import is_significant
 
 
 def compare_runs(
@@ -22,29 +23,36 @@ def compare_runs(
 
     Returns:
         {"a": {run, subject}, "b": {run, subject}, "events": number of test events, "metrics": {name: {a, b, diff,
-        low, high}}}. `a` and `b` are means over the test events; `diff` is a - b, and `low` to `high` is its 95 %
-        interval from resampling users.
+        low, high}}, "lower_is_better": names of such metrics}. `a` and `b` are scores on the test events; `diff` is a - b,
+        and `low` to `high` is its 95 % interval from resampling users.
 
     Raises:
-        ConfigError: The runs were tested on different events, or a subject was not ranked.
+        ConfigError: The runs were tested on different events or predict different things, or a subject was not evaluated.
     """
     a, b = TestedRun.from_run(find_run(run_a)), TestedRun.from_run(find_run(run_b))
     check_same_events(a, b)
     subject_a, subject_b = stage_a or a.find_last_stage(), stage_b or b.find_last_stage()
-    ranks_a, ranks_b = a.load_ranks(subject_a), b.load_ranks(subject_b)
-    metrics = {}
-    for name in select_event_metrics(a.metrics):
-        values_a, values_b = compute_per_event(name, ranks_a), compute_per_event(name, ranks_b)
-        metrics[name] = {
-            "a": float(values_a.mean()),
-            "b": float(values_b.mean()),
-            **compare_paired(values_a, values_b, a.user, a.seed),
+    if type(a.results) is not type(b.results):
+        raise ConfigError(
+            f"{a.run.id} has {a.results.noun} and {b.run.id} has {b.results.noun}; compare runs of the same kind of model"
+        )
+    values_a, values_b = a.load_results(subject_a)[None], b.load_results(subject_b)[None]
+    names = a.results.select_metrics(a.metrics)
+    differences = a.results.compare(names, values_a, values_b)
+    metrics = {
+        name: {
+            "a": float(a.results.compute(name, values_a)[0]),
+            "b": float(b.results.compute(name, values_b)[0]),
+            **differences[name],
         }
+        for name in names
+    }
     return {
         "a": {"run": a.run.id, "subject": subject_a},
         "b": {"run": b.run.id, "subject": subject_b},
         "events": len(a.events),
         "metrics": metrics,
+        "lower_is_better": sorted(a.lower_is_better & set(names)),
     }
 
 
@@ -57,14 +65,20 @@ def format_comparison(comparison: dict[str, Any]) -> str:
     for metric, row in comparison["metrics"].items():
         interval = f"[{row['low']:+.4f}, {row['high']:+.4f}]"
         lines.append(f"{metric:<14}{row['a']:>10.4f}{row['b']:>10.4f}{row['diff']:>+10.4f}   {interval}")
-    lines.append("\n" + _summarise_comparison(comparison["metrics"], names))
+    lines.append("\n" + _summarise_comparison(comparison, names))
     return "\n".join(lines)
 
 
-def _summarise_comparison(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
+def _summarise_comparison(comparison: dict[str, Any], names: list[str]) -> str:
     """Return a sentence that names the metrics in which the runs differ significantly."""
-    better = [name for name, row in metrics.items() if is_significant(row) and row["diff"] > 0]
-    worse = [name for name, row in metrics.items() if is_significant(row) and row["diff"] < 0]
+    # By metric, whether the first run is better; metrics without a significant difference are left out.
+    a_is_better = {
+        name: (row["diff"] > 0) != (name in comparison["lower_is_better"])
+        for name, row in comparison["metrics"].items()
+        if is_significant(row)
+    }
+    better = [name for name, is_better in a_is_better.items() if is_better]
+    worse = [name for name, is_better in a_is_better.items() if not is_better]
     if not better and not worse:
         return f"No difference between {names[0]} and {names[1]} is significant."
     parts = [f"better in {', '.join(better)}"] if better else []

@@ -1,4 +1,4 @@
-"""`nonet evaluate RUN`: rank a run's checkpoints again without training, with other metrics or other data.
+"""`nonet evaluate RUN`: evaluate a run's checkpoints again without training, with other metrics or other data.
 
 Items, semantic ids, the memory's counts and checkpoints are those of the run. Other data has other users
 and events of the same items: known users have their sparse rows, new users have the default row, and events
@@ -23,8 +23,10 @@ from nonet.controller.scenario import Scenario, load_scenario
 from nonet.controller.setup import make_baseline_options, make_data_setup, make_run_setup
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
+from nonet.plugins import load_heavy
 from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
+from nonet.workers.roles.click import ClickData, ClickEvaluator
 from nonet.workers.roles.evaluation import Evaluator
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
@@ -38,7 +40,7 @@ def evaluate_run(
     metrics: Sequence[str] | None = None,
     stages: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run's stages and baselines on test events by full ranking.
+    """Evaluate a run's stages and baselines on test events: by full ranking, or by the labels of the events for a click model.
 
     Args:
         run: The run's folder, its id, a prefix of its id, or `last`.
@@ -49,18 +51,16 @@ def evaluate_run(
 
     Returns:
         {"run": id, "data": {users, events, test, dropped_events}: numbers, "subjects": {name: {metric: value}} of
-        stages and baselines, "lists": {name: properties of its lists}}.
+        stages and baselines, "lists": {name: properties of its lists, for a model that makes lists}}.
 
     Raises:
-        ConfigError: The run ranks no items, or a metric or stage is unknown.
+        ConfigError: The run has not prepared its data, or a metric or stage is unknown.
         DataError: The data cannot be used.
     """
     folder = find_run(run)
     facts = folder.read_facts()
-    if facts is None or "sids" not in facts["artifacts"]:
-        raise ConfigError(
-            f"{folder.id} ranks no items, or has not tokenised its data: there is nothing to evaluate"
-        )
+    if facts is None:
+        raise ConfigError(f"{folder.id} has not prepared its data yet: there is nothing to evaluate")
     scenario, _ = load_scenario(folder.scenario)
     metric_names = list(metrics or scenario.evaluate.metrics)
     width = scenario.evaluate.width
@@ -79,7 +79,7 @@ def evaluate_run(
         "run": folder.id,
         "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **dropped},
         "subjects": {name: _select_test_metrics(result) for name, result in results.items()},
-        "lists": {name: result["lists"] for name, result in results.items()},
+        "lists": {name: result["lists"] for name, result in results.items() if "lists" in result},
     }
 
 
@@ -91,7 +91,8 @@ def format_evaluation(evaluation: dict[str, Any]) -> str:
         f", {data['dropped_events']:,} events of unknown items dropped" if data.get("dropped_events") else ""
     )
     lines = [f"{evaluation['run']}: {data['test']:,} test events of {data['users']:,} users{dropped}", ""]
-    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>14}" for metric in metrics))
+    title = "test, full ranking" if evaluation["lists"] else "test"
+    lines.append(f"{title:<20}" + "".join(f"{metric:>14}" for metric in metrics))
     lines += [
         f"{name:<20}" + "".join(f"{values[metric]:>14.4f}" for metric in metrics)
         for name, values in subjects.items()
@@ -119,17 +120,21 @@ def _find_checkpoints(
 
 
 @contextmanager
-def _open_evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
-    """Open an evaluator on the run's artifacts; its results are deleted with the context."""
+def _open_evaluator(
+    scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]
+) -> Iterator[Evaluator | ClickEvaluator]:
+    """Open the model's evaluator on the run's artifacts; its results are deleted with the context."""
     changes = {"metrics": list(metrics), "exhaustive": None, "shuffle_ties": False}
     options = scenario.evaluate.model_copy(update=changes)
-    evaluator = Evaluator(make_run_setup(scenario), options)
+    evaluator = load_heavy(scenario.model.spec.roles.get("evaluator", Evaluator))(
+        make_run_setup(scenario), options
+    )
     with tempfile.TemporaryDirectory() as results_dir:
         evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results_dir)
         yield evaluator
 
 
-def _evaluate_baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
+def _evaluate_baseline(evaluator: Evaluator | ClickEvaluator, name: str) -> dict[str, Any]:
     """Fit and rank a baseline; each call fits a part of it until it is ranked."""
     while "fitting" in (result := evaluator.evaluate_baseline(name)):
         pass
@@ -137,7 +142,7 @@ def _evaluate_baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
 
 
 def _load_other_data(
-    evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path
+    evaluator: Evaluator | ClickEvaluator, scenario: Scenario, folder: RunFolder, data: Path
 ) -> dict[str, int]:
     """Replace the evaluator's events by those of other data.
 
@@ -178,7 +183,7 @@ def _load_other_data(
     return {"dropped_events": len(interactions) - len(known_events)}
 
 
-def _renumber_items(seq: Sequences, seq_items: Any, corpus: Corpus) -> Sequences:
+def _renumber_items(seq: Sequences, seq_items: Any, corpus: Corpus | ClickData) -> Sequences:
     """Return sequences with the run's dense indices of items instead of those of `seq_items`, a table of items."""
     run_ids = corpus.items["item_id"].combine_chunks()
     run_index = pc.index_in(seq_items["item_id"], value_set=run_ids).to_numpy()

@@ -1,18 +1,19 @@
-"""The test events of a finished run, and the ranks that each stage and baseline gave to their items."""
+"""The test events of a finished run, and what each stage and baseline predicted for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import make_run_setup
 from nonet.errors import ConfigError
-from nonet.models.ranking import read_test_ranks
-from nonet.samples.batches import locate_events, sample_prompts
-from nonet.samples.sequences import TEST, Sequences
+from nonet.plugins import load_heavy
+from nonet.samples.sequences import Sequences
 from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: P held-out test events.
@@ -27,7 +28,8 @@ class TestedRun:
         metrics: Names of the scenario's metrics.
         stages: Names of the stages.
         seed: The run's seed.
-        user: The user row of each event [P].
+        lower_is_better: Names of the metrics for which lower values are better.
+        results: The reader of what was predicted for the events: a `RankResults`, or what the model's spec names.
         events: (user id, item id or sparse key, unix seconds) of each event, the ids as text.
     """
 
@@ -35,52 +37,58 @@ class TestedRun:
     metrics: tuple[str, ...]
     stages: tuple[str, ...]
     seed: int
-    user: np.ndarray
+    lower_is_better: frozenset[str]
+    results: Any
     events: list[tuple[str, str, int]]
 
     @classmethod
     def from_run(cls, run: RunFolder) -> TestedRun:
-        """Read the test events of a run. Raises ConfigError for a run that ranks no items or has not tokenised its data."""
+        """Read the test events of a run. Raises ConfigError for a run that has not prepared its data."""
         facts = run.read_facts()
-        if facts is None or "sids" not in facts["artifacts"]:
-            raise ConfigError(
-                f"{run.id}: there is nothing to compare; it ranks no items or has not tokenised its data"
-            )
+        if facts is None:
+            raise ConfigError(f"{run.id}: there is nothing to compare; it has not prepared its data yet")
         scenario, _ = load_scenario(run.scenario)
         seq = Sequences.load(Path(facts["artifacts"]["sequences"]["path"]))
-        users, positions = sample_prompts(seq, TEST, scenario.evaluate.most_users, scenario.seed)
-        event_indices = locate_events(seq, users, positions)
-        item_indices = seq.item[event_indices]
+        spec, target = scenario.model.spec, make_run_setup(scenario).target
+        results = load_heavy(spec.results)(seq, target, scenario.evaluate.most_users, scenario.seed)
+        item_indices = seq.item[results.index]
         # Dense indices may differ between runs of the same data; keys do not.
         items = item_indices if seq.item_key is None else seq.item_key[item_indices]
         events = list(
             zip(
-                map(str, seq.user_id[users].tolist()),
+                map(str, seq.user_id[results.user].tolist()),
                 map(str, items.tolist()),
-                seq.time[event_indices].tolist(),
+                seq.time[results.index].tolist(),
                 strict=True,
             )
         )
         return cls(
-            run, tuple(scenario.evaluate.metrics), tuple(scenario.stages), scenario.seed, users, events
+            run,
+            tuple(scenario.evaluate.metrics),
+            tuple(scenario.stages),
+            scenario.seed,
+            spec.lower_is_better,
+            results,
+            events,
         )
 
-    def load_ranks(self, subject: str) -> np.ndarray:
-        """Return the ranks [P] of a stage or baseline by exhaustive scoring. Raises ConfigError if it was not ranked."""
+    def load_results(self, subject: str) -> np.ndarray:
+        """Return what a stage or baseline predicted [P]: ranks, or probabilities. Raises ConfigError if it was not evaluated."""
         path = self.run.results / f"{subject}.npz"
         if not path.exists():
-            ranked = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
+            evaluated = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
             raise ConfigError(
-                f"{self.run.id} has no ranks of {subject!r}; it ranked {join_names(ranked)}.{suggest_sentence(subject, ranked)}"
+                f"{self.run.id} has no {self.results.noun} of {subject!r}; it has those of {join_names(evaluated)}."
+                f"{suggest_sentence(subject, evaluated)}"
             )
-        return read_test_ranks(path)
+        return self.results.read(path)
 
     def find_last_stage(self) -> str:
-        """Return the last stage of the run that was ranked. Raises ConfigError if there is none."""
+        """Return the last stage of the run that was evaluated. Raises ConfigError if there is none."""
         for stage in reversed(self.stages):
             if (self.run.results / f"{stage}.npz").exists():
                 return stage
-        raise ConfigError(f"{self.run.id} has not ranked a stage yet: resume it first")
+        raise ConfigError(f"{self.run.id} has not evaluated a stage yet: resume it first")
 
 
 def check_same_events(a: TestedRun, b: TestedRun) -> None:

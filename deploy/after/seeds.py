@@ -1,7 +1,7 @@
 """`nonet run SCENARIO --seeds 7,8,9`: run a scenario once per seed, and combine the results in one report.
 
-The metrics of each event are averaged over the seeds before users are resampled for the intervals of differences. So
-an interval describes the training recipe and not one model.
+The metrics are averaged over the seeds before users are resampled for the intervals of differences. So an interval
+describes the training recipe and not one model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from nonet.deploy.after.ranks import TestedRun, check_same_events
 from nonet.deploy.report import render_seeds_page
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
-from nonet.models.ranking import compare_paired, compute_per_event, is_significant, select_event_metrics
+from nonet.models.ranking import is_significant
+from nonet.plugins import load_heavy
 
 StartSeed = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it has finished
 
@@ -49,7 +50,7 @@ def run_seeds(
     """
     _check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
-    _check_ranks(scenario)
+    _check_metrics(scenario)
     folder = run_dir.absolute() if run_dir else create_run(f"{scenario.name}-seeds").path
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
@@ -116,11 +117,9 @@ def _check_seeds(seeds: Sequence[int]) -> None:
         )
 
 
-def _check_ranks(scenario: Scenario) -> None:
-    """Raise ConfigError unless the scenario has metrics of single events, which can be combined."""
-    if not scenario.model.spec.makes_lists:
-        raise ConfigError(f"{scenario.name} ranks no items; --seeds combines the ranks of test events")
-    if not select_event_metrics(scenario.evaluate.metrics):
+def _check_metrics(scenario: Scenario) -> None:
+    """Raise ConfigError unless the scenario has metrics in which runs can be compared, such as metrics of single events."""
+    if not load_heavy(scenario.model.spec.results).select_metrics(scenario.evaluate.metrics):
         raise ConfigError(
             "evaluate.metrics: --seeds needs a metric that is defined for single events, such as recall@10; "
             f"got {', '.join(scenario.evaluate.metrics)}"
@@ -128,11 +127,11 @@ def _check_ranks(scenario: Scenario) -> None:
 
 
 def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Combine the ranks of runs that differ only in the seed.
+    """Combine the test results of runs that differ only in the seed.
 
     Returns:
         {"stages": names, "subjects": {name: {metric: {mean, sd, values}}} of all stages and baselines, "paired":
-        {"a-b": {metric: {diff, low, high}}}, "events": number of test events}.
+        {"a-b": {metric: {diff, low, high}}}, "events": number of test events, "lower_is_better": names of such metrics}.
     """
     tested = [TestedRun.from_run(run) for run in runs]
     for other in tested[1:]:
@@ -140,31 +139,25 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
     report = runs[0].read_json("report.json") or {}
     baselines, stages = list(report.get("baselines") or {}), list(report.get("stages") or {})
     # Shapes: S seeds, P held-out test events.
+    results, metrics = tested[0].results, tested[0].results.select_metrics(tested[0].metrics)
     values_by_subject = {
-        subject: {
-            metric: np.stack([compute_per_event(metric, run.load_ranks(subject)) for run in tested])
-            for metric in select_event_metrics(tested[0].metrics)
-        }
-        for subject in (*baselines, *stages)
+        subject: np.stack([run.load_results(subject) for run in tested]) for subject in (*baselines, *stages)
     }
     subjects = {
-        subject: {metric: _summarise_values(values_SP.mean(1)) for metric, values_SP in by_metric.items()}
-        for subject, by_metric in values_by_subject.items()
+        subject: {metric: _summarise_values(results.compute(metric, values_SP)) for metric in metrics}
+        for subject, values_SP in values_by_subject.items()
     }
     pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
     differences = {
-        f"{a}-{b}": {
-            metric: compare_paired(
-                values_by_subject[a][metric].mean(0),
-                values_by_subject[b][metric].mean(0),
-                tested[0].user,
-                tested[0].seed,
-            )
-            for metric in values_by_subject[a]
-        }
-        for a, b in pairs
+        f"{a}-{b}": results.compare(metrics, values_by_subject[a], values_by_subject[b]) for a, b in pairs
     }
-    return {"stages": stages, "subjects": subjects, "paired": differences, "events": len(tested[0].events)}
+    return {
+        "stages": stages,
+        "subjects": subjects,
+        "paired": differences,
+        "events": len(tested[0].events),
+        "lower_is_better": sorted(tested[0].lower_is_better & set(metrics)),
+    }
 
 
 def _summarise_values(values_S: np.ndarray) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from nonet.deploy.report.page import load_template
 from nonet.deploy.report.scores import (
     format_name,
     format_number,
+    is_lower_better,
     iterate_differences,
     select_headline_metrics,
 )
@@ -58,14 +59,23 @@ def to_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
         for name, by_metric in pooled["subjects"].items()
     }
     stages = {name: means.pop(name) for name in pooled["stages"]}
-    return {"baselines": means, "stages": stages, "paired": pooled["paired"]}
+    return {
+        "baselines": means,
+        "stages": stages,
+        "paired": pooled["paired"],
+        "lower_is_better": pooled.get("lower_is_better"),
+    }
 
 
 def _build_mean_table(pooled: Mapping[str, Any]) -> ReportTable:
     """Build the table of each subject's mean and standard deviation by metric."""
     subjects = pooled["subjects"]  # scores by metric of each baseline and stage
     metrics = _list_metrics(pooled)
-    best = {metric: max(scores[metric]["mean"] for scores in subjects.values()) for metric in metrics}
+    means = {metric: [scores[metric]["mean"] for scores in subjects.values()] for metric in metrics}
+    best = {
+        metric: min(values) if is_lower_better(pooled, metric) else max(values)
+        for metric, values in means.items()
+    }
     rows = [
         [
             TableCell(format_name(name), "stage" if name in pooled["stages"] else "baseline"),
@@ -74,7 +84,7 @@ def _build_mean_table(pooled: Mapping[str, Any]) -> ReportTable:
                     format_number(scores[metric]["mean"]),
                     f"± {format_number(scores[metric]['sd'])}",
                     bold=scores[metric]["mean"] == best[metric] > 0,
-                    share=scores[metric]["mean"] / best[metric] if best[metric] > 0 else None,
+                    share=scores[metric]["mean"] / max(means[metric]) if max(means[metric]) > 0 else None,
                 )
                 for metric in metrics
             ),

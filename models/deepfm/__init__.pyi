@@ -8,3 +8,4 @@ from .model import ClickModel as ClickModel
 from .model import ClickSetup as ClickSetup
 from .model import get_missing_value as get_missing_value
 from .model import save_clicks as save_clicks
+from .results import ClickResults as ClickResults

@@ -26,11 +26,14 @@ PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # L2 penalties that the regression tr
 _PRIOR_ROWS = 5.0  # Additional rows with the mean rate, by which an item's like rate is smoothed.
 
 
-def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray) -> np.ndarray:
-    """Fit the baseline `name` on the TRAIN rows, and predict probabilities [P] for events [P]."""
+def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray, fitted: ClickRows) -> np.ndarray:
+    """Fit the baseline `name` on the TRAIN rows of `fitted`, and predict probabilities [P] for events [P] of `clicks`.
+
+    Both have the same items.
+    """
     if name == "popularity":
-        return _estimate_like_rates(clicks)[clicks.seq.item[index]]
-    return LogisticRegression.fit(clicks).predict(clicks.batch(index))
+        return _estimate_like_rates(fitted)[clicks.seq.item[index]]
+    return LogisticRegression.fit(fitted).predict(clicks.batch(index))
 
 
 def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:

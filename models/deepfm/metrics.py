@@ -56,12 +56,13 @@ def compare_clicks(
 ) -> dict[str, dict[str, float]]:
     """Compare two models' click metrics on the same rows, with a paired bootstrap over users.
 
-    `a` and `b` are the predicted probabilities [P] of the models. Returns for each metric the difference a - b, "diff", and the
-    limits "low" and "high" of its 95 % interval.
+    `a` and `b` are the predicted probabilities of the models, [P] each, or [S, P] of S seeds, whose metrics are averaged. Returns
+    for each metric the difference a - b, "diff", and the limits "low" and "high" of its 95 % interval.
     """
+    a_SP, b_SP = np.atleast_2d(a), np.atleast_2d(b)
     _, user_index = np.unique(user_P, return_inverse=True)
     n_users, generator = int(user_index.max()) + 1, rng(seed, "bootstrap")
-    losses = log_losses(a, label_P) - log_losses(b, label_P)
+    losses = (log_losses(a_SP, label_P) - log_losses(b_SP, label_P)).mean(0)
     differences: dict[str, list[np.ndarray]] = {"auc": [], "log_loss": []}
     chunk_resamples = max(1, _CHUNK_WEIGHTS // len(user_index))
     for start in range(0, resamples, chunk_resamples):
@@ -70,16 +71,26 @@ def compare_clicks(
         times_drawn_RU = np.zeros((n_resamples, n_users))
         np.add.at(times_drawn_RU, (np.arange(n_resamples)[:, None], user_RU), 1.0)
         weight_RP = times_drawn_RU[:, user_index]
-        differences["auc"].append(
-            _compute_weighted_aucs(a, label_P, weight_RP) - _compute_weighted_aucs(b, label_P, weight_RP)
-        )
+        differences["auc"].append(_compute_auc_differences(a_SP, b_SP, label_P, weight_RP))
         differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
-    estimates = {"auc": auc(a, label_P) - auc(b, label_P), "log_loss": float(losses.mean())}
+    whole = _compute_auc_differences(a_SP, b_SP, label_P, np.ones((1, len(label_P))))
+    estimates = {"auc": float(whole[0]), "log_loss": float(losses.mean())}
     bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()}
     return {
         name: {"diff": estimates[name], "low": float(low), "high": float(high)}
         for name, (low, high) in bounds.items()
     }
+
+
+def _compute_auc_differences(
+    a_SP: np.ndarray, b_SP: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray
+) -> np.ndarray:
+    """Compute the mean over seeds of the AUC of `a` minus that of `b`, [R] for R weightings of the rows."""
+    differences_SR = [
+        _compute_weighted_aucs(a, label_P, weight_RP) - _compute_weighted_aucs(b, label_P, weight_RP)
+        for a, b in zip(a_SP, b_SP, strict=True)
+    ]
+    return np.mean(differences_SR, 0)
 
 
 def _compute_weighted_aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray) -> np.ndarray:

@@ -35,6 +35,7 @@ class DeepFmSpec(ModelSpec):
     cuts_steps: ClassVar[bool] = False
     blocks: ClassVar[bool] = False
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
+    results: ClassVar[str] = "nonet.models.deepfm:ClickResults"
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Return the size of the SID decoder, which is an upper bound for click models of the usual widths."""

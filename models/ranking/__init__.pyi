@@ -9,6 +9,7 @@ from .metrics import make_tie_order as make_tie_order
 from .metrics import parse_metric as parse_metric
 from .metrics import rank_of_target_np as rank_of_target_np
 from .metrics import select_event_metrics as select_event_metrics
+from .results import RankResults as RankResults
 from .scoreboard import Scoreboard as Scoreboard
 from .scoreboard import read_test_ranks as read_test_ranks
 from .sparse_scores import SharedScores as SharedScores

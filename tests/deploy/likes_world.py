@@ -1,12 +1,25 @@
-"""A small click model's world: users of two kinds who like items of their own kind."""
+"""A small click model's world: users of two kinds who like items of their own kind; and a finished run without Ray."""
 
 from __future__ import annotations
+
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet.background import seal_files
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import make_data_setup, make_run_setup
+from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.random import rng
+from nonet.workers.roles.click.evaluator import ClickEvaluator
+from nonet.workers.roles.click.tokenizer import ClickTokeniser
+from nonet.workers.roles.click.trainer import ClickTrainer
+from nonet.workers.roles.embedding import EmbeddingShard
+from nonet.workers.runtime.worker import Place
 
 SCENARIO = """
 name: likes
@@ -46,3 +59,38 @@ def make_likes(folder, users=80, items=40, events=30):
     pq.write_table(pa.table(every), folder / "items.parquet")
     (folder / "likes.yaml").write_text(SCENARIO)
     return folder
+
+
+def make_click_run(folder, *, steps=None, scenario=None, name="clicks"):
+    """Train the click model of a scenario (by default the likes of `make_likes`) and evaluate it; return its folder."""
+    if scenario is None:
+        scenario = make_likes(folder) / "likes.yaml"
+    options, beside = load_scenario(scenario)
+    run = RunFolder(folder / name)
+    run.path.mkdir()
+    shutil.copyfile(scenario, run.scenario)
+    facts = ClickTokeniser().prepare(make_data_setup(options, beside), str(run.path))
+    run.write_json("results/tokenise.json", facts)
+    setup, folders = make_run_setup(options), run.find_artifacts()
+    stage = make_stage_setups(options, facts["data"]["users"], facts["data"]["trained_events"])["train"]
+    shard, trainer = EmbeddingShard(setup), ClickTrainer(setup)
+    trainer.place = Place(role="trainer", peers={"embedding": shard})
+    trainer.open(folders)
+    trainer.begin(stage)
+    steps = steps or stage.steps
+    trainer.train(stage, 0, steps)
+    checkpoints = Checkpoints(run.checkpoints)
+    staging = checkpoints.create_staging_dir(steps)
+    trainer.save(str(staging))
+    shard.save(str(staging))
+    files = seal_files(staging, [path for path in staging.rglob("*") if path.is_file()])
+    manifest = Manifest("run", steps, "train", steps, True, 1, "s", {}, {}, 0)
+    checkpoint = checkpoints.complete(staging, manifest, files)
+    evaluator = ClickEvaluator(setup, options.evaluate)
+    evaluator.open(folders, str(run.results))
+    subjects = {name: evaluator.evaluate_baseline(name) for name in ("popularity", "logistic_regression")}
+    subjects["train"] = evaluator.evaluate("train", str(checkpoint))
+    scores = {name: result["detail"]["test"]["exhaustive"]["all"] for name, result in subjects.items()}
+    stages = {"train": scores.pop("train")}
+    run.write_json("report.json", {"name": options.name, "baselines": scores, "stages": stages})
+    return run

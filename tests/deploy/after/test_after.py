@@ -72,7 +72,7 @@ def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_pat
 
 def test_a_subject_that_was_not_ranked_is_named(ring, events, tmp_path):
     a = folder_of(ring, tmp_path / "a", pretrain=np.zeros(events, np.int64))
-    with pytest.raises(ConfigError, match=r"a has no ranks of 'pretrian'; it ranked pretrain\."):
+    with pytest.raises(ConfigError, match=r"a has no ranks of 'pretrian'; it has those of pretrain\."):
         compare_runs(str(a.path), str(a.path), stage_b="pretrian")
 
 

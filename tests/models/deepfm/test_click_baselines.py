@@ -80,7 +80,7 @@ def test_a_key_that_was_never_trained_on_counts_nothing(clicks):
 def test_popularity_is_the_smoothed_like_rate_of_the_training_rows(clicks):
     rows, test = clicks.find_rows(TRAIN), clicks.find_rows(TEST)
     label, item = clicks.label[rows], clicks.seq.item[rows]
-    chance = predict_baseline("popularity", clicks, test)
+    chance = predict_baseline("popularity", clicks, test, clicks)
     for at, found in zip(test[:10], chance[:10], strict=True):
         mine = label[item == clicks.seq.item[at]]
         assert found == pytest.approx((mine.sum() + 5 * label.mean()) / (len(mine) + 5))

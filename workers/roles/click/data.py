@@ -40,6 +40,12 @@ class ClickData:
         """The events of all users."""
         return Sequences.load(self._folders["sequences"])
 
+    def replace_events(self, seq: Sequences) -> ClickData:
+        """Return the data with other events of the same items."""
+        other = ClickData(self._run, self._folders)
+        other.__dict__["seq"] = seq  # In place of the cached property.
+        return other
+
     def label_events(self, target: str | None) -> ClickRows:
         """Return the events with the labels of a stage's target condition. The labels are computed once per condition."""
         if target not in self._clicks_by_target:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from nonet.models.deepfm import ClickModel, compare_clicks, predict_baseline, summarise_clicks
-from nonet.models.generation import read_items
-from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup
+from nonet.workers.roles.click.data import ClickData
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
@@ -40,12 +39,14 @@ class ClickEvaluator(DistributeWorker):
             folders: Folders of the artifacts.
             results: Folder in which predicted probabilities are stored.
         """
-        seq, self._results = Sequences.load(folders["sequences"]), Path(results)
+        self.corpus, self._results = ClickData(self.run, folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
-        label = seq.targets[self.run.target or ""]
-        self._clicks = ClickRows.from_labels(
-            seq, read_items(folders), label, list(self.run.features), self.run.history
-        )
+        self._fitted = self._clicks = self.corpus.label_events(self.run.target)
+
+    def set_events(self, seq: Sequences) -> None:
+        """Evaluate on the held-out events of other sequences over the same items from now on; baselines stay as fitted."""
+        self.corpus = self.corpus.replace_events(seq)
+        self._clicks = self.corpus.label_events(self.run.target)
 
     @method(collect="first")
     def evaluate_baseline(self, name: str) -> dict[str, Any]:
@@ -55,7 +56,8 @@ class ClickEvaluator(DistributeWorker):
             {"detail": {split: {"exhaustive": {"all": metrics}}}, "shown": []}.
         """
         rows_by_split = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
-        probabilities = predict_baseline(name, self._clicks, np.concatenate(list(rows_by_split.values())))
+        rows = np.concatenate(list(rows_by_split.values()))
+        probabilities = predict_baseline(name, self._clicks, rows, self._fitted)
         n_valid = len(rows_by_split["valid"])
         return self._store_probabilities(
             name, {"valid": probabilities[:n_valid], "test": probabilities[n_valid:]}
