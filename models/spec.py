@@ -17,6 +17,7 @@ from nonet.options import Positive, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
 from nonet.replaceable import Replaceable
 from nonet.units import Seconds
+from nonet.verbs import ALL_VERBS, TRAINING_VERBS, SupportedVerbs
 
 Options = Mapping[str, Any]
 
@@ -139,6 +140,11 @@ class ModelSpec:
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     results: ClassVar[str] = "nonet.models.ranking:RankResults"
+
+    @property
+    def verbs(self) -> SupportedVerbs:
+        """The verbs that work for runs of the model; by default all if it makes lists, or those that train it."""
+        return ALL_VERBS if self.makes_lists else SupportedVerbs(TRAINING_VERBS)
 
     @abstractmethod
     def size(self, options: Options, around: ModelContext) -> ModelSize:

@@ -13,7 +13,7 @@ from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import (
     Scenario,
     check_runnable,
-    list_joined_features,
+    list_missing_verbs,
     make_validation_rule,
 )
 from nonet.errors import ConfigError
@@ -114,11 +114,9 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     """Yield warnings about copies of rows, joined columns, idle trainers and devices, and evaluators on CPU."""
     scenario = run.scenario
     yield from _describe_row_copies(run, view, groups)
-    if joined_features := list_joined_features(scenario):
-        yield (
-            f"warning: the model reads {', '.join(joined_features)} from data.join, which nonet serve, nonet export and "
-            "nonet recommend --users do not read yet: they refuse such a run"
-        )
+    for limit, verbs in list_missing_verbs(scenario).items():
+        if verbs != ["items add"]:  # who makes semantic ids gives them to new items too
+            yield f"warning: a run of {scenario.name} will not have {', '.join(verbs)}: it {limit}"
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, stage_options in scenario.stages.items():
         step_users, users_key = run.kinds[name].find_least_users(stage_options)

@@ -28,7 +28,9 @@ from .table_options import has_policy as has_policy
 from .table_options import make_table_arguments as make_table_arguments
 from .table_options import make_tier_arguments as make_tier_arguments
 from .unsupported import check_runnable as check_runnable
-from .unsupported import list_joined_features as list_joined_features
+from .unsupported import check_supported as check_supported
+from .unsupported import find_verb_limit as find_verb_limit
+from .unsupported import list_missing_verbs as list_missing_verbs
 from .unsupported import list_unsupported_roles as list_unsupported_roles
 from .validation import PREFERRED as PREFERRED
 from .validation import REWARD as REWARD

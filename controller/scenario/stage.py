@@ -18,6 +18,7 @@ from nonet.controller.scenario.roles import Role
 from nonet.options import Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.replaceable import get_files
+from nonet.verbs import ALL_VERBS, STEERING_VERBS, SupportedVerbs
 from nonet.workers.engines import OptimizerOptions, PrecisionOptions
 from nonet.workers.roles import CHUNK_TOKENS, Schedule
 from nonet.yaml import is_map
@@ -233,6 +234,14 @@ class StageKind:
     no_model: ClassVar[tuple[str, ...]] = ()
     validates: ClassVar[bool] = False
     aligns: ClassVar[bool] = False
+
+    @property
+    def verbs(self) -> SupportedVerbs:
+        """The verbs that work for runs in which a stage of the kind has a part; rewards are changed only where it has some."""
+        if self.rolls_out:
+            return ALL_VERBS
+        lacks = dict.fromkeys(STEERING_VERBS, "has no rewards to change; add an RL stage with rewards")
+        return SupportedVerbs(lacks=lacks)
 
     def can_claim(self, keys: set[str]) -> bool:
         """Return whether a stage with these keys and without `use` is of this kind.

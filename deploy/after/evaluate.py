@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
-from nonet.controller.scenario import Scenario, load_scenario
+from nonet.controller.scenario import Scenario, check_supported, load_scenario
 from nonet.controller.setup import make_baseline_options, make_data_setup, make_run_setup
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
@@ -54,14 +54,15 @@ def evaluate_run(
         stages and baselines, "lists": {name: properties of its lists, for a model that makes lists}}.
 
     Raises:
-        ConfigError: The run has not prepared its data, or a metric or stage is unknown.
+        ConfigError: The run has not prepared its data, does not have the verb, or a metric or stage is unknown.
         DataError: The data cannot be used.
     """
     folder = find_run(run)
+    scenario, _ = load_scenario(folder.scenario)
+    check_supported(scenario, "evaluate", folder.id)
     facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not prepared its data yet: there is nothing to evaluate")
-    scenario, _ = load_scenario(folder.scenario)
     metric_names = list(metrics or scenario.evaluate.metrics)
     width = scenario.evaluate.width
     for metric in metric_names:

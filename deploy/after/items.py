@@ -22,7 +22,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.controller.record import RunFolder, find_run
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import check_supported, load_scenario
 from nonet.controller.setup import make_run_setup
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import Corpus, Trie
@@ -54,13 +54,7 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
     """
     folder = find_run(run)
     scenario, scenario_folder = load_scenario(folder.scenario)
-    if not scenario.model.spec.makes_lists:
-        raise ConfigError(f"{folder.id} scores events and has no catalogue of items")
-    if items_path is not None and not scenario.tokenizer.spec.adds_items:
-        raise ConfigError(
-            f"items add: the semantic ids of {folder.id} come from the tokenizer {scenario.tokenizer.use}, which has no "
-            "codebooks for new items; give them ids there and start a run with init: {from: RUN}"
-        )
+    check_supported(scenario, "items add" if items_path is not None else "items add --withdraw", folder.id)
     artifacts = folder.find_artifacts()
     corpus = make_run_setup(scenario).open_corpus(artifacts)
     known_items, known_ids = corpus.items, corpus.item_id

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import check_supported, load_scenario
 from nonet.controller.setup import make_run_setup
 from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
@@ -44,10 +44,11 @@ class TestedRun:
     @classmethod
     def from_run(cls, run: RunFolder) -> TestedRun:
         """Read the test events of a run. Raises ConfigError for a run that has not prepared its data."""
+        scenario, _ = load_scenario(run.scenario)
+        check_supported(scenario, "report --compare", run.id)
         facts = run.read_facts()
         if facts is None:
             raise ConfigError(f"{run.id}: there is nothing to compare; it has not prepared its data yet")
-        scenario, _ = load_scenario(run.scenario)
         seq = Sequences.load(Path(facts["artifacts"]["sequences"]["path"]))
         spec, target = scenario.model.spec, make_run_setup(scenario).target
         results = load_heavy(spec.results)(seq, target, scenario.evaluate.most_users, scenario.seed)

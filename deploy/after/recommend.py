@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
-from nonet.controller.scenario import Scenario, load_scenario
+from nonet.controller.scenario import Scenario, check_supported, load_scenario
 from nonet.controller.setup import make_baseline_options, make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.baselines import BASELINES, Popularity, make_baseline
@@ -70,16 +70,12 @@ def recommend_for(
         folder = find_run(run)
     except ConfigError as error:
         raise ConfigError(f"{error}. RUN must come first: nonet recommend last --like TITLE ...") from None
-    facts = folder.read_facts()
-    if facts is None:
+    scenario, _ = load_scenario(folder.scenario)
+    check_supported(scenario, "recommend", folder.id)
+    if folder.read_facts() is None:
         raise ConfigError(
             f"{folder.id} has not tokenised its data yet, so there is nothing to recommend from"
         )
-    if "sids" not in facts["artifacts"]:
-        raise ConfigError(
-            f"{folder.id} predicts clicks: it has no semantic ids, so it can score events but not recommend items"
-        )
-    scenario, _ = load_scenario(folder.scenario)
     setup = make_run_setup(scenario)
     corpus = setup.open_corpus(folder.find_artifacts())
     if user is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, create_run
-from nonet.controller.scenario import Scenario
+from nonet.controller.scenario import Scenario, check_supported
 from nonet.controller.setup import check_same
 from nonet.deploy.after.ranks import TestedRun, check_same_events
 from nonet.deploy.report import render_seeds_page
@@ -119,6 +119,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 def _check_metrics(scenario: Scenario) -> None:
     """Raise ConfigError unless the scenario has metrics in which runs can be compared, such as metrics of single events."""
+    check_supported(scenario, "run --seeds", scenario.name)
     if not load_heavy(scenario.model.spec.results).select_metrics(scenario.evaluate.metrics):
         raise ConfigError(
             "evaluate.metrics: --seeds needs a metric that is defined for single events, such as recall@10; "

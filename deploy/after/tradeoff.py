@@ -21,6 +21,7 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
 from nonet.controller.scenario import (
     ValidationRule,
+    check_supported,
     is_above_floor,
     load_scenario,
     make_scenario,
@@ -65,6 +66,7 @@ def run_tradeoff(
     """
     source = find_run(run)
     scenario, _ = load_scenario(source.scenario)
+    check_supported(scenario, "tradeoff", source.id)
     key, values = _parse_sweep(sweep)
     stage, reward = _find_swept_reward(key, scenario)
     earlier_stages = list(scenario.stages)[: list(scenario.stages).index(stage)]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nonet.controller.scenario import RewardOptions
+from nonet.controller.scenario import RewardOptions, check_supported
 from nonet.controller.setup import list_reward_options, make_data_setup
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
@@ -82,6 +82,7 @@ def try_reward(
         ConfigError: The reward or its options are wrong.
         DataError: The data cannot be used.
     """
+    check_supported(source.scenario, "reward test", source.scenario.name)
     tried, others, left_out = _choose_rewards(source, use, options)
     seq, items = make_data_setup(source.scenario, source.folder).build()
     run = _UntrainedRun(seq, items)

@@ -1,5 +1,4 @@
 from .appending import append_events as append_events
-from .artifacts import check_features as check_features
 from .artifacts import check_selected as check_selected
 from .artifacts import find_artifacts as find_artifacts
 from .fallback import FallbackRecommender as FallbackRecommender

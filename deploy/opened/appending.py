@@ -32,7 +32,7 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
         ConfigError: The run has no store, or no event has a known item.
         DataError: The table cannot be read.
     """
-    served_run = OpenedRun.open(run)
+    served_run = OpenedRun.open(run, verb="store append")
     stored, seq = served_run.events if store is None else served_run.open_events(store), served_run.corpus.seq
     if stored is None:
         raise ConfigError(

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from nonet.controller.record import Checkpoints, RunFolder
-from nonet.controller.scenario import Scenario, list_joined_features
 from nonet.errors import ConfigError
 
 
 def find_artifacts(folder: RunFolder) -> dict[str, str]:
-    """Return the folders of a run's artifacts by kind. Raises ConfigError if it has nothing to recommend from."""
+    """Return the folders of a run's artifacts by kind. Raises ConfigError if it has none yet."""
     facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
-    if "sids" not in facts["artifacts"]:
-        raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     return {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-
-
-def check_features(scenario: Scenario, run: str, verb: str) -> None:
-    """Check that all features of the model are available outside of training.
-
-    Args:
-        scenario: The run's scenario.
-        run: The run's id, for the error.
-        verb: The command's name, for the error.
-
-    Raises:
-        ConfigError: The model reads columns that are joined from a store.
-    """
-    if joined := list_joined_features(scenario):
-        names = ", ".join(joined)
-        raise ConfigError(
-            f"{verb}: the model of {run} reads {names} from data.join, which is not supported here yet; "
-            f"train a run without sparse.tables for {names}, or use: nonet recommend --user"
-        )
 
 
 def check_selected(folder: RunFolder) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
-from nonet.controller.scenario import Scenario, load_scenario
-from nonet.deploy.opened.artifacts import check_features, check_selected, find_artifacts
+from nonet.controller.scenario import Scenario, check_supported, load_scenario
+from nonet.deploy.opened.artifacts import check_selected, find_artifacts
 from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
@@ -47,32 +47,30 @@ class OpenedRun:
     address: str | None = None
 
     @classmethod
-    def open(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> OpenedRun:
-        """Open a run.
+    def open(
+        cls,
+        run: str | Path,
+        beside: Path | None = None,
+        *,
+        address: str | None = None,
+        verb: str = "recommend",
+    ) -> OpenedRun:
+        """Open a run for a verb.
 
         Args:
             run: The run's folder, its id, a prefix of its id, or `last`.
             beside: The folder of the run's versions and posted events, by default RUN/serving.
             address: The address of the run's versions; None as for the attribute.
+            verb: The verb, one of `nonet.verbs.VERBS`.
 
         Raises:
-            ConfigError: The run does not exist, or has nothing to recommend from.
+            ConfigError: The run does not exist, has not tokenised its data, or does not have the verb.
         """
         folder = find_run(run)
-        folders = find_artifacts(folder)
         scenario, _ = load_scenario(folder.scenario)
+        check_supported(scenario, verb, folder.id)
+        folders = find_artifacts(folder)
         return cls(folder, scenario, folders, beside or folder.path / "serving", address)
-
-    def check_servable(self, verb: str) -> None:
-        """Check that all features of the model are available outside of training.
-
-        Args:
-            verb: The command's name, for the error.
-
-        Raises:
-            ConfigError: The model reads columns that are joined from a store.
-        """
-        check_features(self.scenario, self.folder.id, verb)
 
     @cached_property
     def setup(self) -> RunSetup:

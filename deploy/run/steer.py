@@ -15,6 +15,7 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.controller.record import CommandQueue, RunFolder, find_run, lock_run
+from nonet.controller.scenario import RewardOptions, check_supported, load_scenario
 from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
@@ -51,9 +52,7 @@ def attach(
     Raises:
         ConfigError: The run is not in progress, or the reward, its options or its name are wrong.
     """
-    folder = _find_active_run(run)
-    from nonet.controller.scenario import RewardOptions
-
+    folder = _find_steered_run(run, "attach")
     reward_options = RewardOptions(use=use, weight=weight, **(options or {}))
     target = find_reward(use, Path.cwd(), name=name)
     check_options(target, reward_options.get_options(), name=name)
@@ -81,7 +80,7 @@ def detach(run: str | Path, name: str, *, stage: str | None = None) -> tuple[Run
     Returns:
         The run's folder and the id of the command.
     """
-    folder = _find_active_run(run)
+    folder = _find_steered_run(run, "detach")
     return folder, CommandQueue(folder).ask(verb="detach", name=name, stage=stage)
 
 
@@ -96,7 +95,7 @@ def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
     Returns:
         The run's folder and the id of the command.
     """
-    folder, parts = _find_active_run(run), path.split(".")
+    folder, parts = _find_steered_run(run, "set"), path.split(".")
     stage = parts[1] if len(parts) > 2 and parts[0] == "stages" else None
     return folder, CommandQueue(folder).ask(verb="set", name=path, stage=stage, value=value)
 
@@ -152,9 +151,14 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return is_true
 
 
-def _find_active_run(
-    run: str | Path, suggestion: str = "start a run with the reward in its scenario"
-) -> RunFolder:
+def _find_steered_run(run: str | Path, verb: str) -> RunFolder:
+    """Return the folder of a run in progress. Raises ConfigError if the verb does not work for it, or it is not in progress."""
+    folder = find_run(run)
+    check_supported(load_scenario(folder.scenario)[0], verb, folder.id)
+    return _find_active_run(run, "start a run with the reward in its scenario")
+
+
+def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
     """Return the folder of a run in progress. Raises ConfigError if it has finished or no process runs it."""
     folder = find_run(run)
     if folder.report.exists():

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import find_run
-from nonet.controller.scenario import load_scenario
-from nonet.deploy.opened import check_features, check_selected, find_artifacts
+from nonet.controller.scenario import check_supported, load_scenario
+from nonet.deploy.opened import check_selected, find_artifacts
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
@@ -57,8 +57,8 @@ def serve_run(
     run_folder = find_run(run)
     if not any(run_folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{run_folder.id} has no checkpoint yet: there is no model to serve")
-    find_artifacts(run_folder)  # raises if the run cannot recommend
-    check_features(load_scenario(run_folder.scenario)[0], run_folder.id, "serve")
+    check_supported(load_scenario(run_folder.scenario)[0], "serve", run_folder.id)
+    find_artifacts(run_folder)  # raises if the run has none yet
     has_published = (run_folder.path / "serving" / "registry" / "serving.json").exists()
     if settings.follow != "checkpoints" and not has_published:
         check_selected(run_folder)
@@ -122,8 +122,7 @@ def build_application(
         from nonet.deploy.opened import OpenedRun
         from nonet.deploy.serving.apart import build_deployments
 
-        served_run = OpenedRun.open(run, address=settings.registry)
-        served_run.check_servable("serve")
+        served_run = OpenedRun.open(run, address=settings.registry, verb="serve")
         if settings.follow or not served_run.has_version:
             # Engines start from a published version.
             served_run.publish_newest(mid_stage=settings.follow == "checkpoints")
@@ -192,8 +191,7 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
     from nonet.deploy.serving.service import EnginePool, RecommendationService, ServerMetrics, make_app
 
     torch.set_num_threads(settings.threads)
-    served_run = OpenedRun.open(run, address=settings.registry)
-    served_run.check_servable("serve")
+    served_run = OpenedRun.open(run, address=settings.registry, verb="serve")
     features = RequestFeatures.from_run(served_run, settings.block, journal=settings.make_journal_options())
     engines = EnginePool(
         served_run,

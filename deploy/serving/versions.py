@@ -47,7 +47,7 @@ def publish_checkpoint(run: str, step: int) -> dict[str, Any]:
     """
     from nonet.deploy.opened import OpenedRun
 
-    served_run = OpenedRun.open(run)
+    served_run = OpenedRun.open(run, verb="publish")
     version = served_run.publish_checkpoint(step)
     return _describe_version(served_run.registry, served_run.registry.serving, version.number)
 

@@ -160,12 +160,12 @@ def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
             return None
     except ConfigError:
         return None  # the command itself reports the error
-    from nonet.controller.scenario import list_joined_features
+    from nonet.controller.scenario import find_verb_limit
     from nonet.deploy.opened import OpenedRun, RequestFeatures
 
     served_run = OpenedRun.open(run)
-    if list_joined_features(served_run.scenario):
-        return None  # such a run cannot be served
+    if find_verb_limit(served_run.scenario, "serve"):
+        return None
     features = RequestFeatures.from_run(served_run, posts=False)
     withdrawn = served_run.registry.serving.withdrawn
     return lambda user, top: (

@@ -11,6 +11,10 @@ from pydantic import Field
 from nonet.errors import ConfigError
 from nonet.models import MODELS, ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
+from nonet.verbs import COMPARING_VERBS, TRAINING_VERBS, VERBS, SupportedVerbs
+
+_VERBS = (*TRAINING_VERBS, *COMPARING_VERBS)
+_REASON = "predicts clicks and recommends no lists; score items with it as a reward of another run: {use: ctr, model: RUN}"
 
 
 class DeepFmOptions(StrictModel):
@@ -36,6 +40,11 @@ class DeepFmSpec(ModelSpec):
     blocks: ClassVar[bool] = False
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
     results: ClassVar[str] = "nonet.models.deepfm:ClickResults"
+
+    @property
+    def verbs(self) -> SupportedVerbs:
+        """The verbs that work for runs of a click model."""
+        return SupportedVerbs(_VERBS, {verb: _REASON for verb in VERBS if verb not in _VERBS})
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Return the size of the SID decoder, which is an upper bound for click models of the usual widths."""

@@ -16,6 +16,7 @@ from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
 from nonet.replaceable import Replaceable
 from nonet.suggest import join_names, suggest_sentence
+from nonet.verbs import ALL_VERBS, SupportedVerbs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +68,7 @@ class SampleSource:
         check: Function (options) that raises an error before a run starts if files cannot be read with the options that `until`
             returns.
         explain: Function (options, seed, engine) that returns lines that describe the rows and their order, or its dotted path.
+        verbs: The verbs that work for runs with the source.
     """
 
     open: str | Callable[..., Samples]
@@ -79,6 +81,7 @@ class SampleSource:
     until: Callable[[Options, int | None], Options] = _ignore_end
     check: Callable[[Options], None] = _skip_check
     explain: str | Callable[[Options, int, str | None], list[str]] = _explain_nothing
+    verbs: SupportedVerbs = ALL_VERBS
 
 
 @dataclass(frozen=True, slots=True)

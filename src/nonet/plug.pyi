@@ -42,6 +42,7 @@ from .samples.sources import SampleSource as SampleSource
 from .samples.stores import Store as Store
 from .types import Jagged as Jagged
 from .types import Rollouts as Rollouts
+from .verbs import SupportedVerbs as SupportedVerbs
 from .workers.engines import Ddp as Ddp
 from .workers.engines import TrainEngine as TrainEngine
 from .workers.roles.kinds import RoleKind as RoleKind

@@ -24,6 +24,7 @@ from nonet.contracts import mark_optional
 from nonet.options import Positive, Rate, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
 from nonet.replaceable import Replaceable
+from nonet.verbs import ALL_VERBS, SupportedVerbs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,6 +207,7 @@ class TrainEngine:
             support, or None.
         optimizers: Optimizers of a stage that it can step.
         needs: Module that must be installed, by the extra of the same name.
+        verbs: The verbs that work for runs with the engine.
     """
 
     cls: str | Callable[..., EngineRuntime]
@@ -218,6 +220,7 @@ class TrainEngine:
     unsupported: Callable[[Options, str, int], str | None] = _accept_all
     optimizers: tuple[str, ...] = ("muon", "adamw")
     needs: str | None = None
+    verbs: SupportedVerbs = ALL_VERBS
 
 
 ENGINES = PluginRegistry("engine", TrainEngine, "nonet.workers.engines", contract={"cls": EngineRuntime})

@@ -97,8 +97,7 @@ def recommend_all(
         ConfigError: The run has no checkpoint.
         WorkerLost: A process died.
     """
-    served_run = OpenedRun.open(run)
-    served_run.check_servable("recommend --users")
+    served_run = OpenedRun.open(run, verb="recommend --users")
     version = served_run.registry.serving.default or served_run.publish_newest().number
     chunks = _read_user_ids(users, chunk)
     arguments = (str(served_run.folder.path), version, top)  # of `BatchRecommender`

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry
 from nonet.replaceable import Replaceable
+from nonet.verbs import ALL_VERBS, SupportedVerbs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +79,14 @@ class TokenizerSpec:
     options: type[StrictModel] = StrictModel
     check: str | Callable[[pa.Table, Options, Path], None] = _accept_items
     adds_items: bool = False
+
+    @property
+    def verbs(self) -> SupportedVerbs:
+        """The verbs that work for runs with the tokenizer."""
+        if self.adds_items:
+            return ALL_VERBS
+        reason = "has no codebooks for new items; give them ids there and start a run with init: {from: RUN}"
+        return SupportedVerbs(lacks={"items add": reason})
 
 
 def _encode_items(request: Any, options: Any) -> Any:

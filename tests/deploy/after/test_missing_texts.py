@@ -56,7 +56,7 @@ def test_events_are_appended_with_the_run_s_missing_texts(run, monkeypatch):
     formats: list = []
     opened = SimpleNamespace(scenario=run.scenario, events=object(), corpus=SimpleNamespace(seq=None))
     monkeypatch.setattr(appending, "read_interactions", recorder(formats))
-    monkeypatch.setattr(appending.OpenedRun, "open", lambda _: opened)
+    monkeypatch.setattr(appending.OpenedRun, "open", lambda _, verb: opened)
     with pytest.raises(_ReadError):
         appending.append_events("visits", "more.parquet")
     assert formats[0].missing == ("?",)

@@ -5,6 +5,7 @@ import shlex
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from likes_world import SCENARIO
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.after.recommend import recommend_for
@@ -62,6 +63,7 @@ def test_a_run_elsewhere_is_named_by_its_folder(run_of, tmp_path):
 
 def test_a_run_that_predicts_clicks_suggests_nothing_and_says_why(run_of):
     run = run_of(["A", "B"], kinds=("sequences",))
+    run.scenario.write_text(SCENARIO)
     assert suggest_command(run) == ""
     with pytest.raises(ConfigError, match="predicts clicks"):
         recommend_for(str(run.path), ["A"], None, 3)

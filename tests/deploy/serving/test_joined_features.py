@@ -12,8 +12,8 @@ from served_run import TrainedRun
 
 from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.warnings import _list_warnings
-from nonet.controller.scenario import list_joined_features, load_scenario
-from nonet.deploy.opened import check_features
+from nonet.controller.scenario import check_supported, load_scenario
+from nonet.controller.scenario.unsupported import list_joined_features
 from nonet.deploy.serving.offline import export_run, recommend_all
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app, serve_run
@@ -59,7 +59,7 @@ def test_columns_that_only_rewards_read_are_no_features(run):
     assert list_joined_features(scenario) == ["discount"]
     del scenario.sparse.tables["discount"]
     assert list_joined_features(scenario) == []
-    check_features(scenario, "run", "serve")
+    check_supported(scenario, "serve", "run")
 
 
 def test_a_plan_warns_of_it(run):
@@ -71,6 +71,6 @@ def test_a_plan_warns_of_it(run):
     )
     said = [line for line in _list_warnings(resolve_run(scenario), None, (trainer,)) if "data.join" in line]
     assert said == [
-        "warning: the model reads discount from data.join, which nonet serve, nonet export and nonet recommend --users do not "
-        "read yet: they refuse such a run"
+        "warning: a run of ring will not have recommend --users, serve, /recommend, /score, export: it reads discount from "
+        "data.join, which is not supported here yet; train a run without sparse.tables for it, or use: nonet recommend --user"
     ]

@@ -52,8 +52,7 @@ class VersionToExport:
         """
         from nonet.deploy.opened import OpenedRun
 
-        served_run = OpenedRun.open(run)
-        served_run.check_servable("export")
+        served_run = OpenedRun.open(run, verb="export")
         number = version or served_run.registry.serving.default or served_run.publish_newest().number
         published = served_run.registry.read_version(number)
         dense, counts = served_run.registry.locate_files(published)

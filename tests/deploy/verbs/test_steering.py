@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from tests_ring import make_ring
+from tests_ring import SCENARIO, make_ring
 
 from nonet.controller.record.commands import CommandQueue
 from nonet.controller.record.run_folder import RunFolder, lock_run
@@ -26,7 +26,7 @@ from nonet.errors import ConfigError
 def run(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.scenario.write_text("name: x\n")
+    folder.scenario.write_text(SCENARIO)
     return folder
 
 
