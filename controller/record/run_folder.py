@@ -1,8 +1,4 @@
-"""The folder of a run: the paths in it, and how runs are named and found.
-
-On command lines, RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (by default ./runs, and
-~/nonet-runs for Ray jobs), a unique prefix of an id, or `last`.
-"""
+"""The folder of a run: the paths in it, and how a new one is made."""
 
 from __future__ import annotations
 
@@ -278,31 +274,3 @@ def _check_unused(run: RunFolder) -> None:
         raise ConfigError(
             f"{run.path} is not empty and holds no run; choose an empty or a new folder for --run-dir"
         )
-
-
-def find_run(run: str | Path) -> RunFolder:
-    """Return the run that RUN names: by its folder, its id, a unique prefix of its id, or `last`.
-
-    Raises:
-        ConfigError: There is no such run, or several; the message lists the newest runs.
-    """
-    if (Path(run) / "scenario.yaml").is_file():
-        return RunFolder(Path(run).absolute())
-    known_runs = list_runs()
-    if str(run) == "last" and known_runs:
-        return known_runs[-1]
-    matching = [known for known in known_runs if known.id.startswith(str(run))]
-    if len(matching) == 1:
-        return matching[0]
-    newest_ids = ", ".join(known.id for known in known_runs[-5:]) or "none"
-    problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
-    raise ConfigError(f"{problem} under {find_runs_root()}; the newest runs: {newest_ids}")
-
-
-def list_runs() -> list[RunFolder]:
-    """Return all runs under the root of all runs, in the order in which their scenarios were written."""
-    root = find_runs_root()
-    folders = [path for path in root.iterdir() if (path / "scenario.yaml").is_file()] if root.is_dir() else []
-    return [
-        RunFolder(path) for path in sorted(folders, key=lambda path: (path / "scenario.yaml").stat().st_mtime)
-    ]

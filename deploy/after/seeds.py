@@ -15,7 +15,13 @@ import numpy as np
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, create_run
-from nonet.controller.scenario import Scenario, check_supported
+from nonet.controller.scenario import (
+    Scenario,
+    check_supported,
+    find_scenario,
+    hide_in_command,
+    list_shipped_scenarios,
+)
 from nonet.controller.setup import check_same
 from nonet.deploy.after.ranks import TestedRun, check_same_events
 from nonet.deploy.report import render_seeds_page
@@ -23,6 +29,8 @@ from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.models.ranking import is_significant
 from nonet.plugins import load_heavy
+
+_START = "start.json"  # how the runs of a folder were started
 
 StartSeed = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it has finished
 
@@ -51,7 +59,7 @@ def run_seeds(
     _check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
     _check_metrics(scenario)
-    folder = run_dir.absolute() if run_dir else create_run(f"{scenario.name}-seeds").path
+    folder = (run_dir or create_run(f"{scenario.name}-seeds").path).absolute()
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
     scenario_by_seed = {}
@@ -63,6 +71,7 @@ def run_seeds(
         if stored.exists():
             check_same(seed_scenario.scenario, RunFolder(stored.parent))
         scenario_by_seed[seed] = seed_scenario
+    _write_start(folder, source, seeds, changes, command)
 
     def start(seed: int, path: Path) -> bool:
         """Run or resume a seed; return whether it has finished."""
@@ -71,6 +80,41 @@ def run_seeds(
         return api.run(scenario_by_seed[seed], run_dir=path, command=command).state != "stopped"
 
     return folder, combine_seeds(seeds, folder, start)
+
+
+def resume_seeds(folder: Path, changes: Sequence[str]) -> dict[str, Any] | None:
+    """Continue `run_seeds` in its folder.
+
+    Args:
+        folder: The folder of all seeds.
+        changes: Values of env.vars, each "a.b=c", which the folder does not store.
+
+    Returns:
+        The combined result; None if a run was stopped.
+
+    Raises:
+        ConfigError: All seeds are finished, or the folder does not say how its runs were started.
+    """
+    if (folder / "seeds.json").exists():
+        raise ConfigError(f"{folder.name} is finished: see {folder / 'report.html'}")
+    start = RunFolder(folder).read_json(_START)
+    if start is None:
+        raise ConfigError(
+            f"{folder} is a folder of several runs; to continue, repeat the command that started them with --run-dir {folder}"
+        )
+    return run_seeds(
+        start["scenario"], start["seeds"], [*start["changes"], *changes], folder, start["command"]
+    )[1]
+
+
+def _write_start(
+    folder: Path, source: str, seeds: Sequence[int], changes: Sequence[str], command: str
+) -> None:
+    """Write what `resume_seeds` needs into the folder of all seeds, without values of env.vars."""
+    scenario = source if source in list_shipped_scenarios() else str(find_scenario(source).absolute())
+    shown = [change for change in changes if hide_in_command(["--set", change])[1] == change]
+    record = {"scenario": scenario, "seeds": list(seeds), "changes": shown, "command": command}
+    RunFolder(folder).write_json(_START, record)
 
 
 def combine_seeds(seeds: Sequence[int], folder: Path, start: StartSeed) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from nonet.controller.record import RunFolder, find_runs_root
+from nonet.controller.record import RunFolder, name_run
 from nonet.deploy.report.verdicts import get_verdict
 
 
@@ -64,7 +64,7 @@ def suggest_command(run: RunFolder) -> str:
     artifacts = (run.read_facts() or {}).get("artifacts", {})
     if not {"sequences", "sids"} <= set(artifacts):
         return ""
-    name = run.id if run.path.parent == find_runs_root() else str(run.path)
+    name = name_run(run)
     titles = _find_popular_titles(Path(artifacts["sequences"]["path"]))
     if titles:
         return shlex.join(["nonet", "recommend", name, "--like", *titles])

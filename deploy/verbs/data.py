@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from nonet.samples.stores import Store
@@ -51,7 +52,11 @@ UseArg = Annotated[
 RowsArg = Annotated[str, typer.Argument(metavar="SRC", help="Parquet: a path, a glob, a folder or a URI.")]
 KeyOption = Annotated[str, typer.Option(help="The column of keys.")]
 TimeOption = Annotated[
-    str | None, typer.Option(help="The column of times; each row is a version of its key.")
+    str | None,
+    typer.Option(
+        help="The column of times; each row is a version of its key. Timestamps, or numbers in s, ms, us or ns: the "
+        "unit is that in the name (updated_ms), or fits the largest value."
+    ),
 ]
 ColumnOption = Annotated[
     list[str] | None,
@@ -162,17 +167,25 @@ def get(
     use: UseArg,
     keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
     as_of: Annotated[
-        int | None, typer.Option(help="Unix seconds; use the newest version before this time.")
+        str | None,
+        typer.Option(
+            help="Unix seconds, or a time such as 2026-11-01T12:00 (UTC); use the newest version before it."
+        ),
     ] = None,
     column: ColumnOption = None,
     option: StoreOption = None,
 ) -> None:
-    """Print the rows of keys, one JSON object per line; null for a missing key."""
-    from nonet.samples.stores import get_rows
+    """Print the rows of keys and the time of each version (UTC), one JSON object per line; null for a missing key."""
+    from nonet.samples.stores import get_row_times, get_rows
 
+    before = None if as_of is None else _parse_time(as_of)
     opened = _open_store(use, _parse_columns(column), _parse_options(option))
-    for key, row in zip(keys, get_rows(opened, keys, as_of), strict=True):
-        print(json.dumps({"key": key, "row": row}, default=str))
+    rows, times = get_rows(opened, keys, before), get_row_times(opened, keys, before)
+    for index, (key, row) in enumerate(zip(keys, rows, strict=True)):
+        line: dict[str, Any] = {"key": key}
+        if times is not None and row is not None:
+            line["time"] = f"{datetime.fromtimestamp(times[index], UTC):%Y-%m-%dT%H:%M:%SZ}"
+        print(json.dumps({**line, "row": row}, default=str))
 
 
 @store.command("stats")
@@ -186,6 +199,19 @@ def show_store_stats(use: UseArg, column: ColumnOption = None, option: StoreOpti
             indent=1,
         )
     )
+
+
+def _parse_time(text: str) -> int:
+    """Parse --as-of, unix seconds or an ISO 8601 time, as unix seconds. Raises ConfigError for any other text."""
+    from nonet.samples.tables import convert_times
+
+    is_number = text.removeprefix("-").isdecimal()
+    try:
+        return int(convert_times([int(text) if is_number else text], "s")[0])
+    except DataError:
+        raise ConfigError(
+            f"--as-of is {text}; it must be unix seconds, or a time such as 2026-11-01T12:00"
+        ) from None
 
 
 def _open_store(use: str, columns: Any, options: dict[str, Any]) -> Store:

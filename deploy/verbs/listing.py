@@ -1,14 +1,15 @@
-"""The work of the commands `scenarios`, `runs`, `new` and `import`."""
+"""The work of the commands `scenarios`, `runs`, `versions`, `new` and `import`."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import list_runs
+from nonet.controller.record import list_all_runs, name_run
 from nonet.controller.scenario import LIBRARY, find_scenario, list_shipped_scenarios, load_scenario
 from nonet.controller.setup import list_reward_options
 from nonet.errors import ConfigError
@@ -28,21 +29,72 @@ def describe_scenarios() -> list[dict[str, str]]:
 
 
 def describe_runs() -> list[dict[str, Any]]:
-    """Return {"run": id, "state": state} with the last stage's metrics of each run, oldest first."""
+    """Return {"run", "state", "started", "seconds", "stage"} with the last stage's metrics of each run, oldest first.
+
+    `started` is an ISO 8601 time. `seconds`, `stage` and the metrics are missing until the run has finished.
+    """
     rows = []
-    for folder in list_runs():
+    for folder in list_all_runs():
         report = folder.read_json("report.json")
         checkpoints = sorted(path.name for path in folder.checkpoints.glob("step-*"))
         resumable = f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
-        last_metrics = list(report["stages"].values())[-1] if report and report["stages"] else {}
-        rows.append(
-            {
-                "run": folder.id,
-                "state": "finished" if report else resumable,
-                **{name: round(value, 4) for name, value in last_metrics.items()},
-            }
-        )
+        started = datetime.fromtimestamp(folder.scenario.stat().st_mtime).astimezone()
+        row: dict[str, Any] = {
+            "run": name_run(folder),
+            "state": "finished" if report else resumable,
+            "started": started.isoformat(timespec="seconds"),
+        }
+        if report and "total" in report.get("wall_s", {}):
+            row["seconds"] = round(report["wall_s"]["total"], 1)
+        if report and report["stages"]:
+            stage, metrics = list(report["stages"].items())[-1]
+            row |= {"stage": stage, **{name: round(value, 4) for name, value in metrics.items()}}
+        rows.append(row)
     return rows
+
+
+def format_runs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the rows of `describe_runs` as a table, with a column for each metric of any of the runs."""
+    shown_rows = []
+    for row in rows:
+        facts = {**row, "started": row["started"][:16].replace("T", " ")}
+        numbers = {name: f"{value:.4f}" for name, value in facts.items() if isinstance(value, float)}
+        seconds = {"seconds": f"{row['seconds']:.0f}"} if "seconds" in row else {}
+        shown_rows.append({**facts, **numbers, **seconds})
+    return format_table(shown_rows, first=("run", "state", "started", "seconds", "stage"))
+
+
+def format_versions(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the versions of a run as a table."""
+    shown_rows = [
+        {**row, "bytes": f"{row['bytes']:,}", "rows": f"{row['rows']:,}"} if "bytes" in row else row
+        for row in rows
+    ]
+    return format_table(shown_rows)
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> str:
+    """Format rows as an aligned text table with a header; a cell is "-" where its row lacks the column.
+
+    Args:
+        rows: The cells of each row by column.
+        first: The columns that come first, in this order, if a row has them.
+    """
+    columns = dict.fromkeys(name for name in (*first, *(name for row in rows for name in row)))
+    columns = [name for name in columns if any(name in row for row in rows)]
+    cells = [columns, *([str(row.get(name, "-")) for name in columns] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    is_number = [
+        all(cell == "-" or cell.replace(",", "").replace(".", "").isdecimal() for cell in column[1:])
+        for column in zip(*cells, strict=True)
+    ]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        ).rstrip()
+        for row in cells
+    )
 
 
 def copy_scenario(source: str, target: Path) -> list[Path]:

@@ -25,15 +25,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def runs(as_json: JsonOption = False) -> None:
-    """List the runs, oldest first."""
-    from nonet.deploy.verbs.listing import describe_runs
+    """List the runs, oldest first, with the metrics of their last stage."""
+    from nonet.deploy.verbs.listing import describe_runs, format_runs
 
     rows = describe_runs()
     if as_json:
         print(json.dumps(rows, indent=1))
-        return
-    for row in rows or [{"run": "no runs yet: nonet run quickstart"}]:
-        print("  ".join(str(value) for value in row.values()))
+    else:
+        print(format_runs(rows) if rows else "no runs yet: nonet run quickstart")
 
 
 def report(
@@ -66,9 +65,13 @@ def report(
         return
     if stage is not None or other is not None:
         raise ConfigError("--stage and --with only apply to two runs; name the other one with --compare RUN")
-    from nonet.controller.record import find_run
+    from nonet.controller.record import find_group, find_run
     from nonet.deploy.report import write_report
 
+    if group := find_group(run):
+        result, text = read_group(group)
+        print(json.dumps(result, indent=1) if as_json else text)
+        return
     folder = find_run(run)
     page = write_report(folder.path)
     if as_json:
@@ -186,6 +189,35 @@ def _recommend_all(
         json.dumps(result, indent=1)
         if as_json
         else f"{result['file']}: {result['users']:,} users by version {result['version']}"
+    )
+
+
+def read_group(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the result of a folder of several runs, as JSON has it and as text.
+
+    Raises:
+        ConfigError: The command that started the runs has not finished.
+    """
+    from nonet.controller.record import RunFolder, list_grouped_runs, name_run
+    from nonet.deploy.after import format_curve, format_seeds
+    from nonet.deploy.tune import format_search_result
+
+    record = RunFolder(folder)
+    page = f"report     {folder / 'report.html'}"
+    if (seeds := record.read_json("seeds.json")) is not None:
+        return seeds, f"{format_seeds(seeds)}\n\n{page}"
+    if (curve := record.read_json("tradeoff.json")) is not None:
+        return curve, f"{format_curve(curve)}\n{folder / 'report.html'}"
+    search = record.read_json("tune.json")
+    if search and search.get("best"):
+        paths = {"folder": folder, "scenario": folder / "best.yaml", "picture": folder / "tune.svg"}
+        search |= {name: str(path) for name, path in paths.items()}
+        return search, format_search_result(search)
+    runs = list_grouped_runs(folder)
+    finished = sum(run.report.exists() for run in runs)
+    raise ConfigError(
+        f"{folder} has no combined result yet: {finished} of its {len(runs)} runs are finished. Continue with: "
+        f"nonet resume {folder}; or name one run: {', '.join(map(name_run, runs[-3:]))}"
     )
 
 

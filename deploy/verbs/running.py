@@ -70,14 +70,20 @@ def resume(
         typer.Option(
             "--set",
             metavar="A.B=C",
-            help="Set a value of env.vars, which runs do not store; may be repeated.",
+            help="Change a key under deadlines, or give a value of env.vars, which runs do not store; may be repeated.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a run from its newest complete checkpoint."""
+    """Continue a run, or the runs of --seeds, from the newest complete checkpoint."""
+    from nonet.controller.record import find_group
     from nonet.deploy.run import api
 
+    if group := find_group(run):
+        from nonet.deploy.after import resume_seeds
+
+        _print_seeds(group, resume_seeds(group, change or []), as_json)
+        return
     _print_result(api.resume(run, changes=change), as_json)
 
 
@@ -177,11 +183,17 @@ def _run_seeds(
     scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool
 ) -> None:
     """Run a scenario for several seeds and print the combined result; exit with 130 if it was stopped."""
-    from nonet.deploy.after import format_seeds, run_seeds
+    from nonet.deploy.after import run_seeds
 
-    folder, combined = run_seeds(scenario, seeds, changes, run_dir, _format_command())
+    _print_seeds(*run_seeds(scenario, seeds, changes, run_dir, _format_command()), as_json)
+
+
+def _print_seeds(folder: Path, combined: dict[str, Any] | None, as_json: bool) -> None:
+    """Print the combined result of several seeds; exit with 130 if a run was stopped."""
+    from nonet.deploy.after import format_seeds
+
     if combined is None:
-        print(f"stopped. To continue, run the same command with --run-dir {folder}", file=sys.stderr)
+        print(f"stopped. Continue with: nonet resume {folder}", file=sys.stderr)
         sys.exit(130)
     if as_json:
         print(json.dumps(combined, indent=1))

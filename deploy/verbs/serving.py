@@ -69,13 +69,13 @@ def top(
 def versions(run: RunArg = "last", as_json: JsonOption = False) -> None:
     """List the published versions of a run and which of them are served."""
     from nonet.deploy.serving import describe_versions
+    from nonet.deploy.verbs.listing import format_versions
 
     rows = describe_versions(run)
     if as_json:
         print(json.dumps(rows, indent=1))
-        return
-    for row in rows or [{"version": "no version is published yet: nonet serve"}]:
-        print("  ".join(str(value) for value in row.values()))
+    else:
+        print(format_versions(rows) if rows else "no version is published yet: nonet serve")
 
 
 def publish(

@@ -5,6 +5,7 @@ from .addresses import open_store as open_store
 from .base import Store as Store
 from .base import StoreNotFoundError as StoreNotFoundError
 from .filling import StoreFiller as StoreFiller
+from .filling import get_row_times as get_row_times
 from .filling import get_rows as get_rows
 from .join import Join as Join
 from .join import StoreJoin as StoreJoin

@@ -102,6 +102,24 @@ class Store(ABC):
             before: Times [K] int64 unix seconds, of which each row is to be older; None for the newest version.
         """
 
+    def get_times(self, keys: Any, as_of: Any = None) -> np.ndarray | None:
+        """Return the times [K] int64 of the versions that `multi_get` returns for keys [K], in unix seconds.
+
+        A key without a version has any number. The result is None if the store has no versions, or cannot find their times.
+
+        Args:
+            keys: Keys [K], without nulls.
+            as_of: As for `multi_get`.
+        """
+        if not self.versions:
+            return None
+        checked_keys = self.check_keys(keys)
+        return self._get_times(checked_keys, self._broadcast_times(as_of, len(checked_keys)))
+
+    def _get_times(self, keys: Any, before: np.ndarray | None) -> np.ndarray | None:
+        """Implement `get_times` for checked arguments; a store that does not override it cannot find times."""
+        return None
+
     @abstractmethod
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write rows [K] of keys [K]; `times` are unix seconds [K] if the store has versions, and None otherwise."""

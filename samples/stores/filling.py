@@ -223,15 +223,30 @@ def get_rows(store: Store, keys: Sequence[str], as_of: int | None = None) -> lis
     Raises:
         DataError: If the store has integer keys and a key is not an integer.
     """
-    typed_keys: Any = list(keys)
-    if pa.types.is_integer(store.key):
-        try:
-            typed_keys = np.array([int(key) for key in keys], np.int64)
-        except ValueError:
-            raise DataError(f"{store.name}: keys are whole numbers, got {join_names(keys)}") from None
-    values, offsets = store.multi_get(typed_keys, None, None if as_of is None else [as_of] * len(keys))
+    times_asked = None if as_of is None else [as_of] * len(keys)
+    values, offsets = store.multi_get(_parse_keys(store, keys), None, times_asked)
     rows = values.to_pylist()
     return [
         rows[start] if stop > start else None
         for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     ]
+
+
+def get_row_times(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[int] | None:
+    """Return the unix seconds of the rows that `get_rows` returns, or None if the store cannot find times.
+
+    The value of a key without a row means nothing.
+    """
+    times_asked = None if as_of is None else [as_of] * len(keys)
+    times = store.get_times(_parse_keys(store, keys), times_asked)
+    return None if times is None else times.tolist()
+
+
+def _parse_keys(store: Store, keys: Sequence[str]) -> list[str] | np.ndarray:
+    """Convert keys from text to the type of a store's keys. Raises DataError if one cannot be converted."""
+    if not pa.types.is_integer(store.key):
+        return list(keys)
+    try:
+        return np.array([int(key) for key in keys], np.int64)
+    except ValueError:
+        raise DataError(f"{store.name}: keys are whole numbers, got {join_names(keys)}") from None

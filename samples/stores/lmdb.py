@@ -126,13 +126,22 @@ class LMDBStore(Store):
                 if lmdb_key in row_index:
                     continue
                 row_index[lmdb_key] = -1
-                # Moves to the last entry before `lmdb_key`, which is a version of this key only if it begins alike.
-                has_previous = cursor.prev() if cursor.set_range(lmdb_key) else cursor.last()
-                if has_previous and bytes(cursor.key())[:-_TIME_BYTES] == lmdb_key[:-_TIME_BYTES]:
+                if _move_to_version(cursor, lmdb_key):
                     row_index[lmdb_key] = len(rows)
                     rows.append(bytes(cursor.value()))
         row_K = np.fromiter((row_index[key] for key in lmdb_keys), np.int64, len(lmdb_keys))
         return align_rows(self._codec.decode(rows, columns), row_K)
+
+    def _get_times(self, keys: Any, before: np.ndarray | None) -> np.ndarray:
+        """Return the time of the newest version of each key, or of its newest version before a time."""
+        before_K = np.full(len(keys), _NEWEST) if before is None else before
+        with self._env.begin(db=self._rows_db) as transaction:
+            cursor = transaction.cursor()
+            found_keys = [
+                cursor.key() if _move_to_version(cursor, lmdb_key) else lmdb_key
+                for lmdb_key in self._encode_keys(keys, before_K)
+            ]
+        return decode_keys([key[-_TIME_BYTES:] for key in found_keys], pa.int64()).to_numpy()
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the order of keys."""
@@ -201,6 +210,12 @@ _ENVIRONMENTS: dict[
     Path, Any
 ] = {}  # The open environments by folder; LMDB allows one per process and folder.
 _OPEN_LOCK = Lock()
+
+
+def _move_to_version(cursor: Any, lmdb_key: bytes) -> bool:
+    """Move a cursor to the last entry before an LMDB key; return whether it is a version of the same key."""
+    has_previous = cursor.prev() if cursor.set_range(lmdb_key) else cursor.last()
+    return has_previous and bytes(cursor.key())[:-_TIME_BYTES] == lmdb_key[:-_TIME_BYTES]
 
 
 def _open_environment(folder: Path, map_gb: float, name: str) -> Any:

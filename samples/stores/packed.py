@@ -137,6 +137,16 @@ class PackedStore(Store):
             best_time[is_newer] = times[is_newer]
         return self._gather_segments(columns, segment_K, row_K)
 
+    def _get_times(self, keys: Any, before: np.ndarray | None) -> np.ndarray:
+        """Return the time of the newest version of each key, or of its newest version before a time."""
+        key_numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
+        newest = np.full(len(key_numbers), np.iinfo(np.int64).min)
+        for segment in self._segments:
+            rows = segment.find_rows(key_numbers, before)
+            times = segment.times[np.maximum(rows, 0)]
+            newest = np.where(rows >= 0, np.maximum(newest, times), newest)
+        return newest
+
     def _gather_segments(self, columns: list[str], segment_K: np.ndarray, row_K: np.ndarray) -> StoreRows:
         """Gather the row of each key from its segment.
 

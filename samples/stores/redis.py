@@ -130,18 +130,28 @@ class RedisStore(Store):
 
     def _get_versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the newest version before each (key, time); a pair that occurs twice is read once."""
+        entries, pair_index = self._read_entries(keys, before)
+        return self._decode_rows([entry and entry[_TIME_BYTES:] for entry in entries], columns, pair_index)
+
+    def _get_times(self, keys: Any, before: np.ndarray | None) -> np.ndarray:
+        """Return the time of the newest version of each key, or of its newest version before a time."""
+        entries, pair_index = self._read_entries(keys, before)
+        times = decode_keys([(entry or bytes(_TIME_BYTES))[:_TIME_BYTES] for entry in entries], pa.int64())
+        return times.to_numpy()[pair_index]
+
+    def _read_entries(self, keys: Any, before: np.ndarray | None) -> tuple[list[bytes | None], np.ndarray]:
+        """Return the newest entry before each distinct (key, time), None if there is none, and the index [K] of each pair."""
         redis_keys = self._make_redis_keys(keys)
         before_K: list[int | None] = [None] * len(redis_keys) if before is None else before.tolist()
         pairs = list(zip(redis_keys, before_K, strict=True))
         distinct_pairs = list(dict.fromkeys(pairs))
         index_of_pair = {pair: index for index, pair in enumerate(distinct_pairs)}
-        row_bytes: list[bytes | None] = []
+        newest: list[bytes | None] = []
         for start in range(0, len(distinct_pairs), self._batch):
             part = distinct_pairs[start : start + self._batch]
             entries_of_pairs = self._call_server(lambda part=part: self._read_newest(part))
-            row_bytes += [entries[0][_TIME_BYTES:] if entries else None for entries in entries_of_pairs]
-        pair_index = np.array([index_of_pair[pair] for pair in pairs], np.int64)
-        return self._decode_rows(row_bytes, columns, pair_index)
+            newest += [entries[0] if entries else None for entries in entries_of_pairs]
+        return newest, np.array([index_of_pair[pair] for pair in pairs], np.int64)
 
     def _read_newest(self, pairs: list[tuple[str, int | None]]) -> list[list[bytes]]:
         """Return for each (Redis key, time) the newest entry before the time, or an empty list; None reads the newest of all."""

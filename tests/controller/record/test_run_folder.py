@@ -5,7 +5,8 @@ import hashlib
 import pytest
 
 from nonet import yaml
-from nonet.controller.record.run_folder import create_run, find_run, list_runs, lock_run
+from nonet.controller.record.run_folder import create_run, lock_run
+from nonet.controller.record.run_names import find_run, list_runs, name_run
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run
@@ -113,3 +114,18 @@ def test_a_run_of_a_version_with_fewer_keys_is_gone_on_with(tmp_path):
     }
     run.scenario.write_text(yaml.dump(old))
     assert write_run(scenario, folder, run) == hashlib.sha256(run.scenario.read_bytes()).hexdigest()
+
+
+def test_a_run_in_a_folder_of_several_is_named_by_both_and_is_not_the_last(two_runs, tmp_path):
+    for name in ("many/seed-7", "many/seed-8", "search/trials/0/search-0-1"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "scenario.yaml").write_text("name: x")
+    assert find_run("many/seed-7").path == tmp_path / "many" / "seed-7"
+    assert find_run("last").id == "ab-2"
+    with pytest.raises(
+        ConfigError, match="many is a folder of several runs; name one of them: many/seed-7, many/seed-8"
+    ):
+        find_run("many")
+    with pytest.raises(ConfigError, match=r"2 runs start with 'many/s'"):
+        find_run("many/s")
+    assert name_run(find_run("search/t")) == "search/trials/0/search-0-1"

@@ -1,0 +1,93 @@
+"""How runs are named and found.
+
+On command lines, RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (by default ./runs, and
+~/nonet-runs for Ray jobs), a unique prefix of an id, or `last`. A run in a folder of several runs is named by both names, such
+as `seeds/seed-7`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nonet.controller.record.run_folder import RunFolder, find_runs_root
+from nonet.errors import ConfigError
+
+_SHOWN_RUNS = 8  # number of runs that an error lists
+
+
+def find_run(run: str | Path) -> RunFolder:
+    """Return the run that RUN names; `last` is the newest one directly under the root of all runs.
+
+    Raises:
+        ConfigError: There is no such run, or several; the message lists runs that there are.
+    """
+    for folder in _list_places(run):
+        if _is_run(folder):
+            return RunFolder(folder.absolute())
+    known_runs = list_runs()
+    if str(run) == "last" and known_runs:
+        return known_runs[-1]
+    matching = [known for known in known_runs if known.id.startswith(str(run))]
+    if not matching:
+        if group := find_group(run):
+            names = _join_names(list_grouped_runs(group))
+            raise ConfigError(f"{run} is a folder of several runs; name one of them: {names}")
+        known_runs = list_all_runs()
+        matching = [known for known in known_runs if name_run(known).startswith(str(run))]
+    if len(matching) == 1:
+        return matching[0]
+    problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
+    raise ConfigError(f"{problem} under {find_runs_root()}; the newest runs: {_join_names(known_runs)}")
+
+
+def find_group(name: str | Path) -> Path | None:
+    """Return the folder of several runs that a path, or a path under the root of all runs, names; None if there is none."""
+    groups = (folder for folder in _list_places(name) if not _is_run(folder) and list_grouped_runs(folder))
+    folder = next(groups, None)
+    return folder and folder.absolute()
+
+
+def name_run(run: RunFolder) -> str:
+    """Return the name by which `find_run` finds a run: its path under the root of all runs, or else its whole path."""
+    root = find_runs_root()
+    return str(run.path.relative_to(root) if run.path.is_relative_to(root) else run.path)
+
+
+def list_runs() -> list[RunFolder]:
+    """Return the runs directly under the root of all runs, in the order in which their scenarios were written."""
+    return _sort_by_start(find_runs_root().glob("*"))
+
+
+def list_grouped_runs(folder: Path) -> list[RunFolder]:
+    """Return the runs in a folder that `--seeds`, `tune` or `tradeoff` filled, in the order of `list_runs`."""
+    return _sort_by_start([*folder.glob("*"), *folder.glob("trials/*/*")])
+
+
+def list_all_runs() -> list[RunFolder]:
+    """Return all runs under the root of all runs, also those in folders of several runs, in the order of `list_runs`."""
+    folders = list(find_runs_root().glob("*"))
+    groups = [folder for folder in folders if not _is_run(folder)]
+    return _sort_by_start([*folders, *(run.path for group in groups for run in list_grouped_runs(group))])
+
+
+def _list_places(name: str | Path) -> list[Path]:
+    """Return the folders that a name may stand for: itself as a path, and a folder under the root of all runs."""
+    return [Path(name), find_runs_root() / name] if str(name) else []
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    return (folder / "scenario.yaml").is_file()
+
+
+def _sort_by_start(folders: Iterable[Path]) -> list[RunFolder]:
+    """Return the folders that are runs, in the order in which their scenarios were written."""
+    runs = [RunFolder(folder) for folder in folders if _is_run(folder)]
+    return sorted(runs, key=lambda run: run.scenario.stat().st_mtime)
+
+
+def _join_names(runs: list[RunFolder]) -> str:
+    """Return the names of the newest of some runs, for an error."""
+    names = [name_run(run) for run in runs[-_SHOWN_RUNS:]]
+    return ("..., " if len(runs) > _SHOWN_RUNS else "") + ", ".join(names) if names else "none"
