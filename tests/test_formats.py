@@ -19,6 +19,7 @@ WRITTEN = {
     "segment of a sparse table": segments.FORMAT,
     "sequences": sequences._FORMAT,
     "sequences prepared on disk": flat.FLAT_FORMAT,
+    "sequences of compressed events prepared on disk": flat.COMPRESSED_FLAT_FORMAT,
     "catalogue trie": trie.FORMAT,
     "ledger of samples": ledger._FORMAT,
     "packed store": base._FORMAT,

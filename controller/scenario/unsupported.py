@@ -46,10 +46,6 @@ def _find_unsupported(scenario: Scenario) -> Iterator[str]:
         yield "storage (runs are stored in a local folder)"
     if scenario.weights.shard != Weights().shard and not scenario.model.spec.makes_lists:
         yield f"weights.shard with model.use: {scenario.model.use}"
-    if data.events and data.prepare == "disk":
-        yield "data.events with data.prepare: disk"
-    if data.labels and data.prepare == "disk":
-        yield "data.labels with data.prepare: disk"
     if data.events and not scenario.model.spec.makes_lists:
         yield f"data.events with model.use: {scenario.model.use}"
     if data.join and not scenario.model.spec.makes_lists:

@@ -17,16 +17,21 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.atomic import write_whole
+from nonet.samples.preparation.changes import get_folded_folder
 from nonet.samples.preparation.core import KCoreResult, read_kept_mask
 from nonet.samples.preparation.gather import PartitionLayout, SortedPartition
 from nonet.samples.sequences import (
+    LABEL_TIME,
+    NEVER,
     TRAIN,
     USER_IDS,
     FlatFiles,
+    FoldedRepeats,
     SplitFacts,
     compute_split_codes,
     find_duplicates,
     find_repeats,
+    limit_label_times,
 )
 from nonet.samples.tables import as_numbers, compute_keys
 
@@ -76,12 +81,14 @@ class PartitionWriter:
         core: Result of the k-core filter.
         split: Options of the split.
         folder: Folder of the flat files.
+        changed_folder: Folder of the compressed log; None without compression.
     """
 
     layout: PartitionLayout
     core: KCoreResult
     split: Mapping[str, Any]
     folder: Path
+    changed_folder: Path | None = None
 
     def create_files(self, partitions: Sequence[SortedPartition]) -> FlatFiles:
         """Create the flat files with room for all kept events; times take 32 bits if all of them fit.
@@ -90,7 +97,7 @@ class PartitionWriter:
             OSError: If the disk is full.
         """
         user_count, event_count = (sum(counts) for counts in zip(*self.core.sizes, strict=True))
-        fields = {name: (dtype, event_count) for name, dtype in self.layout.get_fields().items()}
+        fields = {name: (dtype, event_count) for name, dtype in self._get_fields().items()}
         if all(_can_fit_int32(part.read_column("time", "<i8")) for part in partitions):
             fields["time"] = ("<i4", event_count)
         fields |= {"split": ("|i1", event_count), "offsets": ("<i8", user_count + 1)}
@@ -128,9 +135,18 @@ class PartitionWriter:
         write_field("item", events_before, item)
         write_field("time", events_before, time)
         write_field("split", events_before, codes)
-        for name, dtype in self.layout.get_fields().items():
-            if name not in ("item", "time"):
-                write_field(name, events_before, part.read_column(name, dtype)[kept])
+        fields = {name: dtype for name, dtype in self._get_fields().items() if name not in ("item", "time")}
+        label_times = {
+            name: limit_label_times(part.read_column(name, "<i8")[kept], time, codes, self.split)
+            for name in self._name_label_time_files().values()
+        }
+        for name, dtype in fields.items():
+            values = label_times[name] if name in label_times else part.read_column(name, dtype)[kept]
+            if name in self._name_label_time_files():
+                values = values & (label_times[self._name_label_time_files()[name]] < NEVER)
+            write_field(name, events_before, values)
+        if self.changed_folder is not None:
+            self._write_folded(part, number, kept, digest)
         write_field("offsets", users_before + 1, own_offsets[1:] + events_before)
         train_lengths = (
             np.add.reduceat(codes == TRAIN, own_offsets[:-1], dtype=np.int64) if len(item) else lengths
@@ -146,6 +162,40 @@ class PartitionWriter:
         repeats = tuple(np.bincount(codes[is_repeat], minlength=SPLITS).tolist())
         facts = SplitFacts.from_events(own_offsets, time, codes)
         PartitionNote(facts, repeats, digest.hexdigest()).save(part)
+
+    def _get_fields(self) -> dict[str, str]:
+        """Return the dtype of each field of the flat files that a sorted partition has."""
+        fields = self.layout.get_fields()
+        return {name: dtype for name, dtype in fields.items() if name != self._row_file}
+
+    @property
+    def _row_file(self) -> str:
+        """The file in a partition of the rows of the compressed log."""
+        return f"column-{len(self.layout.sequence_columns)}"
+
+    def _name_label_time_files(self) -> dict[str, str]:
+        """Return the file of a target's label times by the file of the target, for targets that have label times."""
+        columns = list(self.layout.columns)
+        return {
+            f"target-{i}": f"column-{columns.index(LABEL_TIME + stage)}"
+            for i, stage in enumerate(self.layout.targets)
+            if LABEL_TIME + stage in columns
+        }
+
+    def _write_folded(self, part: SortedPartition, number: int, kept: np.ndarray, digest: Any) -> None:
+        """Write the rows behind the kept events of a partition beside it, and add their bytes to the digest."""
+        assert self.changed_folder is not None
+        folded = FoldedRepeats.load(get_folded_folder(self.changed_folder, number))
+        assert folded is not None
+        folded = folded.take(part.read_column(self._row_file, "<i8")[kept])
+        folded.save(part.folder)
+        for values in (folded.offsets, folded.time, folded.kinds):
+            digest.update(b"" if values is None else np.ascontiguousarray(values).data)
+
+    def join_folded(self, partitions: Sequence[SortedPartition]) -> None:
+        """Write the rows behind all kept events to the folder of the flat files."""
+        if self.changed_folder is not None:
+            FoldedRepeats.join([part.folder for part in partitions], self.folder)
 
     def write_texts(self, partitions: Sequence[SortedPartition]) -> None:
         """Write the text ids of the users in order; do nothing if ids are integers."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.samples.preparation.scatter import WORDS, ScatteredRun
+from nonet.samples.sequences import ROW
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
@@ -33,7 +34,8 @@ class PartitionLayout:
         text: Whether user ids are text.
         finer: Dtype of the times that are finer than seconds; "" if only seconds are known.
         event_names: Names of the kinds of events, sorted.
-        columns: Dtype of each carried column by name, in the order of their files.
+        columns: Dtype of each carried column by name, in the order of their files. The last one may be `ROW`: the row of each
+            event among the compressed events of its partition's users, which is not a column of the sequences.
         targets: Names of the targets, in the order of their files.
     """
 
@@ -49,6 +51,11 @@ class PartitionLayout:
         columns = {f"column-{i}": dtype for i, dtype in enumerate(self.columns.values())}
         targets = {f"target-{i}": "|b1" for i in range(len(self.targets))}
         return {"item": "<i4", "time": "<i8", **event, **columns, **targets}
+
+    @property
+    def sequence_columns(self) -> list[str]:
+        """The names of the columns of the sequences."""
+        return [name for name in self.columns if name != ROW]
 
     def compute_row_bytes(self) -> int:
         """Return the maximum number of bytes that one event takes in a run."""

@@ -1,5 +1,6 @@
 """Prepares sequences on disk from any number of interactions, with the same result as `build_sequences`.
 
+    change   Attach labels and compress events, if there are any (`changes.py`), which makes another log.
     scatter  Split each slice of the log into one run per slice, with a part for each range of users.
     gather   Collect the parts of one range from all runs into a partition of sorted users.
     core     Count events repeatedly to find the items and users that the k-core filter keeps.
@@ -35,6 +36,7 @@ from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.samples.preparation.build_options import BuildOptions
 from nonet.samples.preparation.catalogue import ItemIndex, collect_items
+from nonet.samples.preparation.changes import LogChanger, LogChanges
 from nonet.samples.preparation.core import KCoreResult, compute_k_core
 from nonet.samples.preparation.finish import PartitionNote, PartitionWriter, count_train_events
 from nonet.samples.preparation.gather import PartitionLayout, SortedPartition, gather_partition, make_layout
@@ -42,14 +44,17 @@ from nonet.samples.preparation.log import EventLog
 from nonet.samples.preparation.progress import PreparationProgress, ReportProgress
 from nonet.samples.preparation.scatter import RunWriter, ScatteredRun, compute_user_bounds
 from nonet.samples.sequences import (
+    COMPRESSED_FLAT_FORMAT,
     FLAT_FORMAT,
     FLAT_META,
     ITEM_KEYS,
+    ROW,
     MappedSequences,
     Sequences,
     check_split,
     choose_policy,
     compute_repeat_shares,
+    list_label_time_columns,
     make_item_table,
     parse_min_events,
     select_carried_columns,
@@ -71,12 +76,14 @@ class PreparedSequences:
         sha256: Hash of the artifact.
         seconds: Elapsed seconds by step.
         cpu_s: CPU seconds by step; those for reading the log are under "read" and not under "scatter".
+        savings: What compression saved (`CompressedLog.measure_savings`); None without compression.
     """
 
     folder: Path
     sha256: str
     seconds: dict[str, float]
     cpu_s: dict[str, float]
+    savings: dict[str, float] | None = None
 
     def open(self) -> tuple[Sequences, pa.Table]:
         """Open the memory-mapped sequences and read the items table."""
@@ -87,6 +94,7 @@ def prepare_sequences(
     options: BuildOptions,
     root: Path,
     *,
+    changes: LogChanges | None = None,
     report_progress: ReportProgress | None = None,
     slice_rows: int | None = None,
     partition_rows: int = _PARTITION_ROWS,
@@ -99,6 +107,7 @@ def prepare_sequences(
     Args:
         options: Paths and options of the build.
         root: Parent folder of the artifact and of the working folder.
+        changes: Labels and compression of the log; None for none.
         report_progress: A function that is called with a `PreparationReport` at most once per second.
         slice_rows: Number of rows per slice; None for the default.
         partition_rows: Number of rows per partition.
@@ -111,6 +120,9 @@ def prepare_sequences(
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
     item_files = options.list_item_files()
     inputs = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
+    changes = changes or LogChanges()
+    labels = changes.open_labels(options.table_format)
+    inputs += [changes.to_fingerprint(labels)] if changes else []
     working_folder = root / f"preparing-{_hash_json(inputs)[:8]}"
     for other_folder in root.glob("preparing-*"):  # left by killed preparations of other data
         if other_folder != working_folder:
@@ -118,6 +130,8 @@ def prepare_sequences(
     job = _PreparationJob(
         options,
         log,
+        changes,
+        labels,
         working_folder,
         PreparationProgress(report_progress),
         partition_rows,
@@ -146,6 +160,8 @@ class _PreparationJob:
 
     options: BuildOptions
     log: EventLog
+    changes: LogChanges
+    labels: EventLog | None
     working_folder: Path
     progress: PreparationProgress
     partition_rows: int
@@ -162,35 +178,80 @@ class _PreparationJob:
         check_columns(self.options.columns, [*self.log.names, *item_columns])
         self._check_free_space()
         self.working_folder.mkdir(parents=True, exist_ok=True)
+        bounds = compute_user_bounds(self.log, -(-self.log.rows // self.partition_rows))
+        changer = self._change_log(items, bounds) if self.changes else None
         catalogue = collect_items(self.log, self.options.where) if items is None else items
         cpu_s: dict[str, float] = {}
         sorted_record = self.working_folder / "sorted.json"
         if not sorted_record.exists():
-            self._sort_partitions(catalogue, cpu_s)
+            self._sort_partitions(catalogue, bounds, cpu_s)
         layout, partitions = self._read_sorted(sorted_record)
         self.progress.start_phase("core", sum(int(part.read_offsets()[-1]) for part in partitions))
         core = compute_k_core(partitions, len(catalogue), self.options.keep, self.progress.add_rows)
         staging_folder = self.working_folder / "sequences"
         staging_folder.mkdir(exist_ok=True)
-        writer = PartitionWriter(layout, core, self.options.split, staging_folder)
+        changed_folder = changer.folder if changer is not None and self.changes.compress is not None else None
+        writer = PartitionWriter(layout, core, self.options.split, staging_folder, changed_folder)
         sha256 = self._write_artifact(staging_folder, writer, partitions, catalogue)
         self.progress.end_phase()
         artifact_folder = root / f"sequences-{sha256[:8]}"
         if not artifact_folder.exists():
             os.replace(staging_folder, artifact_folder)
+        savings = None if changer is None else changer.sum_savings()
+        if changer is not None:
+            changer.store_repeats(root)
         shutil.rmtree(self.working_folder)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
-        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s)
+        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s, savings)
 
-    def _sort_partitions(self, catalogue: pa.Table, cpu_s: dict[str, float]) -> None:
+    def _change_log(self, items: pa.Table | None, bounds: Sequence[Any]) -> LogChanger:
+        """Attach the labels and compress the events, and continue with the changed log."""
+        changer = LogChanger(
+            self.changes,
+            self.log,
+            self.labels,
+            items,
+            self.options.where,
+            bounds,
+            self.working_folder / "changed",
+        )
+        slices, ranges = changer.list_slices(), range(len(bounds) + 1)
+        self.progress.start_phase("change", 2 * self.log.rows)
+        if not changer.has_changed_all():
+            self._run_jobs(
+                slices,
+                lambda numbered: changer.divide_slice(*numbered),
+                count_rows=lambda numbered: numbered[2].rows,
+            )
+            share = self.log.rows // len(ranges)
+            self._run_jobs(ranges, changer.change_range, count_rows=lambda number: share)
+        self.log = changer.open_changed(self.options.missing)
+        changer.remove_slices()
+        return changer
+
+    def _list_columns(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return the dtype of each column that partitions have of the log, and descriptions of the columns that are left out."""
+        carried, dropped = select_carried_columns(self.log.schema, None)
+        dtypes = {
+            name: _get_column_dtype(self.log.schema.field(name).type) for name in carried if name != ROW
+        }
+        dtypes |= dict.fromkeys(list_label_time_columns(self.log.schema, self.options.targets), "<i8")
+        return dtypes | ({ROW: "<i8"} if ROW in carried else {}), dropped
+
+    def _sort_partitions(self, catalogue: pa.Table, bounds: Sequence[Any], cpu_s: dict[str, float]) -> None:
         """Run scatter and gather, and record in sorted.json that all partitions are complete; sets cpu_s["read"]."""
-        columns, dropped = select_carried_columns(self.log.schema, None)
-        bounds = compute_user_bounds(self.log, -(-self.log.rows // self.partition_rows))
+        dtypes, dropped = self._list_columns()
         ids = catalogue["item_id"].combine_chunks()
         runs_folder = self.working_folder / "runs"
         scatter = RunWriter(
-            self.log, ItemIndex(ids), self.options.where, self.options.targets, columns, bounds, runs_folder
+            self.log,
+            ItemIndex(ids),
+            self.options.where,
+            self.options.targets,
+            list(dtypes),
+            bounds,
+            runs_folder,
         )
         self.progress.start_phase("scatter", self.log.rows)
         self._run_jobs(
@@ -203,7 +264,6 @@ class _PreparationJob:
         if not sum(int(run.bounds[-1]) for run in runs):
             raise DataError(f"data.where: {self.options.where!r} matches no interaction.")
         users_are_text = not pa.types.is_integer(self.log.schema.field("user_id").type)
-        dtypes = {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns}
         layout = make_layout(runs, users_are_text, dtypes, list(self.options.targets))
         partitions_folder = self.working_folder / "parts"
         partitions_folder.mkdir(exist_ok=True)
@@ -248,15 +308,16 @@ class _PreparationJob:
         )
         files.close()
         writer.write_texts(partitions)
+        writer.join_folded(partitions)
         notes = [note for part in partitions if (note := PartitionNote.load(part)) is not None]
         facts = reduce(add, [note.facts for note in notes])
         check_split(self.options.split, facts)
         counts = np.array([np.sum([note.repeats for note in notes], 0), facts.events])
         meta = {
-            "format": FLAT_FORMAT,
+            "format": FLAT_FORMAT if self.changes.compress is None else COMPRESSED_FLAT_FORMAT,
             "users": user_count,
             "events": event_count,
-            "columns": list(layout.columns),
+            "columns": layout.sequence_columns,
             "targets": list(layout.targets),
             "event_names": list(layout.event_names),
             "dropped": json.loads((self.working_folder / "sorted.json").read_text())["dropped"],
@@ -308,17 +369,18 @@ class _PreparationJob:
 
     def _check_free_space(self) -> None:
         """Raise DataError if the disk has less free space than the preparation needs."""
-        columns, _ = select_carried_columns(self.log.schema, None)
+        dtypes, _ = self._list_columns()
         # Counts the bytes of integer user ids. Whether there are kinds of events matters, but not their names.
         layout = PartitionLayout(
             False,
             "<i8",
             ("",) if "event" in self.log.schema.names else (),
-            {name: _get_column_dtype(self.log.schema.field(name).type) for name in columns},
+            dtypes,
             list(self.options.targets),
         )
-        # Twice the events: two of runs, partitions and the artifact exist at a time.
-        self.needed_bytes = int(2 * self.log.rows * layout.compute_row_bytes() * _DISK_MARGIN)
+        # Two of runs, partitions and the artifact exist at a time, and a changed log besides.
+        copies = 3 if self.changes else 2
+        self.needed_bytes = int(copies * self.log.rows * layout.compute_row_bytes() * _DISK_MARGIN)
         existing_bytes = sum(path.stat().st_size for path in self.working_folder.rglob("*") if path.is_file())
         candidates = (self.working_folder, *self.working_folder.parents)
         existing_folder = next(path for path in candidates if path.exists())

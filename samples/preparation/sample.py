@@ -7,13 +7,25 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from nonet.errors import DataError
+from nonet.samples.preparation.changes import LogChanges
 from nonet.samples.preparation.log import EventLog
 from nonet.samples.sequences import select_carried_columns
-from nonet.samples.tables import Columns, check_columns, check_items, match_rows, read_parquet_schema
+from nonet.samples.tables import (
+    Columns,
+    check_columns,
+    check_items,
+    match_rows,
+    read_parquet_schema,
+    to_table_format,
+)
 
 
 def read_sample(
-    interactions: str, items: str | None, columns: Columns, conditions: Sequence[str | None]
+    interactions: str,
+    items: str | None,
+    columns: Columns,
+    conditions: Sequence[str | None],
+    changes: LogChanges | None = None,
 ) -> tuple[pa.Table, pa.Schema]:
     """Read and check the first row group of the interactions, and derive the schema of the items.
 
@@ -22,6 +34,7 @@ def read_sample(
         items: Path of the items; None if there are none.
         columns: Names of the columns, or the complete table format.
         conditions: Conditions that are evaluated on the sample to check them; None entries are ignored.
+        changes: Labels and compression of the log; None for none.
 
     Returns:
         The rows, and the schema of the items table that `build_sequences` would return.
@@ -35,13 +48,15 @@ def read_sample(
     file_schema = pa.schema([]) if items is None else read_parquet_schema(items, "items")
     check_columns(columns, [*log.names, *file_schema.names])
     table, _ = log.read(log.slices[0], log.names)
+    example = None if items is None else _make_item_example(file_schema, columns, items)
+    table = table if changes is None else changes.apply_to_sample(table, example, to_table_format(columns))
     select_carried_columns(table.schema, None)
     for condition in conditions:
         if condition:
             match_rows(condition, table, name="a condition of the data")
-    if items is None:
+    if example is None:
         return table, pa.schema([("item_id", table.schema.field("item_id").type)])
-    item_schema = _derive_item_schema(file_schema, columns, items)
+    item_schema = _derive_item_schema(example)
     event_type, item_type = (schema.field("item_id").type for schema in (table.schema, item_schema))
     if pa.types.is_integer(event_type) != pa.types.is_integer(item_type):
         raise DataError(
@@ -51,10 +66,15 @@ def read_sample(
     return table, item_schema
 
 
-def _derive_item_schema(file_schema: pa.Schema, columns: Columns, items: str) -> pa.Schema:
-    """Return the schema of the items table after `check_items` and `make_item_table`, computed with a table of one row."""
+def _make_item_example(file_schema: pa.Schema, columns: Columns, items: str) -> pa.Table:
+    """Return a table of one checked item."""
     example = pa.Table.from_arrays([_make_example(field.type) for field in file_schema], schema=file_schema)
-    checked = check_items(example, columns, f"items {items}").schema
+    return check_items(example, columns, f"items {items}")
+
+
+def _derive_item_schema(example: pa.Table) -> pa.Schema:
+    """Return the schema of the items table after `make_item_table`, from a table of one checked item."""
+    checked = example.schema
     added = [
         ("item", pa.int64()),
         ("title", pa.string()),

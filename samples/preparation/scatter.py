@@ -23,7 +23,7 @@ import pyarrow.compute
 
 from nonet.samples.preparation.catalogue import ItemIndex
 from nonet.samples.preparation.log import EventLog, LogSlice
-from nonet.samples.sequences import convert_column
+from nonet.samples.sequences import compute_label_times, convert_column
 from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -54,6 +54,12 @@ def compute_user_bounds(log: EventLog, partitions: int) -> list[Any]:
     ordered = pc.sort(pa.concat_arrays(samples)) if hasattr(pc, "sort") else pa.concat_arrays(samples).sort()
     bound_index = np.linspace(0, len(ordered), partitions + 1)[1:-1].astype(int)
     return sorted(set(ordered.take(pa.array(bound_index)).to_pylist()))
+
+
+def locate_in_bounds(user_ids: np.ndarray, bounds: Sequence[Any]) -> np.ndarray:
+    """Return the partition [N] uint8 or uint16 of each user id [N] int64 or object, from the bounds between partitions."""
+    dtype = np.uint8 if len(bounds) < 256 else np.uint16
+    return np.searchsorted(np.array(bounds, user_ids.dtype), user_ids, "right").astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class RunWriter:
         index: Index over the catalogue.
         where: Condition on the events, or None.
         targets: Condition of the target by stage.
-        columns: Names of the carried columns.
+        columns: Names of the carried columns, and of those that `compute_label_times` computes.
         bounds: User ids at which the second and later partitions begin.
         folder: Parent folder of the runs.
         cpu_s: CPU seconds of reading ("read") and of the rest ("scatter"), added up by `write`.
@@ -160,8 +166,10 @@ class RunWriter:
             encoded = table["event"].cast(pa.string()).combine_chunks().dictionary_encode()
             kinds = encoded.dictionary.to_pylist()
             encoded.indices.to_numpy().astype(np.int32)[order].tofile(folder / "event.bin")
+        label_times = compute_label_times(table, self.targets)
         for i, name in enumerate(self.columns):
-            convert_column(table[name])[order].tofile(folder / f"column-{i}.bin")
+            values = label_times[name] if name in label_times else convert_column(table[name])
+            values[order].tofile(folder / f"column-{i}.bin")
         for i, (stage, condition) in enumerate(self.targets.items()):
             target = match_rows(condition, table, name=f"stages.{stage}.target")
             target[order].tofile(folder / f"target-{i}.bin")
@@ -182,23 +190,20 @@ class RunWriter:
             `ScatteredRun.words`, the users [N] (ids, or indices into the sorted distinct texts), and the partition of each
             row [N].
         """
-        partition_dtype = np.uint8 if len(self.bounds) < 256 else np.uint16
         if pa.types.is_integer(ids.type):
             user = ids.to_numpy()
-            bounds = np.array(self.bounds, np.int64)
-            return [], user, np.searchsorted(bounds, user, "right").astype(partition_dtype)
+            return [], user, locate_in_bounds(user, self.bounds)
         encoded = ids.combine_chunks().dictionary_encode()
         order = pc.sort_indices(encoded.dictionary).to_numpy()
         words = encoded.dictionary.take(pa.array(order))
         rank = np.empty(len(order), np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
         user = rank[encoded.indices.to_numpy()] if len(order) else np.empty(0, np.int32)
-        texts, bounds = np.array(words.to_pylist(), dtype=object), np.array(self.bounds, dtype=object)
-        partition_of_word = np.searchsorted(bounds, texts, "right").astype(partition_dtype)
+        partition_of_word = locate_in_bounds(np.array(words.to_pylist(), dtype=object), self.bounds)
         with pa.ipc.new_file(str(folder / WORDS), pa.schema({"id": pa.string()})) as out:
             out.write_table(pa.table({"id": words}))
         first_words = np.searchsorted(partition_of_word, np.arange(len(self.bounds) + 2)).tolist()
-        return first_words, user, partition_of_word[user] if len(order) else np.empty(0, partition_dtype)
+        return first_words, user, partition_of_word[user]
 
 
 def _get_fine_dtype(fine_time: np.ndarray | None) -> str:

@@ -118,40 +118,66 @@ def build_arrays(
     }
     folded = FoldedRepeats.from_events(interactions)
     arrays["folded"] = None if folded is None else folded.take(order)
-    _apply_label_times(arrays, interactions, order, targets or {}, split)
+    for name, known_from in compute_label_times(interactions, targets or {}).items():
+        stage = name.removeprefix(LABEL_TIME)
+        known_from = limit_label_times(known_from[order], arrays["time"], arrays["split"], split)
+        arrays["targets"][stage] = arrays["targets"][stage] & (known_from < NEVER)
+        arrays["columns"][name] = known_from
     train_counts = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
     return BuiltSequences(arrays, make_item_table(catalogue, kept_items, train_counts))
 
 
-def _apply_label_times(
-    arrays: dict[str, Any],
-    interactions: pa.Table,
-    order: np.ndarray,
-    targets: Mapping[str, str],
-    split: Mapping[str, Any],
-) -> None:
-    """Add to `arrays["columns"]` the time at which each event's target becomes known, for each stage's target.
+def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Compute the time from which on the target of each event [N] is known, for each stage whose target reads a label column.
 
-    If the split is by time, targets of TRAIN events that become known after the end of training are set to False, with the time
-    NEVER. A target that reads no label column is known at the time of its event and gets no column. An event whose target is the
-    same whatever its labels are is also known at its own time.
+    A target that reads no label column, or is the same whatever its labels are, is known at the time of its event.
+
+    Returns:
+        Unix seconds [N] int64 by the name of their column: "label time:<stage>".
+    """
+    known_from = {}
+    for stage, target_labels in _list_target_labels(interactions.schema, targets).items():
+        label_times = [interactions[LABEL_TIME + name].to_numpy() for name in target_labels]
+        depends_on_labels = _find_rows_that_depend_on_labels(targets[stage], interactions, target_labels)
+        times = np.where(depends_on_labels, np.max(label_times, axis=0), interactions["timestamp"].to_numpy())
+        known_from[LABEL_TIME + stage] = times
+    return known_from
+
+
+def list_label_time_columns(schema: pa.Schema, targets: Mapping[str, str]) -> list[str]:
+    """Return the names of the columns that `compute_label_times` computes for a log of this schema."""
+    return [LABEL_TIME + stage for stage in _list_target_labels(schema, targets)]
+
+
+def _list_target_labels(schema: pa.Schema, targets: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the label columns that the target of each stage reads; stages that read none are left out."""
+    labels = [name.removeprefix(LABEL_TIME) for name in schema.names if name.startswith(LABEL_TIME)]
+    by_stage = {
+        stage: [name for name in labels if name in list_names(condition)]
+        for stage, condition in targets.items()
+    }
+    return {stage: names for stage, names in by_stage.items() if names}
+
+
+def limit_label_times(
+    known_from: np.ndarray, time: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the times from which on targets are known, NEVER for those that training must not use.
+
+    If the split is by time, targets of TRAIN events that become known after the end of training are not used. A target is false
+    where the time is NEVER.
+
+    Args:
+        known_from: Unix seconds [N] of `compute_label_times`.
+        time: Unix seconds [N] of the events.
+        codes: Split of each event [N].
+        split: Options of the split.
     """
     training_end = get_training_end(split)
-    labels = [
-        name.removeprefix(LABEL_TIME) for name in interactions.column_names if name.startswith(LABEL_TIME)
-    ]
-    for stage, condition in targets.items():
-        target_labels = [name for name in labels if name in list_names(condition)]
-        if not target_labels:
-            continue
-        label_times = [interactions[LABEL_TIME + name].to_numpy()[order] for name in target_labels]
-        depends_on_labels = _find_rows_that_depend_on_labels(condition, interactions, target_labels)[order]
-        known_from = np.where(depends_on_labels, np.max(label_times, axis=0), arrays["time"])
-        if training_end is not None:
-            is_late = (arrays["split"] == TRAIN) & (known_from >= training_end)
-            known_from = np.where(is_late & (known_from > arrays["time"]), NEVER, known_from)
-        arrays["targets"][stage] = arrays["targets"][stage] & (known_from < NEVER)
-        arrays["columns"][LABEL_TIME + stage] = known_from
+    if training_end is None:
+        return known_from
+    is_late = (codes == TRAIN) & (known_from >= training_end)
+    return np.where(is_late & (known_from > time), NEVER, known_from)
 
 
 def _find_rows_that_depend_on_labels(

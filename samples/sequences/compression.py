@@ -12,6 +12,7 @@ with 1d, days in UTC. Count and span are int32, eight bytes per event. Samples a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +25,7 @@ from pydantic import Field
 from nonet.errors import DataError
 from nonet.options import StrictModel
 from nonet.ranges import expand_ranges
+from nonet.samples.sequences.flat import GrowingFile
 from nonet.samples.tables import as_numbers
 from nonet.units import Seconds
 
@@ -95,6 +97,22 @@ class FoldedRepeats:
             if (values := getattr(self, name)) is not None:
                 np.save(folder / file, values)
 
+    @classmethod
+    def join(cls, folders: Sequence[Path], folder: Path) -> None:
+        """Write the concatenation of the repeats that were saved in `folders` to `folder`, with one part in memory at a time."""
+        parts = [part for part in map(cls.load, folders) if part is not None]
+        has_kinds = any(part.kinds is not None for part in parts)
+        with GrowingFile(folder / _FILES["offsets"], np.int64) as out:
+            out.append_values(np.zeros(1, np.int64))
+            start = 0
+            for part in parts:
+                out.append_values(part.offsets[1:] + start)
+                start += int(part.offsets[-1])
+        for name in ("time", "kinds") if has_kinds else ("time",):
+            with GrowingFile(folder / _FILES[name], np.int64) as out:
+                for part in parts:
+                    out.append_values(getattr(part, name))
+
     def take(self, index: np.ndarray) -> FoldedRepeats:
         """Return the rows of the events with these indices [n], in this order."""
         rows, offsets = expand_ranges(self.offsets[index], self.offsets[index + 1])
@@ -157,6 +175,11 @@ def list_added_columns(events: pa.Table) -> list[str]:
     """Return the names of the columns that compression added to a log."""
     names = (COUNT, SPAN, KINDS, REPEAT_TIMES, REPEAT_KINDS)
     return [name for name in names if name in events.column_names]
+
+
+def drop_repeat_lists(events: pa.Table) -> pa.Table:
+    """Return a compressed log without the lists of its repeats, which `FoldedRepeats` holds."""
+    return events.drop_columns([name for name in (REPEAT_TIMES, REPEAT_KINDS) if name in events.column_names])
 
 
 def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> CompressedLog:

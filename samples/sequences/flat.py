@@ -20,6 +20,9 @@ import pyarrow as pa
 from nonet.errors import DataError
 
 FLAT_META, FLAT_FORMAT = "meta.json", 4
+COMPRESSED_FLAT_FORMAT = (
+    5  # of a compressed log: with the rows behind each event (`FoldedRepeats`), and strict samples
+)
 _FORMAT_WITH_WIDE_TIMES = 3  # the earlier format, whose times always take 64 bits
 ITEM_KEYS = "item_keys.npy"
 USER_IDS = "user_id.arrow"
@@ -101,10 +104,10 @@ class MappedSequences:
             raise DataError(
                 f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
             ) from None
-        if self.meta.get("format") not in (_FORMAT_WITH_WIDE_TIMES, FLAT_FORMAT):
+        if self.meta.get("format") not in (_FORMAT_WITH_WIDE_TIMES, FLAT_FORMAT, COMPRESSED_FLAT_FORMAT):
             raise DataError(
-                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_FORMAT_WITH_WIDE_TIMES} and "
-                f"{FLAT_FORMAT}. Run the tokenise stage again."
+                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_FORMAT_WITH_WIDE_TIMES} to "
+                f"{COMPRESSED_FLAT_FORMAT}. Run the tokenise stage again."
             )
 
     def map_array(self, name: str) -> np.ndarray:
@@ -134,6 +137,7 @@ class MappedSequences:
             "event_names": tuple(meta["event_names"]),
             "dropped": tuple(meta["dropped"]),
             "repeats": meta["repeats"],
+            "strict": meta["format"] == COMPRESSED_FLAT_FORMAT,
         }
 
     def _map_user_ids(self) -> Any:

@@ -45,7 +45,14 @@ class Labels(StrictModel):
     ] = "label"
 
 
-def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown: bool = False) -> pa.Table:
+def add_labels(
+    log: pa.Table,
+    labels: pa.Table,
+    options: Labels,
+    *,
+    drop_unknown: bool = False,
+    observed_until: int | None = None,
+) -> pa.Table:
     """Add the label column and the column of label times to a checked log [R].
 
     Args:
@@ -54,6 +61,7 @@ def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown
             newest time is the end of what is observed, even if the log has newer events.
         options: The window and the name of the column.
         drop_unknown: Whether to remove events whose label is not known yet.
+        observed_until: Unix seconds at which the label file ends; None for the newest of `labels`, if they are the whole file.
 
     Returns:
         The log with two more columns: `options.name`, float32 (1, 0, or NaN for an unknown label), and "label time:<name>", the
@@ -75,7 +83,8 @@ def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown
     delay_s = time_L[has_event_L] - time_R[event]
     value_R = np.zeros(len(log), np.float32)
     known_from_R = time_R + int(np.ceil(options.within))
-    still_open_R = time_L.max(initial=0) - time_R < options.within
+    observed_until = int(time_L.max(initial=0)) if observed_until is None else observed_until
+    still_open_R = observed_until - time_R < options.within
     value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
     in_time = delay_s <= options.within
     value_R[event[in_time]] = 1
@@ -85,14 +94,33 @@ def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown
     )  # the oldest of an event's label rows
     labelled = log.append_column(options.name, pa.array(value_R))
     labelled = labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
-    if not drop_unknown:
-        return labelled
-    known = labelled.filter(pa.array(~np.isnan(value_R)))
-    if not len(known):
+    return drop_unlabelled_events(labelled, options, required=True) if drop_unknown else labelled
+
+
+def drop_unlabelled_events(labelled: pa.Table, options: Labels, *, required: bool = False) -> pa.Table:
+    """Return the events of a log with labels [R] whose label is known.
+
+    Args:
+        labelled: The log, as `add_labels` returns it.
+        options: The window and the name of the column.
+        required: Whether to raise DataError if no event is left.
+    """
+    known = (
+        labelled.filter(pa.array(~np.isnan(labelled[options.name].to_numpy()))) if len(labelled) else labelled
+    )
+    if required and not len(known):
         raise DataError(
             f"data.labels: no event is older than the window of {options.within:g} s; shorten `within`, or take a longer log"
         )
     return known
+
+
+def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:
+    """Raise DataError if the ids of a label file have other types than those of the log."""
+    for name in ("user_id", "item_id"):
+        log_type, label_type = (schema.field(name).type for schema in (log, labels))
+        if log_type != label_type:
+            raise DataError(f"data.labels: {name} is {label_type}, and {log_type} in the interactions")
 
 
 def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -100,13 +128,10 @@ def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarr
 
     The code is -1 if the log does not have the user or the item.
     """
+    check_label_ids(log.schema, labels.schema)
     codes = []
     for name in ("user_id", "item_id"):
         log_ids, label_ids = log[name].combine_chunks(), labels[name].combine_chunks()
-        if log_ids.type != label_ids.type:
-            raise DataError(
-                f"data.labels: {name} is {label_ids.type}, and {log_ids.type} in the interactions"
-            )
         encoded = log_ids.dictionary_encode()
         code_R = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         codes.append((code_R, _index_in(label_ids, encoded.dictionary), len(encoded.dictionary)))

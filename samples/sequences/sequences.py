@@ -300,7 +300,7 @@ class Sequences:
     def _load_mapped(cls, folder: Path) -> Sequences:
         """Load memory-mapped sequences, with two cached properties that their preparation computed."""
         mapped = MappedSequences(folder)
-        seq = cls(**mapped.map_fields(), item_key=load_item_keys(folder))
+        seq = cls(**mapped.map_fields(), item_key=load_item_keys(folder), folded=FoldedRepeats.load(folder))
         seq.__dict__["train_lengths"] = mapped.map_array("train_lengths")
         seq.__dict__["repeat_shares"] = dict(mapped.meta["repeat_shares"])
         return seq

@@ -35,7 +35,7 @@ class IdKind:
     @classmethod
     def from_ids(cls, ids: pa.Array | pa.ChunkedArray | np.ndarray) -> IdKind:
         """Return the kind of ids [N] int64 or text; object arrays hold text."""
-        array = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
+        array: Any = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
         example = array[0].as_py() if len(array) else None
         if pa.types.is_integer(array.type):
             return cls(False, True, example)

@@ -95,22 +95,19 @@ def convert_times(
     """
     if unit not in _PER_SECOND:
         raise ConfigError(f"time unit {unit!r}: there are {', '.join(_PER_SECOND)}.")
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        kind = values.type
-        if is_plain(kind):
-            values = values.cast(pa.float64()) if pa.types.is_decimal(kind) else values
-            values = values.to_numpy() if not values.null_count else values.to_pylist()
-        elif pa.types.is_timestamp(kind) and not values.null_count:
-            return convert_to_seconds(pa.chunked_array([values]), label)[0]
-        else:
-            values = values.to_pylist()
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
-        return _convert_numbers(values, unit, label)
-    seconds = np.empty(len(values), np.int64)
-    numbers = [i for i, value in enumerate(values) if _is_number(value)]
-    seconds[numbers] = _convert_numbers(np.array([values[i] for i in numbers]), unit, label)
-    for i in sorted(set(range(len(values))).difference(numbers)):
-        seconds[i] = _convert_moment(values[i], unit, label)
+    given: Any = values
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        if pa.types.is_timestamp(given.type) and not given.null_count:
+            return convert_to_seconds(pa.chunked_array([given]), label)[0]
+        given = given.cast(pa.float64()) if pa.types.is_decimal(given.type) else given
+        given = given.to_pylist() if given.null_count or not is_plain(given.type) else given.to_numpy()
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
+        return _convert_numbers(given, unit, label)
+    seconds = np.empty(len(given), np.int64)
+    numbers = [i for i, value in enumerate(given) if _is_number(value)]
+    seconds[numbers] = _convert_numbers(np.array([given[i] for i in numbers]), unit, label)
+    for i in sorted(set(range(len(given))).difference(numbers)):
+        seconds[i] = _convert_moment(given[i], unit, label)
     return seconds
 
 

@@ -25,6 +25,7 @@ from nonet.errors import DataError
 from nonet.samples.preparation import (
     BuildOptions,
     EventLog,
+    LogChanges,
     PreparationReport,
     PreparedSequences,
     prepare_sequences,
@@ -40,16 +41,11 @@ from nonet.samples.sequences import (
     Labels,
     Sequences,
     Transitions,
-    add_labels,
     build_sequences,
-    compress_log,
 )
 from nonet.samples.tables import (
-    ROLES,
-    compile_condition,
     count_rows,
     get_licence_notice,
-    read_interactions,
     read_tables,
 )
 from nonet.samples.tokenised import StoredSequences
@@ -94,8 +90,6 @@ class DataSetup:
 
     def is_prepared_on_disk(self) -> bool:
         """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than `MEMORY_EVENTS`."""
-        if self.compress is not None or self.labels is not None:
-            return False  # Both work on tables in memory.
         if self.prepare is not None:
             return self.prepare == "disk"
         return count_rows(self.options.interactions, "interactions") > MEMORY_EVENTS
@@ -112,7 +106,12 @@ class DataSetup:
         Raises:
             DataError: The data cannot be used.
         """
-        return prepare_sequences(self.options, root, report_progress=report_progress)
+        return prepare_sequences(self.options, root, changes=self.changes, report_progress=report_progress)
+
+    @property
+    def changes(self) -> LogChanges:
+        """The changes of the log: labels and compression."""
+        return LogChanges(self.labels, self.drop_unlabelled, self.compress)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables, and return the sequences and their items.
@@ -144,25 +143,11 @@ class DataSetup:
 
     def attach_labels(self, interactions: pa.Table) -> pa.Table:
         """Add the column of the labels to checked interactions, if the setup has labels."""
-        if self.labels is None:
-            return interactions
-        role_columns = {role: source for role, source in self.options.columns.items() if role in ROLES}
-        return add_labels(
-            interactions,
-            read_interactions(self.labels.path, self.options.table_format.replace_columns(role_columns)),
-            self.labels,
-            drop_unknown=self.drop_unlabelled,
-        )
+        return self.changes.attach_labels(interactions, self.options.table_format)
 
     def compress_events(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
         """Compress the checked interactions that `where` keeps; None without compression."""
-        if self.compress is None:
-            return None
-        if self.options.where:
-            interactions = interactions.filter(
-                compile_condition(self.options.where, interactions.schema, name="data.where")
-            )
-        return compress_log(interactions, self.compress.compress, self.compress.by, items)
+        return self.changes.compress_events(interactions, items, self.options.where)
 
     def sample_tables(self) -> tuple[pa.Table, pa.Schema]:
         """Read one row group of checked interactions, and the columns of the items without rows, for checks before a run.
@@ -176,6 +161,7 @@ class DataSetup:
             self.options.items,
             self.options.table_format,
             (self.options.where, *self.options.targets.values()),
+            self.changes,
         )
 
     def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
@@ -289,6 +275,8 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
     artifact = {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}
     facts = {"seconds": prepared.seconds, "cpu_s": prepared.cpu_s}
     write_whole(root / PREPARED, json.dumps(facts).encode())
+    if prepared.savings is not None:
+        write_whole(root / COMPRESSED, json.dumps(prepared.savings).encode())
     seq, items = prepared.open()
     check_sequences(seq, data)
     return seq, items, artifact

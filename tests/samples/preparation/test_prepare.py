@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.preparation import BuildOptions, prepare_sequences
-from nonet.samples.sequences import Sequences, build_sequences
+from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences
+from nonet.samples.sequences import Compress, Labels, Sequences, build_sequences
 from nonet.samples.tables import read_tables
+from nonet.workers.roles import DataSetup
 
 SPLIT = {"use": "leave_last_out", "test": 2, "valid": 1, "rl": 1}
 FIELDS = ("offsets", "item", "time", "event", "split", "user_key", "item_key", "train_lengths", "lengths")
@@ -115,6 +116,122 @@ def test_a_split_in_time_and_a_table_of_items_are_as_in_memory(tmp_path):
     built, prepared, wanted, there = _both(ask, tmp_path / "out")
     _same(built, prepared)
     assert there.equals(wanted)
+
+
+BOUGHT = {"finetune": "bought == 1", "pretrain": "rating >= 4 and not bought == 1", "other": "event == 'buy'"}
+LAST_OUT = {"use": "leave_last_out", "test": 1, "valid": 1}
+IN_TIME = {"use": "time", "test": "2020-09-13T12:32:00Z", "valid": "30s"}
+
+
+def _changed(tmp_path, changes: LogChanges, log: pa.Table, **more) -> tuple[BuildOptions, DataSetup]:
+    """The options of a log with late labels, and how it is built in memory."""
+    dice = np.random.default_rng(3)
+    rows = log.take(pa.array(dice.integers(0, len(log), 900))).select(["user_id", "item_id", "timestamp"])
+    delay = dice.integers(-20, 200, len(rows)) * (1000 if log["timestamp"][0].as_py() > 1e11 else 1)
+    later = rows.set_column(2, "timestamp", pa.array(rows["timestamp"].to_numpy() + delay))
+    _written(tmp_path / "labels", later)
+    items = pa.table({"item_id": log["item_id"].combine_chunks().unique()})
+    words = pa.array([[f"c{i % 7}"] if i % 5 else [] for i in range(len(items))])
+    pq.write_table(items.append_column("categories", words), tmp_path / "items.parquet")
+    options = _options(_written(tmp_path / "log", log), items=str(tmp_path / "items.parquet"), **more)
+    setup = DataSetup(
+        options=options,
+        tokenizer={},
+        folder="",
+        seed=0,
+        labels=changes.labels,
+        compress=changes.compress,
+        drop_unlabelled=changes.drop_unlabelled,
+    )
+    return options, setup
+
+
+@pytest.mark.parametrize(
+    ("labels", "drop", "compress", "by", "text", "unit", "split"),
+    [
+        (True, False, 0, "", False, "s", LAST_OUT),
+        (True, True, 0, "", True, "ms", IN_TIME),
+        (False, False, 60, "item", True, "ms", IN_TIME),
+        (False, False, 100, "category", False, "s", LAST_OUT),
+        (True, False, 100, "category", True, "s", IN_TIME),
+    ],
+)
+def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
+    tmp_path, labels, drop, compress, by, text, unit, split
+):
+    changes = LogChanges(
+        Labels(path=str(tmp_path / "labels"), within=150, name="bought") if labels else None,
+        drop,
+        Compress(compress=compress, by=by) if compress else None,
+    )
+    more = {
+        "targets": BOUGHT if labels else {"finetune": "rating >= 4"},
+        "split": split,
+        "where": "shop != 's3'",
+    }
+    options, setup = _changed(tmp_path, changes, _log(2, text=text, unit=unit), **more)
+    built, items, log = setup.build_with_log()
+    prepared = prepare_sequences(
+        options, tmp_path / "out", changes=changes, slice_rows=700, partition_rows=500, threads=2
+    )
+    seq, there = prepared.open()
+    _same(built, seq)
+    assert there.equals(items)
+    assert len(seq) > 50
+    assert all(values.any() for values in seq.targets.values())
+    assert seq.strict == built.strict == bool(compress)
+    assert (log is None) == (seq.folded is None) == (prepared.savings is None)
+    if log is not None:
+        for name in ("offsets", "time", "kinds"):
+            np.testing.assert_array_equal(getattr(seq.folded, name), getattr(built.folded, name))
+            assert getattr(seq.folded, name).dtype == np.int64
+        counted = ("rows", "events", "repeats")
+        assert [prepared.savings[name] for name in counted] == [
+            log.measure_savings()[name] for name in counted
+        ]
+        repeats = pq.read_table(next((tmp_path / "out").glob("repeats-*"))).drop_columns(["row:", "tags"])
+        order = [(name, "ascending") for name in repeats.column_names]
+        assert repeats.sort_by(order).equals(log.repeats.select(repeats.column_names).sort_by(order))
+    assert {path.name.split("-")[0] for path in (tmp_path / "out").iterdir()} <= {"sequences", "repeats"}
+
+
+def test_a_killed_preparation_of_a_compressed_log_goes_on_from_what_is_whole(tmp_path, monkeypatch):
+    from nonet.samples.preparation import changes as changes_module
+
+    labels = Labels(path=str(tmp_path / "labels"), within=150, name="bought")
+    changes = LogChanges(labels, False, Compress(compress=60))
+    options, _ = _changed(tmp_path, changes, _log(2), targets=BOUGHT)
+    small = {"changes": changes, "slice_rows": 700, "partition_rows": 500, "threads": 1}
+    whole = prepare_sequences(options, tmp_path / "whole", **small).folder
+    calls, real = [], changes_module.LogChanger.change_range
+
+    def killed(self, number):
+        calls.append(number)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        real(self, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(changes_module.LogChanger, "change_range", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_sequences(options, tmp_path / "out", **small)
+    written = []
+    monkeypatch.setattr(
+        changes_module, "write_whole", lambda path, content: written.append(path) or path.write_bytes(content)
+    )
+    again = prepare_sequences(options, tmp_path / "out", **small).folder
+    assert not [path.name for path in written if path.name in ("range-000000.json", "range-000001.json")]
+    assert again.name == whole.name
+    assert _files(again) == _files(whole)
+
+
+def test_a_label_file_whose_ids_have_another_type_is_refused(tmp_path):
+    labels = Labels(path=str(tmp_path / "labels"), within=150)
+    changes = LogChanges(labels)
+    options, _ = _changed(tmp_path, changes, _log(2))
+    _written(tmp_path / "labels", _log(2, 50, text=True).select(["user_id", "item_id", "timestamp"]))
+    with pytest.raises(DataError, match=r"data.labels: user_id is string, and int64 in the interactions"):
+        prepare_sequences(options, tmp_path / "out", changes=changes)
 
 
 def test_columns_of_both_tables_may_have_other_names_as_in_memory(tmp_path):

@@ -1,0 +1,289 @@
+"""Changes a log before sequences are built from it: attaches labels that arrive later, and compresses repeated events.
+
+Both concern events of one user only. On disk, the log is therefore divided by ranges of users, and each range is changed on its
+own, so memory does not grow with the log. The changed log is a folder of Parquet files, one per range, which is prepared like any
+other log. Every file is complete when it has its name, and a file that exists is not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nonet.atomic import write_whole
+from nonet.errors import DataError
+from nonet.samples.preparation.log import EventLog, LogSlice
+from nonet.samples.preparation.scatter import locate_in_bounds
+from nonet.samples.sequences import (
+    ROW,
+    Compress,
+    CompressedLog,
+    FoldedRepeats,
+    Labels,
+    add_labels,
+    check_label_ids,
+    compress_log,
+    drop_repeat_lists,
+    drop_unlabelled_events,
+)
+from nonet.samples.tables import ROLES, TableFormat, compile_condition, read_interactions
+
+_FINE_TIME = "fine time:"  # column of the times that are finer than seconds
+_TIME = "unix time_s"  # name of the times in the changed log, which gives their unit
+_FACTS = b"facts"  # metadata of a divided slice: the first row of each range ("bounds") and the newest time ("newest")
+
+
+@dataclass(frozen=True, slots=True)
+class LogChanges:
+    """The changes of a log.
+
+    Attributes:
+        labels: Labels that arrive after their events; None without them.
+        drop_unlabelled: Whether events whose label is not known yet are removed.
+        compress: How repeated events become one; None for no compression.
+    """
+
+    labels: Labels | None = None
+    drop_unlabelled: bool = False
+    compress: Compress | None = None
+
+    def __bool__(self) -> bool:
+        return self.labels is not None or self.compress is not None
+
+    def open_labels(self, table_format: TableFormat) -> EventLog | None:
+        """Open the label file, whose columns of users, items and times are named as in the log; None without labels."""
+        return None if self.labels is None else EventLog(self.labels.path, _select_roles(table_format))
+
+    def attach_labels(self, events: pa.Table, table_format: TableFormat) -> pa.Table:
+        """Add the columns of the labels to all checked events of a log."""
+        if self.labels is None:
+            return events
+        labels = read_interactions(self.labels.path, _select_roles(table_format))
+        return add_labels(events, labels, self.labels, drop_unknown=self.drop_unlabelled)
+
+    def compress_events(
+        self, events: pa.Table, items: pa.Table | None, where: str | None
+    ) -> CompressedLog | None:
+        """Compress the checked events that `where` keeps; None without compression."""
+        if self.compress is None:
+            return None
+        if where:
+            events = events.filter(compile_condition(where, events.schema, name="data.where"))
+        return compress_log(events, self.compress.compress, self.compress.by, items)
+
+    def apply_to_sample(
+        self, events: pa.Table, items: pa.Table | None, table_format: TableFormat
+    ) -> pa.Table:
+        """Return some checked events with the columns of the changed log; labels are those of one row group of the label file."""
+        label_log = self.open_labels(table_format)
+        if label_log is not None and self.labels is not None:
+            labels, _ = label_log.read(label_log.slices[0], label_log.names)
+            events = add_labels(events, labels, self.labels)
+        if self.compress is None:
+            return events
+        return compress_log(events, self.compress.compress, self.compress.by, items).events
+
+    def to_fingerprint(self, labels: EventLog | None) -> dict[str, Any]:
+        """Return the values that, with the log and its options, determine the changed log."""
+        return {
+            "labels": self.labels and [self.labels.model_dump(), labels and labels.compute_hash()],
+            "drop_unlabelled": self.drop_unlabelled,
+            "compress": self.compress and self.compress.model_dump(),
+        }
+
+
+def _select_roles(table_format: TableFormat) -> TableFormat:
+    """Return a table format with the columns of users, items and times alone, as a label file has them."""
+    return table_format.replace_columns(
+        {role: source for role, source in table_format.columns.items() if role in ROLES}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogChanger:
+    """Changes a log on disk, one range of users at a time.
+
+    Attributes:
+        changes: The changes.
+        log: The log.
+        labels: The label file; None without labels.
+        items: The items table; None without one.
+        where: Condition on the events, or None; compression applies to the events that it keeps.
+        bounds: User ids at which the second and later ranges begin.
+        folder: Folder of all files.
+    """
+
+    changes: LogChanges
+    log: EventLog
+    labels: EventLog | None
+    items: pa.Table | None
+    where: str | None
+    bounds: Sequence[Any]
+    folder: Path
+
+    def list_slices(self) -> list[tuple[Path, EventLog, LogSlice]]:
+        """Return the slices of the log and of the label file, each with its log and the path of the divided slice.
+
+        Raises:
+            DataError: The ids of the label file have other types than those of the log.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.labels is not None:
+            check_label_ids(self.log.schema, self.labels.schema)
+        logs = {"log": self.log, "labels": self.labels}
+        return [
+            (self.folder / f"{name}-{number:06}.arrow", log, log_slice)
+            for name, log in logs.items()
+            if log is not None
+            for number, log_slice in enumerate(log.slices)
+        ]
+
+    def divide_slice(self, path: Path, log: EventLog, log_slice: LogSlice) -> None:
+        """Write the checked rows of a slice, ordered by range of users, unless the file exists."""
+        if path.exists():
+            return
+        table, fine_time = log.read(log_slice, log.names)
+        if log is self.labels:
+            table = table.select(["user_id", "item_id", "timestamp"])
+        if fine_time is not None:
+            table = table.append_column(_FINE_TIME, pa.array(fine_time))
+        ids = table["user_id"].combine_chunks()
+        if pa.types.is_integer(ids.type):
+            range_index = locate_in_bounds(ids.to_numpy(), self.bounds)
+        else:
+            encoded = ids.dictionary_encode()
+            texts = np.array(encoded.dictionary.to_pylist(), dtype=object)
+            range_index = locate_in_bounds(texts, self.bounds)[encoded.indices.to_numpy()]
+        counts = np.bincount(range_index, minlength=len(self.bounds) + 1)
+        newest = int(table["timestamp"].to_numpy().max(initial=0))
+        facts = json.dumps({"bounds": [0, *np.cumsum(counts).tolist()], "newest": newest})
+        table = table.take(pa.array(np.argsort(range_index, kind="stable")))
+        table = table.replace_schema_metadata({_FACTS: facts.encode()})
+        draft = path.with_name(f".{path.name}")
+        with pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        os.replace(draft, path)
+
+    def change_range(self, number: int) -> None:
+        """Write the changed events of a range of users, what compression removed, and the facts, unless they exist."""
+        facts_path = self.folder / f"range-{number:06}.json"
+        if facts_path.exists():
+            return
+        events = self._read_range("log", number)
+        if _FINE_TIME in events.column_names:
+            order = np.argsort(events[_FINE_TIME].to_numpy(), kind="stable")
+            events = events.take(pa.array(order)).drop_columns([_FINE_TIME])
+        if self.changes.labels is not None:
+            labels = self._read_range("labels", number)
+            newest = max(facts["newest"] for _, facts in self._open_slices("labels"))
+            events = add_labels(events, labels, self.changes.labels, observed_until=newest)
+            events = (
+                drop_unlabelled_events(events, self.changes.labels)
+                if self.changes.drop_unlabelled
+                else events
+            )
+        facts: dict[str, float] = {"rows": len(events)}
+        compressed = self.changes.compress_events(events, self.items, self.where)
+        if compressed is not None:
+            facts = compressed.measure_savings()
+            folded = FoldedRepeats.from_events(compressed.events)
+            assert folded is not None
+            folded_folder = get_folded_folder(self.folder, number)
+            folded_folder.mkdir(exist_ok=True)
+            folded.save(folded_folder)
+            repeats_folder = self.folder / "repeats"
+            repeats_folder.mkdir(exist_ok=True)
+            pq.write_table(
+                compressed.repeats, repeats_folder / f"repeats-{number:06}.parquet", compression="zstd"
+            )
+            events = drop_repeat_lists(compressed.events)
+            events = events.append_column(ROW, pa.array(np.arange(len(events))))
+        events = events.rename_columns(
+            [_TIME if name == "timestamp" else name for name in events.column_names]
+        )
+        events_folder = self.folder / "events"
+        events_folder.mkdir(exist_ok=True)
+        pq.write_table(events, events_folder / f"range-{number:06}.parquet", compression="lz4")
+        write_whole(facts_path, json.dumps({**facts, "changed": len(events)}).encode())
+
+    def has_changed_all(self) -> bool:
+        """Return whether all ranges are changed."""
+        names = [f"range-{number:06}.json" for number in range(len(self.bounds) + 1)]
+        return all((self.folder / name).exists() for name in names)
+
+    def open_changed(self, missing: tuple[str, ...]) -> EventLog:
+        """Open the changed log.
+
+        Args:
+            missing: Texts that stand for a missing value.
+
+        Raises:
+            DataError: No event is left.
+        """
+        if not sum(facts["changed"] for facts in self._read_facts()):
+            if self.changes.labels is not None and self.changes.drop_unlabelled:
+                drop_unlabelled_events(pa.table({}), self.changes.labels, required=True)
+            raise DataError(f"data.where: {self.where!r} matches no interaction.")
+        return EventLog(str(self.folder / "events"), TableFormat({"timestamp": _TIME}, missing))
+
+    def sum_savings(self) -> dict[str, float] | None:
+        """Return what compression saved (`CompressedLog.measure_savings`), summed over all ranges; None without compression."""
+        if self.changes.compress is None:
+            return None
+        facts = self._read_facts()
+        return {name: sum(one[name] for one in facts) for name in facts[0] if name != "changed"}
+
+    def store_repeats(self, root: Path) -> None:
+        """Move the events that compression removed to root/repeats-<first 8 digits of the hash>, one file per range of users."""
+        folder = self.folder / "repeats"
+        if not folder.exists():
+            return
+        hashes = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
+        }
+        final = (
+            root / f"repeats-{hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:8]}"
+        )
+        if not final.exists():
+            os.replace(folder, final)
+
+    def remove_slices(self) -> None:
+        """Remove the divided slices, which are not needed once all ranges are changed."""
+        for path in self.folder.glob("*.arrow"):
+            path.unlink()
+
+    def _read_facts(self) -> list[Mapping[str, float]]:
+        """Read the facts of all ranges."""
+        return [
+            json.loads((self.folder / f"range-{number:06}.json").read_text())
+            for number in range(len(self.bounds) + 1)
+        ]
+
+    def _read_range(self, name: str, number: int) -> pa.Table:
+        """Read the rows of a range of users, in the order of the files, of the log ("log") or the label file ("labels")."""
+        parts = []
+        for table, facts in self._open_slices(name):
+            start, stop = facts["bounds"][number : number + 2]
+            parts.append(table.slice(start, stop - start).replace_schema_metadata())
+        return pa.concat_tables(parts)
+
+    def _open_slices(self, name: str) -> Iterator[tuple[pa.Table, dict[str, Any]]]:
+        """Yield the memory-mapped rows and the facts of each divided slice of the log ("log") or the label file ("labels")."""
+        for path in sorted(self.folder.glob(f"{name}-*.arrow")):
+            with pa.memory_map(str(path)) as source:
+                table: Any = pa.ipc.open_file(source).read_all()
+                yield table, json.loads(table.schema.metadata[_FACTS])
+
+
+def get_folded_folder(folder: Path, number: int) -> Path:
+    """Return the folder of the `FoldedRepeats` of a range's changed events, in the folder of a `LogChanger`."""
+    return folder / f"folded-{number:06}"
