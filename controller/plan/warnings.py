@@ -111,7 +111,7 @@ def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[Grou
 
 
 def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield warnings about copies of rows, joined columns, idle trainers and devices, and evaluators on CPU."""
+    """Yield warnings about copies of rows, idle trainers and devices, and evaluators on CPU."""
     scenario = run.scenario
     yield from _describe_row_copies(run, view, groups)
     for limit, verbs in list_missing_verbs(scenario).items():

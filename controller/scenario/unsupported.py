@@ -146,27 +146,6 @@ def _has_kind(name: str, role: Role) -> bool:
     return role.use is not None or name in get_shipped_roles()
 
 
-def list_joined_features(scenario: Scenario) -> list[str]:
-    """Return the columns of `data.join`, sorted, that a table of sparse rows has as a feature.
-
-    Serving, exports and tables of users do not read them.
-    """
-    joined = {column for join in scenario.data.join.values() for column in join.columns}
-    features = {
-        feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]
-    }
-    return sorted(joined & features)
-
-
-JOINED_VERBS = SupportedVerbs(
-    lacks=dict.fromkeys(
-        ("serve", "/recommend", "/score", "export", "recommend --users"),
-        "is not supported here yet; train a run without sparse.tables for it, or use: nonet recommend --user",
-    )
-)
-"""The verbs that work for runs whose model reads columns of `data.join`."""
-
-
 def check_supported(scenario: Scenario, verb: str, run_name: str) -> None:
     """Check that a verb works for the runs of a scenario, as the kinds of its parts declare it.
 
@@ -218,5 +197,3 @@ def _list_declarations(scenario: Scenario) -> Iterator[tuple[str, SupportedVerbs
     for key, part in (parts | {"roles.trainer.engine": trainer and trainer.engine}).items():
         if part is not None:
             yield f"has {key}.use: {part.use}", part.spec.verbs
-    if joined := list_joined_features(scenario):
-        yield f"reads {', '.join(joined)} from data.join", JOINED_VERBS

@@ -8,6 +8,7 @@ from .histories import UserHistories as UserHistories
 from .items import Away as Away
 from .items import CatalogueItems as CatalogueItems
 from .items import Refused as Refused
+from .joins import HistoryJoins as HistoryJoins
 from .journal import JournalOptions as JournalOptions
 from .journal import StorageFull as StorageFull
 from .opened_run import OpenedRun as OpenedRun

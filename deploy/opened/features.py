@@ -1,4 +1,4 @@
-"""Features: requests converted to questions for an engine, with the functions that also make offline prompts.
+"""Features: requests converted to questions for an engine. All commands make their questions here.
 
 Hidden items are never recommended: items that the user has seen if the run has `repeats: mask`, items that the caller
 excludes, and withdrawn items. The model reads a window of the newest events. Windows move in blocks, so that cached
@@ -7,18 +7,21 @@ states of a user can be reused.
 
 from __future__ import annotations
 
-import time
+import time as clock
+from asyncio import wait_for, wrap_future
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from nonet.deploy.opened.histories import UserHistories
+from nonet.deploy.opened.histories import UserHistories, sort_events
 from nonet.deploy.opened.items import CatalogueItems, Refused
+from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin, get_user_id
 from nonet.deploy.opened.journal import JournalOptions
 from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.deploy.opened.posted import check_event
+from nonet.errors import DeadlineExceeded
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import EventHistory, Question, choose_beam_width
 from nonet.samples.sequences import ALLOW
@@ -37,12 +40,16 @@ class PreparedQuestion:
         cold_start: Whether no event of the user is known.
         unknown: Ids in the request that no item has.
         history: Dense indices of the user's items, newest last.
+        joins: Names of the joins that were read for the question.
+        missing: Those whose store did not answer, so that their columns have missing values.
     """
 
     question: Question
     cold_start: bool
     unknown: list[int | str] = field(default_factory=list)
     history: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    joins: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class RequestFeatures:
@@ -54,10 +61,20 @@ class RequestFeatures:
         window: Maximum number of events that the model reads.
         width: Minimum number of beams.
         block: Number of events by which a window moves, at most `window`.
+        joins: Readers of the model's joined columns; None for a model without them.
     """
 
-    def __init__(self, corpus: Corpus, histories: UserHistories, window: int, width: int, block: int = 1):
-        self.items, self.histories = CatalogueItems(corpus), histories
+    def __init__(
+        self,
+        corpus: Corpus,
+        histories: UserHistories,
+        window: int,
+        width: int,
+        block: int = 1,
+        joins: HistoryJoins | None = None,
+    ):
+        self.items, self.histories, self._joins = CatalogueItems(corpus), histories, joins
+        self._user_ids = corpus.seq.user_id
         self._window, self._width, self._block = window, width, max(1, min(block, window))
         self._allows_repeats = corpus.seq.repeats == ALLOW
         # The last result of `_find_hidden_items` for all users: its arguments (withdrawn ids, items), and dense indices.
@@ -76,6 +93,7 @@ class RequestFeatures:
         posts: bool = True,
         store: str | None = None,
         journal: JournalOptions | None = None,
+        stores: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> RequestFeatures:
         """Create the features of a run, including its posted events.
 
@@ -85,7 +103,13 @@ class RequestFeatures:
             posts: Whether more events may be posted; if not, nothing on disk changes.
             store: The address of the store of users' events, by default that of the run's scenario.
             journal: Size and age of the journal's segments.
+            stores: Addresses and options of the stores of joins by name, instead of those of the scenario.
+
+        Raises:
+            ConfigError: A store does not exist, or lacks a column that the model reads.
         """
+        joins = HistoryJoins(run.replace_stores(stores or {}), run.setup.features)
+        joins.check()
         stored = run.events if store is None else run.open_events(store)
         histories = UserHistories(
             run.corpus,
@@ -96,7 +120,8 @@ class RequestFeatures:
             options=journal,
             read_only=not posts,
         )
-        features = cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
+        window, width = run.setup.history, run.scenario.evaluate.width
+        features = cls(run.corpus, histories, window, width, block, joins or None)
         features.renew(run.catalogues.get_newest())
         return features
 
@@ -104,7 +129,55 @@ class RequestFeatures:
         """Use a later version of the catalogue: new items become known, and removed items are never shown."""
         self.items = CatalogueItems(catalogue, self.items)
 
-    def make_list_question(
+    def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Make the question for the k best items with its joined columns; arguments are those of `prepare_list_question`.
+
+        Raises:
+            Refused: The request is wrong.
+            Away: The store of users' events does not answer.
+            StoreError: A joined store does not answer.
+        """
+        return self.read_joined_columns([self.prepare_list_question(*arguments, **options)])[0]
+
+    def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Make the question for the scores of items with its joined columns; as `make_list_question`."""
+        return self.read_joined_columns([self.prepare_score_question(*arguments, **options)])[0]
+
+    def read_joined_columns(self, prepared: Sequence[PreparedQuestion]) -> list[PreparedQuestion]:
+        """Return the questions with the joined columns of their events, read by one look-up per join.
+
+        Raises:
+            StoreError: A joined store does not answer.
+        """
+        if self._joins is None:
+            return list(prepared)
+        histories = self._joins.add_columns([self._get_history_to_join(each) for each in prepared])
+        return [
+            _replace_events(each, events, self._joins.names)
+            for each, events in zip(prepared, histories, strict=True)
+        ]
+
+    async def add_joined_columns(self, prepared: PreparedQuestion, within_s: float) -> PreparedQuestion:
+        """Return a question with the joined columns of its events, read together with those of other requests.
+
+        Columns of a store that does not answer within `within_s` seconds have missing values, and `missing` names their joins.
+        """
+        if self._joins is None:
+            return prepared
+        try:
+            future = self._joins.submit(self._get_history_to_join(prepared), within_s)
+            events, missing = await wait_for(wrap_future(future), within_s)
+        except (TimeoutError, DeadlineExceeded):
+            events, missing = self._joins.fill_missing(prepared.question.events), self._joins.names
+        return _replace_events(prepared, events, self._joins.names, missing)
+
+    def _get_history_to_join(self, prepared: PreparedQuestion) -> HistoryToJoin:
+        """Return the events of a question with the own ids of their items and of its user."""
+        question = prepared.question
+        item_ids = self.items.get_id_array(question.events.item)
+        return HistoryToJoin(question.events, item_ids, get_user_id(question.user, self._user_ids))
+
+    def prepare_list_question(
         self,
         user: str | None,
         history: Sequence[Any] | None,
@@ -114,17 +187,19 @@ class RequestFeatures:
         where: str | None = None,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
+        time: int | None = None,
     ) -> PreparedQuestion:
-        """Make the question for the k best items.
+        """Make the question for the k best items, without joined columns.
 
         Args:
             user: The user's id.
-            history: Item ids, newest last, to use instead of the user's events.
+            history: Events to use instead of the user's: item ids, newest last, or events as `post` takes them.
             k: Number of items.
             exclude: Ids of items to hide.
             where: A condition over item columns.
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
+            time: Unix seconds of the request, by default the present.
 
         Raises:
             Refused: The request is wrong.
@@ -133,7 +208,7 @@ class RequestFeatures:
         max_k = min(MAX_PER_REQUEST, self.items.legal)
         if not 1 <= k <= max_k:
             raise Refused("bad_k", f"k is {k}; with this catalogue it must be 1 to {max_k}")
-        events, seen_items, user_key, is_cold, unknown = self._read_user_events(user, history)
+        events, seen_items, user_key, is_cold, unknown = self.read_events(user, history, time)
         excluded_items, unknown_excluded = self.items.find_indices(exclude)
         hidden = [excluded_items, self._find_hidden_items(seen_items, withdrawn)]
         question = Question(
@@ -150,7 +225,7 @@ class RequestFeatures:
             question, is_cold, [*unknown, *unknown_excluded], events.item.astype(np.int64)
         )
 
-    def make_score_question(
+    def prepare_score_question(
         self,
         user: str | None,
         history: Sequence[Any] | None,
@@ -158,15 +233,17 @@ class RequestFeatures:
         *,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
+        time: int | None = None,
     ) -> PreparedQuestion:
-        """Make the question for the scores of items; unknown and withdrawn items are left out.
+        """Make the question for the scores of items, without joined columns; unknown and withdrawn items are left out.
 
         Args:
             user: The user's id.
-            history: Item ids, newest last, to use instead of the user's events.
+            history: Events to use instead of the user's: item ids, newest last, or events as `post` takes them.
             items: Ids of the items.
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
+            time: Unix seconds of the request, by default the present.
 
         Returns:
             The question, with the left out items in `unknown`.
@@ -177,7 +254,7 @@ class RequestFeatures:
         """
         if not 1 <= len(items) <= MAX_PER_REQUEST:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MAX_PER_REQUEST}")
-        events, seen_items, user_key, is_cold, _ = self._read_user_events(user, history)
+        events, seen_items, user_key, is_cold, _ = self.read_events(user, history, time)
         withdrawn_ids = {str(item) for item in (*withdrawn, *self.items.get_ids(self.items.gone))}
         item_indices, unknown = self.items.find_indices(
             [item for item in items if str(item) not in withdrawn_ids]
@@ -242,37 +319,40 @@ class RequestFeatures:
         """
         if not 1 <= len(events) <= MAX_PER_REQUEST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MAX_PER_REQUEST}")
-        item_indices, unknown = self.items.find_indices([event["item"] for event in events])
-        next_indices, known = iter(item_indices.tolist()), []  # the indices are those of the known items only
-        for event in events:
-            if event["item"] in unknown:
-                continue
-            known.append(self._make_posted_event(event, next(next_indices)))
-        return known, unknown
+        now = _get_present()
+        return self._convert_events([{"time": now, **_drop_none(event)} for event in events], now)
 
-    def _make_posted_event(self, event: Mapping[str, Any], item_index: int) -> dict[str, Any]:
-        """Convert one posted event to `UserHistories.post`'s form. Raises Refused if a value is not valid."""
+    def _make_posted_event(
+        self, event: Mapping[str, Any], item_index: int, default_time: int
+    ) -> dict[str, Any]:
+        """Convert one event to `UserHistories.post`'s form. Raises Refused if a value is not valid."""
         event_time = event.get("time")
         converted = {
             "item": item_index,
-            "time": int(time.time()) if event_time is None else event_time,
+            "time": default_time if event_time is None else event_time,
             "event": event.get("event"),
             "values": dict(event.get("values") or {}),
         }
         check_event(converted, self.histories.defaults, self.histories.kinds)
         return converted
 
-    def _read_user_events(
-        self, user: str | None, history: Sequence[Any] | None
+    def read_events(
+        self, user: str | None, history: Sequence[Any] | None, time: int | None = None
     ) -> tuple[EventHistory, np.ndarray, int, bool, list[int | str]]:
         """Read a user's events, or make events from a history.
+
+        Args:
+            user: The user's id.
+            history: Events to use instead of the user's: item ids, newest last, or events as `post` takes them. Those without
+                a time are one second apart, the last one a second before the request.
+            time: Unix seconds of the request, by default the present.
 
         Returns:
             The events, the dense indices of seen items, the user's sparse key, whether there are no events, and
             the ids of unknown items.
 
         Raises:
-            Refused: Neither a user nor a history is given, or the history is too long.
+            Refused: Neither a user nor a history is given, or the history is too long or has a wrong event.
         """
         if user is None and history is None:
             raise Refused("bad_request", "give a `user`, or a `history` of item ids")
@@ -282,13 +362,31 @@ class RequestFeatures:
             return events, self.histories.find_seen_items(user or "", events), user_key, not len(events), []
         if len(history) > _MAX_HISTORY_ITEMS:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_MAX_HISTORY_ITEMS}")
-        item_indices, unknown = self.items.find_indices(history)
-        start_time = int(time.time()) - len(item_indices)  # one event per second, the last one a second ago
-        posted = [
-            {"item": item, "time": start_time + position}
-            for position, item in enumerate(item_indices.tolist())
-        ]
-        return self.histories.make_events(posted), item_indices, user_key, not len(item_indices), unknown
+        given = [event if isinstance(event, Mapping) else {"item": event} for event in history]
+        known, unknown = self._convert_events(given, _get_present() if time is None else time)
+        events = sort_events(self.histories.make_events(known))
+        return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown
+
+    def _convert_events(
+        self, events: Sequence[Mapping[str, Any]], now: int
+    ) -> tuple[list[dict[str, Any]], list[Any]]:
+        """Convert events to dense items, and return them and the ids of unknown items, whose events are left out.
+
+        Args:
+            events: Events as `post` takes them.
+            now: Unix seconds of the request. Events of known items without a time are one second apart before it.
+
+        Raises:
+            Refused: An event is wrong.
+        """
+        item_indices, unknown = self.items.find_indices([event["item"] for event in events])
+        unknown_ids = set(unknown)
+        known_events = [event for event in events if event["item"] not in unknown_ids]
+        start_time = now - len(known_events)
+        return [
+            self._make_posted_event(event, item, start_time + position)
+            for position, (event, item) in enumerate(zip(known_events, item_indices.tolist(), strict=True))
+        ], unknown
 
     def _select_window(self, events: EventHistory) -> EventHistory:
         """Return the window that the model reads.
@@ -308,3 +406,21 @@ class RequestFeatures:
             self._withdrawn_cache = withdrawn, items, withdrawn_items
         masked_items = np.empty(0, np.int64) if self._allows_repeats else seen_items
         return np.unique(np.concatenate([masked_items, self._withdrawn_cache[2]]))
+
+
+def _replace_events(
+    prepared: PreparedQuestion, events: EventHistory, joins: tuple[str, ...], missing: tuple[str, ...] = ()
+) -> PreparedQuestion:
+    """Return a prepared question with other events, the names of its joins, and those that are missing."""
+    question = replace(prepared.question, events=events)
+    return replace(prepared, question=question, joins=joins, missing=missing)
+
+
+def _get_present() -> int:
+    """Return the present time in unix seconds."""
+    return int(clock.time())
+
+
+def _drop_none(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event without its fields that are None."""
+    return {name: value for name, value in event.items() if value is not None}

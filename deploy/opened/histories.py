@@ -101,7 +101,7 @@ class UserHistories:
         row = self._row_by_user.get(user)
         stored = self._read_from_store(user)
         if stored is not None:
-            unposted = _sort_events(
+            unposted = sort_events(
                 EventHistory(stored["item"], stored["time"], stored["event"], stored["columns"])
             )
         elif row is None:
@@ -115,7 +115,7 @@ class UserHistories:
         posted = self._posted_by_user.get(user)
         if posted is None:
             return unposted
-        merged = _sort_events(_concatenate_events(unposted, self.make_events(posted.events)))
+        merged = sort_events(_concatenate_events(unposted, self.make_events(posted.events)))
         return EventHistory(merged.item, merged.time, merged.event, merged.columns, start=posted.older)
 
     def find_seen_items(self, user: str, events: EventHistory) -> np.ndarray:
@@ -277,7 +277,7 @@ def _concatenate_events(events: EventHistory, later: EventHistory) -> EventHisto
     )
 
 
-def _sort_events(events: EventHistory) -> EventHistory:
+def sort_events(events: EventHistory) -> EventHistory:
     """Sort events by time; equal times keep their order."""
     order = np.argsort(events.time, kind="stable")
     if (order == np.arange(len(order))).all():

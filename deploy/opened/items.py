@@ -80,6 +80,10 @@ class CatalogueItems:
         """Return the original ids of dense indices."""
         return self._ids[item_indices].tolist()
 
+    def get_id_array(self, item_indices: np.ndarray) -> np.ndarray:
+        """Return the original ids of dense indices as an array, int64 or text."""
+        return self._ids[item_indices]
+
     def get_titles(self, item_indices: np.ndarray) -> list[str]:
         """Return the titles of dense indices; ids if items have no titles."""
         column = "title" if "title" in self._table.column_names else "item_id"

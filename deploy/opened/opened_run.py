@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from nonet.deploy.opened.artifacts import check_selected, find_artifacts
 from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
+from nonet.samples.stores import Join
 from nonet.samples.tokenised import StoredSequences, UserEvents
 from nonet.workers import check_base, check_base_sha256, read_base
 from nonet.workers.registry import (
@@ -81,8 +83,31 @@ class OpenedRun:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The items, trie and users' events that the run was trained with."""
+        """The items, trie and users' events that the run was trained with, without joined columns (`RequestFeatures`)."""
         return Corpus.load(self.folders)
+
+    def replace_stores(self, stores: Mapping[str, Mapping[str, Any]]) -> dict[str, Join]:
+        """Return the joins of the run by name, with other stores.
+
+        Args:
+            stores: The address (`use`) and `options` of stores by the name of their join, either of which may be missing.
+
+        Raises:
+            ConfigError: There is no such join.
+        """
+        joins = dict(self.setup.joins)
+        for name, store in stores.items():
+            if name not in joins:
+                raise ConfigError(
+                    f"join.{name}: {self.folder.id} has no join {name!r}; its joins: {', '.join(joins) or 'none'}"
+                )
+            join = joins[name]
+            changes = {
+                "use": store.get("use") or join.use,
+                "options": {**join.options, **store.get("options", {})},
+            }
+            joins[name] = Join.model_validate(join.model_dump() | changes)
+        return joins
 
     @cached_property
     def catalogues(self) -> CatalogueVersions:

@@ -65,6 +65,7 @@ class Recommendation:
         reason: The reason why a fallback answered; None if the model did.
         cold_start: Whether no event of the user is known.
         unknown: Ids in the request that belong to no item.
+        missing: Joins whose store did not answer; their columns had missing values.
         scene: The request's scene.
         history: Titles of the user's newest events, if `explain` was requested.
     """
@@ -75,6 +76,7 @@ class Recommendation:
     reason: str | None = None
     cold_start: bool = False
     unknown: list[int | str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     scene: str | None = None
     history: list[str] | None = None
 
@@ -111,25 +113,27 @@ class Client:
         self,
         user: int | str | None = None,
         *,
-        history: Sequence[int | str] | None = None,
+        history: Sequence[Mapping[str, Any] | int | str] | None = None,
         k: int = 10,
         exclude: Sequence[int | str] = (),
         where: str | None = None,
         scene: str | None = None,
         deadline_ms: float | None = None,
         explain: bool = False,
+        time: int | None = None,
     ) -> Recommendation:
         """Recommend items for a user or for a history.
 
         Args:
             user: The user's id.
-            history: Item ids, newest last, to use instead of the user's events.
+            history: Item ids, newest last, or events {"item", "time", "event", "values"}, to use instead of the user's events.
             k: Number of items.
             exclude: Ids of items that must not be recommended.
             where: A condition over item columns, such as "price < 20".
             scene: The name of the page or place that shows the items; it is returned with the answer.
             deadline_ms: Milliseconds after which a fallback answers; None for the server's default.
             explain: Whether to add titles, scores without votes, and votes.
+            time: Unix seconds of the request, by default the server's current time.
 
         Raises:
             ServerError: The server refused the request or did not answer.
@@ -141,6 +145,7 @@ class Client:
             "exclude": list(exclude),
             "where": where,
             "scene": scene,
+            "time": time,
         }
         return _parse_recommendation(
             self.call("POST", "/recommend", body | {"deadline_ms": deadline_ms, "explain": explain})
@@ -151,16 +156,18 @@ class Client:
         items: Sequence[int | str],
         user: int | str | None = None,
         *,
-        history: Sequence[int | str] | None = None,
+        history: Sequence[Mapping[str, Any] | int | str] | None = None,
         explain: bool = False,
+        time: int | None = None,
     ) -> Recommendation:
         """Score items for a user or for a history.
 
         Args:
             items: Ids of the items.
             user: The user's id.
-            history: Item ids, newest last, to use instead of the user's events.
+            history: Item ids, newest last, or events {"item", "time", "event", "values"}, to use instead of the user's events.
             explain: Whether to add titles, scores without votes, and votes.
+            time: Unix seconds of the request, by default the server's current time.
 
         Returns:
             The items in their order, without the unknown ones.
@@ -168,7 +175,7 @@ class Client:
         Raises:
             ServerError: The server refused the request or did not answer.
         """
-        body = {"items": list(items), "user": user, "history": history, "explain": explain}
+        body = {"items": list(items), "user": user, "history": history, "explain": explain, "time": time}
         return _parse_recommendation(self.call("POST", "/score", body))
 
     def post_events(

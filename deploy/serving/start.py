@@ -192,7 +192,12 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
 
     torch.set_num_threads(settings.threads)
     served_run = OpenedRun.open(run, address=settings.registry, verb="serve")
-    features = RequestFeatures.from_run(served_run, settings.block, journal=settings.make_journal_options())
+    features = RequestFeatures.from_run(
+        served_run,
+        settings.block,
+        journal=settings.make_journal_options(),
+        stores=settings.make_join_stores(),
+    )
     engines = EnginePool(
         served_run,
         follow=settings.follow,

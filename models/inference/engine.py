@@ -7,7 +7,7 @@ scores differ only by the rounding of larger matrix products, under 1e-5 (tests/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class InferenceEngine:
     def __init__(self, recommender: Recommender, version: int = 0, states: PrefixStates | None = None):
         self._recommender, self.version = recommender, version
         self.states = states if getattr(recommender.model, "extends", False) else None
-        self._template = recommender.corpus.seq.slice_users(0, 0)
+        self._template = _add_joined_columns(recommender.corpus.seq.slice_users(0, 0), recommender.features)
         self.filters = FilterCache(recommender.corpus.trie)
 
     @property
@@ -203,6 +203,13 @@ class InferenceEngine:
             torch.zeros_like(score) if votes is None else compute_vote_shares(model, cache, votes, leaf_QX)
         )
         return score.cpu().numpy(), share.cpu().numpy()
+
+
+def _add_joined_columns(template: Sequences, features: Collection[str]) -> Sequences:
+    """Return a template without events that also has the features that are joined from stores, which are ids."""
+    joined = set(features) - {"item", "user"} - set(template.columns)
+    empty = {name: np.empty(0, np.int64) for name in sorted(joined)}
+    return replace(template, columns=template.columns | empty, joined=None)
 
 
 def _list_item_arrays(question: Question) -> tuple[np.ndarray, ...]:

@@ -111,7 +111,8 @@ def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequen
 
     Args:
         questions: The questions.
-        template: Sequences whose items, kinds of events and columns are used.
+        template: Sequences whose items, kinds of events and columns are used. Its `joined` is not read: a question's events
+            have their joined columns already.
     """
     counts = np.array([len(question.events) + 1 for question in questions], np.int64)
     columns = {
@@ -129,6 +130,7 @@ def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequen
         columns=columns,
         targets={},
         folded=None,
+        joined=None,
         user_key=np.array([question.user_key for question in questions], np.int64),
     )
 

@@ -247,13 +247,19 @@ class StoreJoins:
         """
         columns = {}
         for name in self._joins:
-            keys = items if self._get_key(name) == ITEM else users
-            columns |= {
-                column: _convert_for_models(values)
-                for column, values in self.open_join(name).read(keys, times).items()
-                if not pa.types.is_nested(values.type)
-            }
+            columns |= self.read_join_columns(name, items, users, times)
         return columns
+
+    def read_join_columns(
+        self, name: str, items: Any, users: Any, times: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Read the columns of one join for events; arguments and result are as for `read_event_columns`."""
+        keys = items if self._get_key(name) == ITEM else users
+        return {
+            column: _convert_for_models(values)
+            for column, values in self.open_join(name).read(keys, times).items()
+            if not pa.types.is_nested(values.type)
+        }
 
     def list_warnings(self) -> list[str]:
         """Return the warnings of all joins (see `StoreJoin.describe_warning`), each with the scenario key of its join."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nonet.deploy.opened import OpenedRun, PreparedQuestion, RequestFeatures
-from nonet.deploy.serving.service import DeploymentConfig, ServeConfig
+from nonet.deploy.serving.apart.remote import QUESTION_TIMEOUT_S, RemoteEnginePool, RemoteFeatures
+from nonet.deploy.serving.service import JOIN_SHARE, DeploymentConfig, ServeConfig
 from nonet.models.inference import Answer, Question
 
 # Above the default of `waiting`, so the service refuses requests before Serve does.
@@ -82,7 +83,11 @@ class FeaturesService:
         served_run = OpenedRun.open(run, address=settings.registry)
         store = settings.services.features.store if settings.services else None
         self._features = RequestFeatures.from_run(
-            served_run, settings.block, store=store, journal=settings.make_journal_options()
+            served_run,
+            settings.block,
+            store=store,
+            journal=settings.make_journal_options(),
+            stores=settings.make_join_stores(),
         )
         self._follower = None
         if settings.follow:
@@ -91,13 +96,15 @@ class FeaturesService:
             )
             self._follower.start()
 
-    def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
-        """Call `RequestFeatures.make_list_question`."""
-        return self._features.make_list_question(*arguments, **options)
+    async def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Call `RequestFeatures.prepare_list_question`, and read joined columns."""
+        prepared = self._features.prepare_list_question(*arguments, **options)
+        return await self._features.add_joined_columns(prepared, JOIN_SHARE * QUESTION_TIMEOUT_S)
 
-    def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
-        """Call `RequestFeatures.make_score_question`."""
-        return self._features.make_score_question(*arguments, **options)
+    async def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Call `RequestFeatures.prepare_score_question`, and read joined columns."""
+        prepared = self._features.prepare_score_question(*arguments, **options)
+        return await self._features.add_joined_columns(prepared, JOIN_SHARE * QUESTION_TIMEOUT_S)
 
     def get_journal_facts(self) -> dict[str, Any]:
         """Call `RequestFeatures.get_journal_facts`."""
@@ -147,7 +154,6 @@ def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any
         engine: The handle of the engine deployment.
     """
     from nonet.deploy.opened import CatalogueItems, FallbackRecommender
-    from nonet.deploy.serving.apart.remote import RemoteEnginePool, RemoteFeatures
     from nonet.deploy.serving.service import RecommendationService, ServerMetrics, make_app
 
     served_run = OpenedRun.open(run, address=settings.registry)

@@ -16,7 +16,8 @@ from nonet.models.inference import Answer, Question
 from nonet.workers.registry import ServingState
 
 _REGISTRY_POLL_S, _FACTS_POLL_S, _JOURNAL_POLL_S = 0.05, 1.0, 3.0
-_QUESTION_TIMEOUT_S = 1.0
+QUESTION_TIMEOUT_S = 1.0
+"""Seconds within which the features service must answer."""
 _POST_TIMEOUT_S = 5.0  # longer, because a post waits for the disk
 
 
@@ -47,15 +48,21 @@ class RemoteFeatures:
                 self._journal_facts = self._handle.get_journal_facts.remote().result(timeout_s=5)
             time.sleep(_JOURNAL_POLL_S)
 
-    async def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
-        """Call `RequestFeatures.make_list_question`. Raises its errors, and Away if the service does not answer."""
-        response = self._handle.make_list_question.remote(*arguments, **options)
-        return await _await_response(response, _QUESTION_TIMEOUT_S)
+    async def prepare_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Make a question with its joined columns in the other process.
 
-    async def make_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
-        """Call `RequestFeatures.make_score_question`. Raises its errors, and Away if the service does not answer."""
+        Raises the errors of `RequestFeatures.prepare_list_question`, and Away if the service does not answer.
+        """
+        response = self._handle.make_list_question.remote(*arguments, **options)
+        return await _await_response(response, QUESTION_TIMEOUT_S)
+
+    async def prepare_score_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
+        """Make a question with its joined columns in the other process.
+
+        Raises the errors of `RequestFeatures.prepare_score_question`, and Away if the service does not answer.
+        """
         response = self._handle.make_score_question.remote(*arguments, **options)
-        return await _await_response(response, _QUESTION_TIMEOUT_S)
+        return await _await_response(response, QUESTION_TIMEOUT_S)
 
     async def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None

@@ -53,12 +53,14 @@ class BatchRecommender:
         Returns:
             A row for each user, in order: user_id, item_id and score (lists, best first), cold_start and version.
         """
-        prepared = [
-            self._features.make_list_question(
-                str(user_id), history=None, k=self._top, withdrawn=self._withdrawn
-            )
-            for user_id in user_ids
-        ]
+        prepared = self._features.read_joined_columns(
+            [
+                self._features.prepare_list_question(
+                    str(user_id), history=None, k=self._top, withdrawn=self._withdrawn
+                )
+                for user_id in user_ids
+            ]
+        )
         questions = [each.question for each in prepared]
         item_ids, scores = [], []
         for start in range(0, len(questions), _USERS_PER_BATCH):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.opened import RequestFeatures, UserHistories
+from nonet.deploy.opened import HistoryJoins, RequestFeatures, UserHistories
 from nonet.deploy.serving.offline.exporters import EXPORTERS, VersionToExport
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import ConfigError, DataError
@@ -24,6 +24,7 @@ from nonet.models import MODELS
 from nonet.models.generation import Corpus
 from nonet.models.inference import InferenceEngine, find_default_values
 from nonet.plugins import load_heavy
+from nonet.samples.stores import Join
 from nonet.workers.registry import COUNTS, load_recommender
 from nonet.workers.roles import RunSetup
 
@@ -114,6 +115,7 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         "setup": settings,
         "usual": defaults,
         "width": served_run.scenario.evaluate.width,
+        "joins": {name: join.model_dump() for name, join in setup.joins.items()},
     }
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
     # Written last, because a folder without it is not an export.
@@ -150,8 +152,13 @@ class Exported:
         defaults = {name: seq.columns[name].dtype.type(value) for name, value in description["usual"].items()}
         self.engine = InferenceEngine(recommender, description["version"])
         histories = UserHistories(self._corpus, journal=None, defaults=defaults)
+        stored_joins = description.get("joins", {})  # exports of earlier versions have none
+        joins = HistoryJoins(
+            {name: Join.model_validate(join) for name, join in stored_joins.items()}, setup.features
+        )
+        joins.check()
         self._features = RequestFeatures(
-            self._corpus, histories, window=setup.history, width=description["width"]
+            self._corpus, histories, window=setup.history, width=description["width"], joins=joins or None
         )
 
     @cached_property

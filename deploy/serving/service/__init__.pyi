@@ -7,4 +7,5 @@ from .config import read_config as read_config
 from .engines import EnginePool as EnginePool
 from .follower import RunFollower as RunFollower
 from .metrics import ServerMetrics as ServerMetrics
+from .service import JOIN_SHARE as JOIN_SHARE
 from .service import RecommendationService as RecommendationService

@@ -127,7 +127,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, Any]:
         """Return whether a version is ready to answer; 503 with the reason if not."""
-        reason = service.engines.explain_unready()
+        reason = service.explain_unready()
         response.status_code = 200 if reason is None else 503
         answer = {"ready": reason is None, "version": service.engines.serving.default}
         return answer if reason is None else answer | {"reason": reason}

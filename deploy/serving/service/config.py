@@ -126,6 +126,18 @@ class QueueConfig(StrictModel):
     most: int = Field(default=256, ge=1)
 
 
+class JoinStoreConfig(StrictModel):
+    """The store of a join of the run, as this server reads it.
+
+    Attributes:
+        use: The address of the store, by default that of the scenario.
+        options: Options of the store, such as timeout and attempts, in addition to those of the scenario.
+    """
+
+    use: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
 class ServeConfig(StrictModel):
     """How a run is served.
 
@@ -150,6 +162,7 @@ class ServeConfig(StrictModel):
         device: The device that computes the model: cpu, cuda or npu.
         queue: How queued questions are merged into batches.
         journal: The journal of posted events.
+        join: The stores of the run's joins by name, where they differ from those of the scenario.
         services: Services as separate deployments; by default all run in one process.
     """
 
@@ -171,6 +184,7 @@ class ServeConfig(StrictModel):
     device: str = "cpu"
     queue: QueueConfig = QueueConfig()
     journal: JournalConfig = JournalConfig()
+    join: dict[str, JoinStoreConfig] = Field(default_factory=dict)
     services: ServicesConfig | None = None
 
     @field_validator("proxies", mode="before")
@@ -229,6 +243,10 @@ class ServeConfig(StrictModel):
         if self.services is None:
             return self.cpus
         return sum(service.cpus * service.most for service in self.services.every)
+
+    def make_join_stores(self) -> dict[str, dict[str, Any]]:
+        """Return the address and options of the stores of joins by name, as `OpenedRun.replace_stores` takes them."""
+        return {name: store.model_dump() for name, store in self.join.items()}
 
     def make_journal_options(self) -> Any:
         """Return the options of the `EventJournal`."""

@@ -29,6 +29,7 @@ class ServerMetrics:
         )
         self.fallbacks = Counter("fallbacks", "Answers by a fallback", ["what", "reason"], **common)
         self.refused = Counter("refused", "Requests refused with 429", ["why"], **common)
+        self.joins = Counter("joins", "Questions by join and outcome", ["join", "outcome"], **common)
         self.events = Counter("events", "Events acknowledged", **common)
 
     def watch(self, engines: Any, breaker: Any) -> None:

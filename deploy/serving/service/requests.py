@@ -26,14 +26,34 @@ class _StrictRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class Event(_StrictRequest):
+    """One event of a user.
+
+    Attributes:
+        item: The item's id.
+        time: Unix seconds, by default the current time.
+        event: The kind of event.
+        values: Values by column of the data.
+    """
+
+    item: Id
+    time: int | None = None
+    event: Text | None = None
+    values: dict[Text, Any] | None = None
+
+
 class _UserRequest(_StrictRequest):
     """The fields that requests to list and to score items have in common."""
 
     user: Id | None = Field(
         default=None, description="The user whose events are read; an unknown user is a cold start."
     )
-    history: list[Id] | None = Field(
-        None, description="Item ids, newest last, to use instead of the user's events."
+    history: list[Id | Event] | None = Field(
+        None,
+        description="Item ids, newest last, or events as in /events, to use instead of the user's events.",
+    )
+    time: StrictInt | None = Field(
+        None, ge=0, lt=1 << 40, description="Unix seconds of the request, by default the current time."
     )
     scene: Annotated[Text, Field(max_length=64)] | None = Field(
         None, description="Name of the place of the recommendation, returned with the answer."
@@ -61,22 +81,6 @@ class ScoreRequest(_UserRequest):
     """A request to score items for a user."""
 
     items: list[Id] = Field(description="Items to score.")
-
-
-class Event(_StrictRequest):
-    """One event of a user.
-
-    Attributes:
-        item: The item's id.
-        time: Unix seconds, by default the current time.
-        event: The kind of event.
-        values: Values by column of the data.
-    """
-
-    item: Id
-    time: int | None = None
-    event: Text | None = None
-    values: dict[Text, Any] | None = None
 
 
 class EventsRequest(_StrictRequest):
@@ -115,6 +119,7 @@ class Listed(BaseModel):
         fallback: The fallback that answered; None if the model did.
         reason: Why a fallback answered.
         cold_start: Whether no event of the user is known.
+        missing: Joins whose store did not answer; their columns had missing values.
         scene: The request's scene.
     """
 
@@ -124,6 +129,7 @@ class Listed(BaseModel):
     reason: str | None = None
     cold_start: bool = False
     unknown: list[int | str] = Field(default_factory=list, description="Ids that no item has.")
+    missing: list[str] = Field(default_factory=list)
     scene: str | None = None
     history: list[str] | None = Field(
         default=None, description="Titles of the newest events, the newest last."

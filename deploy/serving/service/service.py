@@ -12,6 +12,7 @@ import inspect
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from nonet.deploy.serving.access import CircuitBreaker, RateLimiter
 from nonet.deploy.serving.service.engines import Building
 from nonet.deploy.serving.service.metrics import ServerMetrics
 from nonet.deploy.serving.service.requests import (
+    Event,
     EventsRequest,
     Listed,
     Posted,
@@ -38,6 +40,9 @@ from nonet.models.inference import Answer
 _MAX_TITLES = 20  # maximum number of titles of a user's history in a response
 # The circuit breaker counts a missed deadline as a failure only if the deadline was at least this share of the default one.
 _MIN_DEADLINE_SHARE = 0.8
+JOIN_SHARE = 0.5
+"""Share of the time until a question's deadline that its joined columns may take."""
+_JOIN_OUTCOMES = 100  # number of newest questions of each join that readiness looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class RecommendationService:
         self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
         self._fallback = fallback
         self._limits = RateLimiter(settings.rate, settings.burst)
+        # Of each join, whether the columns of its newest questions were missing.
+        self._join_outcomes: dict[str, deque[bool]] = {}
         self.breaker = CircuitBreaker(settings.failures, settings.pause_s)
         metrics.watch(engines, self.breaker)
         engines.watch_catalogue(self.renew)
@@ -127,13 +134,14 @@ class RecommendationService:
         """
         self._check_limits(caller)
         make_question = partial(
-            self.features.make_list_question,
+            self.features.prepare_list_question,
             *_get_user_and_history(request),
             request.k,
             exclude=request.exclude,
             where=request.where,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
+            time=request.time,
         )
         return await self._answer("recommend", request, make_question, spent_s, caller_name)
 
@@ -143,11 +151,12 @@ class RecommendationService:
         """Score items, and return them in the order of the request; arguments and errors are those of `recommend`."""
         self._check_limits(caller)
         make_question = partial(
-            self.features.make_score_question,
+            self.features.prepare_score_question,
             *_get_user_and_history(request),
             request.items,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
+            time=request.time,
         )
         return await self._answer("score", request, make_question, spent_s, caller_name)
 
@@ -211,6 +220,7 @@ class RecommendationService:
         except (Away, TimeoutError) as error:
             prepared = self._make_fallback_question(request)
             features_failure = "deadline" if isinstance(error, TimeoutError) else "features are away"
+        self._count_joins(prepared)
         if not prepared.question.user:  # traffic is split by the caller's name, else at random
             traffic = caller_name or secrets.token_hex(8)
             prepared = replace(prepared, question=replace(prepared.question, traffic=traffic))
@@ -232,6 +242,7 @@ class RecommendationService:
             reason=reason or None,
             cold_start=prepared.cold_start,
             unknown=prepared.unknown,
+            missing=list(prepared.missing),
             scene=request.scene,
             history=self.features.items.get_titles(prepared.history[-_MAX_TITLES:])
             if request.explain
@@ -244,20 +255,21 @@ class RecommendationService:
         make_question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         within_s: float,
     ) -> PreparedQuestion:
-        """Call `make_question`, in a thread if the request has a filter, because a filter reads every item.
+        """Call `make_question`, in a thread if the request has a filter, which reads every item, and read joined columns.
 
         Raises:
             Away: The features run as a service that does not answer.
             TimeoutError: That service did not answer within `within_s` seconds.
         """
         where = request.where if isinstance(request, RecommendRequest) else None
-        is_remote = inspect.iscoroutinefunction(self.features.make_list_question)
-        if where is not None and not is_remote:
-            return await asyncio.to_thread(cast("Callable[[], PreparedQuestion]", make_question))
-        prepared = make_question()
-        if isinstance(prepared, PreparedQuestion):
-            return prepared
-        return await asyncio.wait_for(prepared, max(0.0, within_s))
+        if inspect.iscoroutinefunction(
+            self.features.prepare_list_question
+        ):  # a proxy, whose questions are complete
+            remote_question = cast("Awaitable[PreparedQuestion]", make_question())
+            return await asyncio.wait_for(remote_question, max(0.0, within_s))
+        make_here = cast("Callable[[], PreparedQuestion]", make_question)
+        prepared = make_here() if where is None else await asyncio.to_thread(make_here)
+        return await self.features.add_joined_columns(prepared, JOIN_SHARE * max(0.0, within_s))
 
     async def _ask_engine(
         self, prepared: PreparedQuestion, within_s: float
@@ -284,6 +296,20 @@ class RecommendationService:
             return None, None, type(error).__name__
         self.breaker.record_outcome(succeeded=True)
         return answer, version, ""
+
+    def _count_joins(self, prepared: PreparedQuestion) -> None:
+        """Count the joins that a question has read, and those whose store did not answer."""
+        for name in prepared.joins:
+            is_missing = name in prepared.missing
+            self.metrics.joins.labels(name, "missing" if is_missing else "read").inc()
+            self._join_outcomes.setdefault(name, deque(maxlen=_JOIN_OUTCOMES)).append(is_missing)
+
+    def explain_unready(self) -> str | None:
+        """Return why no model would answer, or which joined columns are mostly missing; None if the service is ready."""
+        for name, outcomes in self._join_outcomes.items():
+            if 2 * sum(outcomes) > _JOIN_OUTCOMES:
+                return f"data.join.{name} was missing in {sum(outcomes)} of the last {len(outcomes)} requests"
+        return self.engines.explain_unready()
 
     def _make_fallback_question(self, request: RecommendRequest | ScoreRequest) -> PreparedQuestion:
         """Make a question without the user's events, for the fallback; withdrawn and excluded items are hidden."""
@@ -313,8 +339,13 @@ class RecommendationService:
 
 
 def _get_user_and_history(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
-    """Return the user's id as text and the item ids of the history, each None if the request lacks it."""
-    return (None if request.user is None else str(request.user)), request.history
+    """Return the user's id as text, and the item ids or events of the history, each None if the request lacks it."""
+    history = request.history
+    if history is not None:
+        history = [
+            event.model_dump(exclude_none=True) if isinstance(event, Event) else event for event in history
+        ]
+    return (None if request.user is None else str(request.user)), history
 
 
 def _to_finite(value: np.floating) -> float | None:
