@@ -15,12 +15,14 @@ from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import Catalogue
 from nonet.models.inference import ItemFilter
 from nonet.samples.tables import match_rows
+from nonet.suggest import find_close_matches
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
 # Shapes: I items.
 _MAX_FILTER_BYTES = 64 << 20  # maximum size of cached filters
 _MAX_FILTER_CHARS = 1000
+_MAX_NAMED_ITEMS = 5  # number of items that the message about an ambiguous title lists
 
 
 class Refused(ConfigError):
@@ -132,6 +134,40 @@ class CatalogueItems:
         item_indices = np.flatnonzero(matches.to_numpy(zero_copy_only=False) & self._is_listed_I)
         event_counts = self._table["events"].to_numpy()[item_indices]
         return item_indices[np.argsort(-event_counts, kind="stable")[:count]]
+
+    def find_title(self, title: str) -> int:
+        """Return the dense index of the listed item whose title equals or, if there is none, contains `title`, ignoring case.
+
+        A year in parentheses at the end of a title may be left out.
+
+        Raises:
+            Refused: There is no such item, or several; the message lists the ids of some.
+        """
+        wanted = title.casefold().strip()
+        popular_items = self.rank_by_popularity()
+        titles = dict(zip(popular_items.tolist(), self.get_titles(popular_items), strict=True))
+        folded = {item: text.casefold() for item, text in titles.items()}
+        without_year = {item: text.rsplit(" (", 1)[0] for item, text in folded.items()}
+        for matches in (
+            [item for item, text in folded.items() if wanted in (text, without_year[item])],
+            [item for item, text in folded.items() if wanted in text],
+        ):
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                named = [f"{self._ids[item]} ({titles[item]})" for item in matches[:_MAX_NAMED_ITEMS]]
+                more = f" and {len(matches) - len(named)} more" if len(matches) > len(named) else ""
+                raise Refused(
+                    "ambiguous_title",
+                    f"{len(matches)} items are called {title!r}: {', '.join(named)}{more}; give the id of one",
+                )
+        close_titles = find_close_matches(wanted, list(without_year.values()), max_matches=3, cutoff=0.5)
+        title_of = {text: titles[item] for item, text in without_year.items()}
+        close = ", ".join(title_of[text] for text in close_titles)
+        raise Refused(
+            "unknown_title",
+            f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""),
+        )
 
     def rank_by_popularity(self) -> np.ndarray:
         """Return the dense indices of listed items, most events first."""

@@ -151,6 +151,11 @@ class OpenedRun:
         return newest
 
     @property
+    def withdrawn(self) -> tuple[str, ...]:
+        """The ids of the items that servers must not show; none for a run that was never served."""
+        return self.registry.serving.withdrawn if self.beside.is_dir() or self.address else ()
+
+    @property
     def has_version(self) -> bool:
         """Whether a version receives traffic."""
         return self.registry.serving.default is not None

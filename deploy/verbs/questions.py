@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,6 +112,9 @@ def recommend(
     like: Annotated[
         list[str] | None, typer.Option(help="Title, or part of one, that the user liked; may be repeated.")
     ] = None,
+    items: Annotated[
+        list[str] | None, typer.Option(help="Id of an item that the user liked; may be repeated.")
+    ] = None,
     user: Annotated[str | None, typer.Option(help="Id of a user of the data.")] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="Number of items per list.")] = 10,
     more: Annotated[
@@ -132,47 +134,19 @@ def recommend(
 ) -> None:
     """Recommend items for one user by every stage of a run and by two baselines, or for a table of users."""
     if users is not None or out is not None:
-        if user is not None or like or more:
-            raise ConfigError("--users recommends for a whole table; omit --user, --like and titles")
+        if user is not None or like or more or items:
+            raise ConfigError("--users recommends for a whole table; omit --user, --items, --like and titles")
         _recommend_all(run, users, out, top, workers, as_json)
         return
     if workers is not None:
         raise ConfigError("--workers only applies to --users U.parquet; omit it")
     from nonet.deploy.after import format_columns, recommend_for
 
-    make_question = None if user is None else _make_question_builder(run)
-    titles = [*(like or ()), *(more or ())]
-    recommendations = recommend_for(run, titles, user, top, make_question)
+    recommendations = recommend_for(run, [*(like or ()), *(more or ())], user, top, items or ())
     print(
         json.dumps(recommendations, indent=1, ensure_ascii=False)
         if as_json
         else format_columns(recommendations)
-    )
-
-
-def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
-    """Return a function that makes the question that a server would make for a user and a number of items.
-
-    The question contains the events that were posted to servers, and excludes withdrawn items. The result is None
-    for a run that was never served or cannot be served: its questions can be made from its data.
-    """
-    from nonet.controller.record import find_run
-
-    try:
-        if not (find_run(run).path / "serving").is_dir():
-            return None
-    except ConfigError:
-        return None  # the command itself reports the error
-    from nonet.controller.scenario import find_verb_limit
-    from nonet.deploy.opened import OpenedRun, RequestFeatures
-
-    served_run = OpenedRun.open(run)
-    if find_verb_limit(served_run.scenario, "serve"):
-        return None
-    features = RequestFeatures.from_run(served_run, posts=False)
-    withdrawn = served_run.registry.serving.withdrawn
-    return lambda user, top: (
-        features.make_list_question(user, history=None, k=top, withdrawn=withdrawn).question
     )
 
 
