@@ -15,13 +15,15 @@ from nonet.samples.sequences import Transitions
 class TrainedRun:
     """A run's folder with a memory; `commit` trains on and commits."""
 
-    def __init__(self, folder, memory=True, changes=()):
+    def __init__(self, folder, memory=True, changes=(), edit=None):
         (folder / "ring").mkdir()
         self.ring = Ring(folder / "ring")
         for change in changes:
             key, _, value = change.removeprefix("model.").partition("=")
             text = self.ring.scenario.read_text().replace("model: {", f"model: {{{key}: {value}, ")
             self.ring.scenario.write_text(text)
+        if edit is not None:
+            edit(self.ring.scenario)
         if memory:
             text = self.ring.scenario.read_text().replace(
                 "use: sid_decoder,", "use: sid_decoder, memory: on,"

@@ -23,13 +23,13 @@ def app(tmp_path):
 
 def test_what_the_features_took_counts_against_the_deadline(app, monkeypatch):
     features = app.state.service.features
-    right = features.make_list_question
+    right = features.prepare_list_question
 
     def slow(*arguments, **options):
         time.sleep(0.2)
         return right(*arguments, **options)
 
-    monkeypatch.setattr(features, "make_list_question", slow)
+    monkeypatch.setattr(features, "prepare_list_question", slow)
     with TestClient(app) as client:
         assert ask(client, user=103, k=3, deadline_ms=150)["reason"] == "deadline"
         assert ask(client, user=103, k=3, deadline_ms=5000)["fallback"] is None
@@ -43,7 +43,7 @@ def test_features_elsewhere_that_are_late_are_not_waited_for(app, monkeypatch):
     async def slow(*arguments, **options):
         await asyncio.sleep(3)
 
-    monkeypatch.setattr(features, "make_list_question", slow)
+    monkeypatch.setattr(features, "prepare_list_question", slow)
     with TestClient(app) as client:
         began = time.monotonic()
         answer = ask(client, user=103, k=3, deadline_ms=200)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from nonet.deploy.after import recommend_for
 from nonet.deploy.cli import app as commands
+from nonet.deploy.opened import RequestFeatures
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 
@@ -45,11 +46,9 @@ def test_every_user_gets_the_list_of_the_server(served, client):
 
 def test_ratings_and_kinds_of_events_are_those_of_the_data(served):
     """The columns of a user's events are read, where they used to be set to the largest value."""
-    from nonet.deploy.after.recommend import _read_events
-
     corpus = served.ring.corpus()
     seq = corpus.seq
-    events = _read_events(corpus, str(seq.user_id[2]), 2)
+    events = RequestFeatures.from_run(served.open(), posts=False).read_events(str(seq.user_id[2]), None)[0]
     cut = slice(int(seq.offsets[2]), int(seq.offsets[3]))
     np.testing.assert_array_equal(events.event, seq.event[cut])
     assert set(events.columns) == set(seq.columns)

@@ -34,7 +34,7 @@ COMMANDS = {
     "runs": "--json",
     "report": "--compare --stage --with --json",
     "evaluate": "--data --metrics --stage --json",
-    "recommend": "--like --user --top --users --out --workers --json",
+    "recommend": "--like --items --user --top --users --out --workers --json",
     "serve": "--port --host --config --monitoring --manifest --image",
     "top": "--every --times",
     "versions": "--json",
