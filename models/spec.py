@@ -182,6 +182,15 @@ class ModelSpec:
     def check(self, scenario: Any) -> None:
         """Raise ConfigError if a scenario asks for something that the model cannot do."""
 
+    def check_columns(self, scenario: Any, log_columns: Sequence[str], items: Any) -> None:
+        """Raise ConfigError if the model reads a column that the data lack.
+
+        Args:
+            scenario: The scenario.
+            log_columns: Names of the columns of the interactions that sequences carry.
+            items: Arrow schema of the items.
+        """
+
     def find_unsupported(self, scenario: Any) -> Iterator[str]:
         """Yield the keys of a scenario that can be planned but not run with this model."""
         return iter(())

@@ -21,9 +21,9 @@ from nonet.types import Jagged, Rollouts
 # Names of the fields of Rollouts by kind.
 _JAGGED_FIELDS = ("target", "history")
 _SCALAR_FIELDS = ("weights_version", "catalogue_version", "step")
-_DRAW_FIELDS = ("weight", "chance", "sampling_logp", "added")  # None unless beams were sampled
+_OPTIONAL_FIELDS = ("weight", "chance", "sampling_logp", "added", "time")  # may be None
 _REQUIRED_FIELDS = tuple(
-    field.name for field in fields(Rollouts) if field.name not in ("columns", *_DRAW_FIELDS)
+    field.name for field in fields(Rollouts) if field.name not in ("columns", *_OPTIONAL_FIELDS)
 )
 
 
@@ -38,7 +38,7 @@ def to_wire(rollouts: Rollouts) -> dict[str, Any]:
             wire[field] = Jagged(_to_plain_array(field, value.values), _to_plain_array(field, value.offsets))
         else:
             wire[field] = _to_plain_array(field, value)
-    wire |= {name: value for name in _DRAW_FIELDS if (value := getattr(rollouts, name)) is not None}
+    wire |= {name: value for name in _OPTIONAL_FIELDS if (value := getattr(rollouts, name)) is not None}
     return wire | {
         f"columns.{key}": _to_plain_array(f"columns.{key}", column)
         for key, column in rollouts.columns.items()
@@ -58,7 +58,7 @@ def from_wire(wire: Mapping[str, Any]) -> Rollouts:
         field: _get_common_value(field, wire[field]) if field in _SCALAR_FIELDS else wire[field]
         for field in _REQUIRED_FIELDS
     }
-    values |= {name: wire[name] for name in _DRAW_FIELDS if name in wire}
+    values |= {name: wire[name] for name in _OPTIONAL_FIELDS if name in wire}
     columns = {key.removeprefix("columns."): wire[key] for key in wire if key.startswith("columns.")}
     return Rollouts(**values, columns=columns)
 

@@ -46,12 +46,6 @@ def _find_unsupported(scenario: Scenario) -> Iterator[str]:
         yield "storage (runs are stored in a local folder)"
     if scenario.weights.shard != Weights().shard and not scenario.model.spec.makes_lists:
         yield f"weights.shard with model.use: {scenario.model.use}"
-    if data.events and not scenario.model.spec.makes_lists:
-        yield f"data.events with model.use: {scenario.model.use}"
-    if data.join and not scenario.model.spec.makes_lists:
-        yield f"data.join with model.use: {scenario.model.use}"
-    if data.sequences and not scenario.model.spec.makes_lists:
-        yield f"data.sequences with model.use: {scenario.model.use}"
     if data.join and not data.source.spec.targets:
         yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:

@@ -189,6 +189,7 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
     check_sequences(seq, data)
     _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
     _check_stage_columns(scenario, items.column_names)
+    scenario.model.spec.check_columns(scenario, seq.feature_columns, items.schema)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
     setups = make_stage_setups(scenario, users=len(seq), events=int((seq.split == TRAIN).sum()))
@@ -218,9 +219,10 @@ def _check_sample(
     Returns:
         No warnings, as a sample does not show them.
     """
-    _, items = data.sample_tables()
+    interactions, items = data.sample_tables()
     _check_reward_columns(reward_columns, items.names, scenario.data.columns)
     _check_stage_columns(scenario, items.names)
+    scenario.model.spec.check_columns(scenario, interactions.column_names, items)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items.empty_table(), data.tokenizer, folder)
     return []

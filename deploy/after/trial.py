@@ -335,5 +335,6 @@ def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np
         weights_version=0,
         catalogue_version="",
         step=0,
+        time=np.asarray(seq.time[event_indices]),
     )
     return rollouts, np.asarray(seq.time[event_indices])

@@ -1,11 +1,12 @@
 from .baselines import predict_baseline as predict_baseline
+from .known_clicks import KnownClicks as KnownClicks
 from .leaks import find_columns as find_columns
 from .leaks import find_separating_columns as find_separating_columns
 from .metrics import check_metric as check_metric
 from .metrics import compare_clicks as compare_clicks
 from .metrics import summarise_clicks as summarise_clicks
+from .model import ClickContexts as ClickContexts
 from .model import ClickModel as ClickModel
 from .model import ClickSetup as ClickSetup
-from .model import get_missing_value as get_missing_value
 from .model import save_clicks as save_clicks
 from .results import ClickResults as ClickResults

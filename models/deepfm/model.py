@@ -6,7 +6,7 @@
 checkpoint is a complete model, and a reward or a service needs only its folder.
 """
 
-# Shapes: P questions, U users, I items, N TRAIN events.
+# Shapes: P questions (pairs of a context and an item), Q contexts, U users, I items, N TRAIN events.
 
 from __future__ import annotations
 
@@ -26,13 +26,22 @@ from nonet.embedding.storage import load_update
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm.deepfm import DeepFM
-from nonet.samples.batches import ClickRows, ItemFacts, SparseKeys
-from nonet.samples.sequences import TRAIN, Sequences
-from nonet.samples.tables import NONE, as_numbers, compute_keys
+from nonet.models.deepfm.known_clicks import KnownClicks
+from nonet.ranges import expand_ranges
+from nonet.samples.batches import (
+    ClickQuestions,
+    ClickRows,
+    ItemFacts,
+    SparseKeys,
+    make_bags,
+    select_values,
+)
+from nonet.samples.stores import Join, StoreJoins
+from nonet.samples.tables import as_numbers, compute_keys
 from nonet.types import Jagged
 
 _CONFIG, _EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
-_CHUNK_EVENTS = 4096  # Events that are predicted at once.
+_CHUNK_EVENTS, _CHUNK_PAIRS = 4096, 8192  # Events and pairs that are predicted at once, which bounds memory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,68 +83,28 @@ class ClickSetup:
 
 
 @dataclass(frozen=True)
-class KnownClicks:
-    """The facts of the TRAIN events from which a click model's features are computed.
+class ClickContexts:
+    """Users with their past events, at the moments of Q questions.
 
     Attributes:
-        item_id: Ids of the items.
-        user_id: Ids [U] of the users, sorted.
-        rate: Mean label.
-        pair: (user, item) pairs of the events, as keys user * I + item, ascending.
-        liked: Newest label of each pair.
-        columns: Newest value [U] of each user by column; a missing value for users without events.
+        user: Index of each user in the training data [Q]; -1 if unknown.
+        user_id: The users' own ids [Q], with which stores are read.
+        past: Indices of the items of each user's past events, newest last; -1 for unknown items.
+        label: Label of each past event: 1 liked, 0 not liked, -1 if it is not known.
+        time: Unix seconds of the questions [Q], as of which stores are read.
+        since: Seconds since the user's previous event [Q]; -1 if there is none.
+        timeless: Mask [Q] of the questions without time features.
+        columns: Columns of the interactions by name, [Q] each.
     """
 
-    item_id: np.ndarray
+    user: np.ndarray
     user_id: np.ndarray
-    rate: float
-    pair: np.ndarray
-    liked: np.ndarray
+    past: Jagged
+    label: np.ndarray
+    time: np.ndarray
+    since: np.ndarray
+    timeless: np.ndarray
     columns: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, clicks: ClickRows, item_id: np.ndarray) -> KnownClicks:
-        """Collect the facts from the TRAIN events: the newest label of each pair, and the newest value of each user and column.
-
-        Labels that became known only after the user's first held-out event are left out, because beams are scored at such times.
-        """
-        rows, seq = clicks.find_rows(TRAIN), clicks.seq
-        rate = float(clicks.label[rows].mean())
-        newest_index = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
-        users_with_rows = seq.user[rows][newest_index]
-        columns = {}
-        for name in clicks.features:
-            if name in seq.columns:
-                columns[name] = np.full(
-                    len(seq), get_missing_value(seq.columns[name]), seq.columns[name].dtype
-                )
-                columns[name][users_with_rows] = seq.columns[name][rows][newest_index]
-        if clicks.known_from is not None:
-            rows = rows[clicks.known_from[rows] <= find_first_held_out(seq)[seq.user[rows]]]
-        pair_of_row = seq.user[rows] * len(item_id) + seq.item[rows]
-        pair, reversed_index = np.unique(pair_of_row[::-1], return_index=True)
-        label = clicks.label[rows][::-1][reversed_index] > 0
-        user_id = np.asarray(seq.user_id)
-        user_id = user_id.astype(np.str_) if user_id.dtype == object else user_id
-        return cls(item_id, user_id, rate, pair, label, columns)
-
-    def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """Return the labels of (user, item) index pairs: 1 liked, 0 not liked, -1 without an event or if an index is -1."""
-        pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
-        index = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
-        return np.where(self.pair[index] == pair, self.liked[index].astype(np.int64), -1)
-
-
-def find_first_held_out(seq: Sequences) -> np.ndarray:
-    """Return the time [U] of each user's first event outside the TRAIN split; the largest int64 without one."""
-    first_event = seq.offsets[:-1] + seq.train_lengths
-    time = np.append(seq.time, np.iinfo(np.int64).max)
-    return np.where(first_event < seq.offsets[1:], time[first_event], np.iinfo(np.int64).max)
-
-
-def get_missing_value(values: np.ndarray) -> float | int:
-    """Return the value that stands for a missing one in a column: NaN for numbers, NONE for ids."""
-    return np.nan if values.dtype.kind == "f" else NONE
 
 
 class ClickModel:
@@ -156,7 +125,10 @@ class ClickModel:
             Jagged(arrays["category"], arrays["category_offsets"]),
             arrays["year"],
             tuple(config["categories"]),
+            {name: arrays[f"item column:{name}"] for name in config.get("item_columns", ())},
         )
+        joins = {name: Join(**join) for name, join in config.get("joins", {}).items()}
+        self.joins = StoreJoins(joins) if joins else None
         self.keys = (
             self._make_keys(arrays["user_id"], arrays["item_id"]) if config.get("keys") == "ids" else None
         )
@@ -185,10 +157,59 @@ class ClickModel:
         ]
         return np.concatenate([np.empty(0, np.float32), *parts])
 
+    def predict_pairs(self, contexts: ClickContexts, context_P: np.ndarray, item_P: np.ndarray) -> np.ndarray:
+        """Predict the click probabilities [P] of pairs of a context and an item, both given by index, in chunks."""
+        parts = [
+            self._predict_chunk(
+                contexts, context_P[start : start + _CHUNK_PAIRS], item_P[start : start + _CHUNK_PAIRS]
+            )
+            for start in range(0, len(item_P), _CHUNK_PAIRS)
+        ]
+        return np.concatenate([np.empty(0, np.float32), *parts])
 
-def save_clicks(folder: Path, setup: ClickSetup, clicks: ClickRows, item_id: np.ndarray) -> list[Path]:
-    """Write the files in <folder>/clicks/ that ClickModel needs besides weights and rows, and return their paths."""
-    known = KnownClicks.of(clicks, item_id)
+    def _predict_chunk(
+        self, contexts: ClickContexts, context_P: np.ndarray, item_P: np.ndarray
+    ) -> np.ndarray:
+        """Predict the click probabilities [P] of pairs."""
+        begin_P, end_P = contexts.past.offsets[context_P], contexts.past.offsets[context_P + 1]
+        # Only the last `setup.history` events of a user are used; `recent_offsets` splits them by pair.
+        recent, recent_offsets = expand_ranges(np.maximum(begin_P, end_P - self.setup.history), end_P)
+        past, label = contexts.past.values[recent], contexts.label[recent]
+        columns = {name: values[context_P] for name, values in contexts.columns.items()}
+        if self.joins is not None:
+            user_id, time_P = contexts.user_id[context_P], contexts.time[context_P]
+            columns |= self.joins.read_event_columns(self.known.item_id[item_P], user_id, time_P)
+        questions = ClickQuestions(
+            user=contexts.user[context_P],
+            item=item_P,
+            liked=select_values(past, recent_offsets, (label == 1) & (past >= 0)),
+            disliked=select_values(past, recent_offsets, (label == 0) & (past >= 0)),
+            activity=end_P - begin_P,
+            time=contexts.time[context_P],
+            since=contexts.since[context_P],
+            timeless=contexts.timeless[context_P],
+            columns=columns,
+        )
+        return self.predict(make_bags(questions, self.items, tuple(self.setup.features), self.keys))
+
+
+def save_clicks(
+    folder: Path,
+    setup: ClickSetup,
+    clicks: ClickRows,
+    item_id: np.ndarray,
+    joins: Mapping[str, Join] | None = None,
+) -> list[Path]:
+    """Write the files in <folder>/clicks/ that ClickModel needs besides weights and rows, and return their paths.
+
+    Args:
+        folder: Folder of the checkpoint.
+        setup: Settings of the model.
+        clicks: Rows with the labels of the newest stage.
+        item_id: The items' own ids [I].
+        joins: The joins from which the model reads features, by name.
+    """
+    known = KnownClicks.from_rows(clicks, item_id)
     (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
     fields = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
     setup_dict = {
@@ -201,9 +222,14 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: ClickRows, item_id: np.
         "columns": list(known.columns),
         "categories": list(clicks.items.names),
     }
+    if clicks.items.columns:
+        config["item_columns"] = list(clicks.items.columns)
+    if joins:
+        config["joins"] = {name: join.model_dump() for name, join in joins.items()}
     (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
     arrays: dict[str, Any] = {f"column:{name}": values for name, values in known.columns.items()}
     arrays |= {name: getattr(known, name) for name in ("item_id", "user_id", "pair", "liked")}
+    arrays |= {f"item column:{name}": values for name, values in clicks.items.columns.items()}
     arrays |= {"year": clicks.items.year, "category": clicks.items.categories.values}
     np.savez(folder / _EVENTS, category_offsets=clicks.items.categories.offsets, **arrays)
     return [folder / _CONFIG, folder / _EVENTS]

@@ -104,6 +104,18 @@ class DeepFmSpec(ModelSpec):
                 f"sparse.tables: deepfm needs one dim of at least 2 for all tables, got {sorted(widths)}"
             )
 
+    def check_columns(self, scenario: Any, log_columns: Sequence[str], items: Any) -> None:
+        """Raise ConfigError unless each feature is computed by the model, or is a column of the data or of a joined store."""
+        from nonet.samples.batches import ItemFacts, check_click_features
+
+        joined = [column for join in scenario.data.join.values() for column in join.sources]
+        columns = (*log_columns, *ItemFacts.list_columns(items), *joined)
+        for name, table in scenario.sparse.tables.items():
+            try:
+                check_click_features(table.features or [name], columns)
+            except ConfigError as error:
+                raise ConfigError(f"sparse.tables.{name}: {error}") from None
+
     def _check_features(self, scenario: Any, stage: str, target: str) -> None:
         """Raise ConfigError if a feature reveals the label: a column in the target condition, or that of `data.labels`."""
         from nonet.models.deepfm.leaks import find_columns

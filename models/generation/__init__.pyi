@@ -2,6 +2,7 @@ from .beams import SubCatalogue as SubCatalogue
 from .beams import search_beams as search_beams
 from .corpus import Catalogue as Catalogue
 from .corpus import Corpus as Corpus
+from .corpus import load_events as load_events
 from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .corpus_items import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .exhaustive import mix_votes as mix_votes

@@ -81,12 +81,7 @@ class Corpus(Catalogue):
     @cached_property
     def seq(self) -> Sequences:
         """The events with their joined columns; loaded on first access."""
-        seq = Sequences.load(Path(self.folders["sequences"]))
-        if self.stored:
-            folder = Path(self.folders["sequences"])
-            store_copy = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
-            seq = self.stored.open_events(self.folders, seq).load_sequences(store_copy)
-        return add_joins(seq, self.joins, self.item_id) if self.joins else seq
+        return load_events(self.folders, self.stored, self.joins, self.item_id)
 
     def read_stored_events(self, user: str) -> Mapping[str, Any] | None:
         """Return all events of a user from the store, appended ones last; None without a store or if the user is unknown."""
@@ -136,6 +131,25 @@ class JoinedEvents:
     def __call__(self, item: np.ndarray, user_id: np.ndarray, time: np.ndarray) -> dict[str, np.ndarray]:
         """Return the columns [n] of events, given dense items [n], the users' own ids [n] and times [n]."""
         return self.joins.read_event_columns(self.item_id[item], user_id, np.asarray(time))
+
+
+def load_events(
+    folders: Mapping[str, str], stored: StoredSequences | None, joins: StoreJoins | None, item_id: np.ndarray
+) -> Sequences:
+    """Load the events of a run.
+
+    Args:
+        folders: Folder of each artifact by kind.
+        stored: The store that users' events are read from; None to read them from the artifact.
+        joins: Joins of event columns from stores; None for none.
+        item_id: The items' own ids [I].
+    """
+    folder = Path(folders["sequences"])
+    seq = Sequences.load(folder)
+    if stored:
+        store_copy = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
+        seq = stored.open_events(folders, seq).load_sequences(store_copy)
+    return add_joins(seq, joins, item_id) if joins else seq
 
 
 def add_joins(seq: Sequences, joins: StoreJoins, item_id: np.ndarray) -> Sequences:

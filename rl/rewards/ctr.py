@@ -4,13 +4,15 @@
 
 `model` is a checkpoint of a run of a click model, or the run's folder, whose newest checkpoint is used. A beam is scored given
 its user's history. Only the labels of events that the click model was trained on are used, so no held-out label leaks. The
-model gets no time for a beam. An item that was not in its training data gets the mean click rate.
+model gets no time for a beam; columns that it joins from stores are read as of the prompt's time. An item that was not in its
+training data gets the mean click rate.
 """
 
-# Shapes: U users, W beams, P questions (pairs of a user and an item), N events of all histories together.
+# Shapes: U users, W beams, P beams with a known item, N events of all histories together.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,6 @@ from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.known import locate_ids
 from nonet.types import Jagged, Rollouts
-
-_CHUNK = 8192  # number of pairs per forward pass, which bounds memory
 
 
 class PredictedClick(Reward):
@@ -42,6 +42,8 @@ class PredictedClick(Reward):
 
     def score(self, r: Rollouts) -> Any:
         """Return the click probability of each beam, or the mean click rate for unknown items; [U, W] float32."""
+        from nonet.models.deepfm import ClickContexts
+
         known = self.click_model.known  # the training data
         item_UW = locate_ids(known.item_id, r.item_id)
         user_U = locate_ids(known.user_id, r.user_id)
@@ -49,61 +51,19 @@ class PredictedClick(Reward):
         offsets = np.asarray(r.history.offsets, np.int64)
         label_N = known.label_of(np.repeat(user_U, np.diff(offsets)), past_item_N)
         score_UW = np.full(item_UW.shape, known.rate, np.float32)
+        contexts = ClickContexts(
+            user=user_U,
+            user_id=r.user_id,
+            past=Jagged(past_item_N, offsets),
+            label=label_N,
+            time=np.full(len(user_U), int(time.time())) if r.time is None else r.time,
+            since=np.zeros(len(user_U), np.int64),
+            timeless=np.ones(len(user_U), bool),
+            columns=known.get_columns(user_U),
+        )
         row_P, beam_P = np.nonzero(item_UW >= 0)
-        for start in range(0, len(row_P), _CHUNK):
-            row, beam = row_P[start : start + _CHUNK], beam_P[start : start + _CHUNK]
-            score_UW[row, beam] = self._predict(
-                user_U, row, item_UW[row, beam], past_item_N, offsets, label_N
-            )
+        score_UW[row_P, beam_P] = self.click_model.predict_pairs(contexts, row_P, item_UW[row_P, beam_P])
         return score_UW
-
-    def _predict(
-        self,
-        user_U: np.ndarray,
-        row_P: np.ndarray,
-        item_P: np.ndarray,
-        past_item_N: np.ndarray,
-        offsets: np.ndarray,
-        label_N: np.ndarray,
-    ) -> np.ndarray:
-        """Predict the click probabilities [P] of pairs of a user and an item, given the users' past events.
-
-        Args:
-            user_U: Index of each row's user in the training data, -1 if unknown.
-            row_P: Row of each pair's user in `user_U`.
-            item_P: Index of each pair's item in the training data.
-            past_item_N: Indices of the items of all histories, one history after another; -1 if unknown.
-            offsets: Start of each row's history in `past_item_N`, and the end of the last one.
-            label_N: Label of each past event: 1 liked, 0 not liked, -1 if the model was not trained on it.
-        """
-        from nonet.models.deepfm import get_missing_value
-        from nonet.ranges import expand_ranges
-        from nonet.samples.batches import ClickQuestions, make_bags, select_values
-
-        setup, known = self.click_model.setup, self.click_model.known
-        begin_P, end_P = offsets[row_P], offsets[row_P + 1]
-        # Only the last `setup.history` events of a user are used; `recent_offsets` splits them by pair.
-        recent, recent_offsets = expand_ranges(np.maximum(begin_P, end_P - setup.history), end_P)
-        no_time_P, user_P = np.zeros(len(row_P), np.int64), user_U[row_P]
-        columns = {
-            name: np.where(user_P >= 0, values[np.maximum(user_P, 0)], get_missing_value(values))
-            for name, values in known.columns.items()
-        }
-        questions = ClickQuestions(
-            user=user_P,
-            item=item_P,
-            liked=select_values(past_item_N[recent], recent_offsets, label_N[recent] == 1),
-            disliked=select_values(past_item_N[recent], recent_offsets, label_N[recent] == 0),
-            activity=end_P - begin_P,
-            time=no_time_P,
-            since=no_time_P,
-            timeless=np.ones(len(row_P), bool),
-            columns=columns,
-        )
-        bags: dict[str, Jagged] = make_bags(
-            questions, self.click_model.items, tuple(setup.features), self.click_model.keys
-        )
-        return self.click_model.predict(bags)
 
 
 def _find_checkpoint(folder: Path) -> Path:

@@ -119,7 +119,10 @@ class EventRows(_ShuffledSource):
         from nonet.samples.batches import ClickRows
 
         request, seq = self.request, self.request.events()
-        return ClickRows.from_target(seq, request.items(), request.target, request.features, request.history)
+        joined = list(request.joins.get_kinds()) if request.joins else []
+        return ClickRows.from_target(
+            seq, request.items(), request.target, request.features, request.history, joined
+        )
 
     @cached_property
     def _training_events(self) -> np.ndarray:
@@ -136,7 +139,7 @@ class EventRows(_ShuffledSource):
     @property
     def schema(self) -> Mapping[str, str]:
         """The meaning of the ids of each sparse feature, by name."""
-        return dict.fromkeys(self._clicks.list_features(), "int64 ids of an event")
+        return dict.fromkeys(self._clicks.features, "int64 ids of an event")
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], ClickBatch]]:
         """Lease a step and return the function that makes the batch of a rank's share; see `Samples.batch`."""

@@ -68,8 +68,9 @@ class StoredSequences(StrictModel):
         return use
 
     def make_address(self, folders: Mapping[str, str]) -> str:
-        """Return the address for the sequences and semantic ids in these artifact folders."""
-        hashes = [Path(folders[kind]).name.rpartition("-")[2] for kind in ("sequences", "sids")]
+        """Return the address for the sequences and semantic ids, if there are any, in these artifact folders."""
+        kinds = [kind for kind in ("sequences", "sids") if kind in folders]
+        hashes = [Path(folders[kind]).name.rpartition("-")[2] for kind in kinds]
         return "-".join([self.use.rstrip("/"), *hashes])
 
     def write(self, seq: Sequences, folders: Mapping[str, str]) -> str:

@@ -96,6 +96,7 @@ class Rollouts:
         sampling_logp: [U, W, L] float32 log-probabilities that beams were sampled with, if they differ from logp.
         added: [U, W] bool, True for beams that were added to their group because the user chose them next (`with_target`);
             None if there are no such beams.
+        time: [U] unix seconds of each prompt, as of which stores are read; None if it is not known.
     """
 
     uid: np.ndarray
@@ -116,6 +117,7 @@ class Rollouts:
     chance: np.ndarray | None = None
     sampling_logp: np.ndarray | None = None
     added: np.ndarray | None = None
+    time: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> Rollouts:
         """Return the rollouts of some prompts.

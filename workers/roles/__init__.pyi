@@ -19,6 +19,7 @@ from .tokenizer import Tokeniser as Tokeniser
 from .tokenizer import check_sequences as check_sequences
 from .tokenizer import describe_data as describe_data  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tokenizer import make_sequences as make_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tokenizer import read_savings as read_savings
 from .tokenizer import store_artifact as store_artifact
 from .tokenizer import write_sids as write_sids
 from .trainer import Trainer as Trainer

@@ -232,7 +232,7 @@ class Tokeniser(DistributeWorker):
             facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _describe_repeats(seq, data)
         if data.compress is not None:
-            facts["data"]["compressed"] = json.loads((root / COMPRESSED).read_bytes())
+            facts["data"]["compressed"] = read_savings(root)
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
 
 
@@ -280,6 +280,11 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
     seq, items = prepared.open()
     check_sequences(seq, data)
     return seq, items, artifact
+
+
+def read_savings(root: Path) -> dict[str, Any]:
+    """Read what the compression of the events saved, from the folder of the artifacts."""
+    return json.loads((root / COMPRESSED).read_bytes())
 
 
 def check_sequences(seq: Sequences, data: DataSetup) -> None:

@@ -8,9 +8,10 @@ from functools import cached_property
 import pyarrow as pa
 
 from nonet.models.deepfm import ClickSetup
-from nonet.models.generation import read_items
+from nonet.models.generation import as_array, load_events, read_items
 from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import Sequences
+from nonet.samples.stores import Join, StoreJoins
 from nonet.workers.roles import RunSetup
 
 
@@ -26,19 +27,25 @@ def make_click_setup(run: RunSetup) -> ClickSetup:
     )
 
 
+def select_joins(run: RunSetup) -> dict[str, Join]:
+    """Return the joins of a run from which the click model reads features, by name."""
+    return {name: join for name, join in run.joins.items() if set(join.sources) & set(run.features)}
+
+
 class ClickData:
     """The artifacts of a run that a click model reads. The events are opened at first use."""
 
     def __init__(self, run: RunSetup, folders: Mapping[str, str]):
         self._run, self._folders = run, folders
         self.items: pa.Table = read_items(folders)
-        self.joins = None  # As in `Corpus`; a click model joins no stores.
+        joins = select_joins(run)
+        self.joins = StoreJoins(joins) if joins else None
         self._clicks_by_target: dict[str | None, ClickRows] = {}
 
     @cached_property
     def seq(self) -> Sequences:
-        """The events of all users."""
-        return Sequences.load(self._folders["sequences"])
+        """The events of all users, with the columns that are joined from stores."""
+        return load_events(self._folders, self._run.stored, self.joins, as_array(self.items["item_id"]))
 
     def replace_events(self, seq: Sequences) -> ClickData:
         """Return the data with other events of the same items."""
@@ -50,8 +57,9 @@ class ClickData:
         """Return the events with the labels of a stage's target condition. The labels are computed once per condition."""
         if target not in self._clicks_by_target:
             features, history = list(self._run.features), self._run.history
+            joined = list(self.joins.get_kinds()) if self.joins else []
             self._clicks_by_target[target] = ClickRows.from_target(
-                self.seq, self.items, target, features, history
+                self.seq, self.items, target, features, history, joined
             )
         return self._clicks_by_target[target]
 

@@ -48,6 +48,11 @@ class ClickEvaluator(DistributeWorker):
         self.corpus = self.corpus.replace_events(seq)
         self._clicks = self.corpus.label_events(self.run.target)
 
+    @method(while_offloaded=True)
+    def join_counts(self) -> dict[str, dict[str, float]]:
+        """Return how many rows were looked up and found since the last call, for each join in `data.join`."""
+        return self.corpus.joins.pop_counts() if self.corpus.joins else {}
+
     @method(collect="first")
     def evaluate_baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and evaluate it.

@@ -26,7 +26,7 @@ class ClickLearner(SupervisedLearner):
     def make_request(self) -> SampleRequest:
         """Return the request that opens the source of the stage's samples: one row per event."""
         data = self.context.corpus
-        return self._build_request("events", lambda: data.seq, lambda: data.items)
+        return self._build_request("events", lambda: data.seq, lambda: data.items, joins=data.joins)
 
     def read_batch(self, step: int) -> SparseBatch:
         """Read this rank's events of a step, with the keys of their bags (features with several keys per event)."""

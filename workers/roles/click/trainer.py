@@ -12,7 +12,7 @@ from nonet.models.deepfm import save_clicks
 from nonet.models.generation import as_array
 from nonet.workers import SaveOptions
 from nonet.workers.roles import CheckpointPart, StageSetup, Trainer
-from nonet.workers.roles.click.data import ClickData, make_click_setup
+from nonet.workers.roles.click.data import ClickData, make_click_setup, select_joins
 from nonet.workers.runtime import Replicate, method
 
 
@@ -40,4 +40,5 @@ class ClickTrainer(Trainer):
             return parts
         setup, items = make_click_setup(self.run), as_array(self.corpus.items["item_id"])
         clicks = self.corpus.label_events(self._target)
-        return [*parts, lambda folder: save_clicks(folder, setup, clicks, items)]
+        joins = select_joins(self.run)
+        return [*parts, lambda folder: save_clicks(folder, setup, clicks, items, joins)]

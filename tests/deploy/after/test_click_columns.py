@@ -1,0 +1,130 @@
+"""Columns of items and of stores as features of a click model, compressed events and stored sequences, without Ray."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from likes_world import make_click_run, make_likes
+
+from nonet import yaml
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import make_run_setup
+from nonet.deploy.after import evaluate_run
+from nonet.errors import ConfigError
+from nonet.models.deepfm.model import ClickModel
+from nonet.rl.rewards.api import load_reward
+from nonet.samples.sequences.sequences import TEST
+from nonet.samples.stores.packed import PackedStore
+from nonet.samples.tables.keys import NONE, compute_keys
+from nonet.types import Jagged, Rollouts
+from nonet.workers.roles.click.data import ClickData
+
+HOUR = 3600
+
+
+def add_columns(folder):
+    """Give the items of `make_likes` a brand and a price, and each item's deal a new value every 5 hours in a store."""
+    items = pq.read_table(folder / "items.parquet")
+    count = len(items)
+    items = items.append_column("brand", pa.array([f"brand {i % 7}" for i in range(count)]))
+    items = items.append_column("price", pa.array([float(i % 5) if i % 9 else None for i in range(count)]))
+    pq.write_table(items, folder / "items.parquet")
+    store = PackedStore.create(
+        folder / "deals", pa.schema([("deal", pa.int64())]), key=pa.int64(), versions=True
+    )
+    item, time = np.meshgrid(np.arange(1000, 1000 + count), np.arange(0, 40, 5) * HOUR)
+    store.put(item.ravel(), pa.table({"deal": time.ravel() // HOUR}), time.ravel())
+    store.close()
+
+
+def change(folder, **sections):
+    scenario = yaml.read(folder / "likes.yaml")
+    for name, values in sections.items():
+        scenario[name] |= values
+    (folder / "changed.yaml").write_text(json.dumps(scenario))
+    return folder / "changed.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = make_likes(tmp_path_factory.mktemp("columns"))
+    add_columns(folder)
+    scenario = change(
+        folder,
+        data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal"]}}},
+        sparse={
+            "tables": {
+                "item": {"features": ["item", "liked"]},
+                "facts": {"features": ["brand", "price", "deal"]},
+            }
+        },
+    )
+    return make_click_run(folder, steps=20, scenario=scenario)
+
+
+def open_data(run):
+    return ClickData(make_run_setup(load_scenario(run.scenario)[0]), run.find_artifacts())
+
+
+def test_a_row_has_columns_of_its_item_and_the_newest_joined_value_before_its_own_time(run):
+    clicks = open_data(run).label_events("train")
+    index = np.arange(60)
+    bags = clicks.batch(index)
+    item, hour = clicks.seq.item[index], clicks.seq.time[index] // HOUR
+    brands = compute_keys("brand", np.array([NONE]))  # keys of text go by its hash
+    assert len(np.unique(bags["brand"].values)) == 7
+    assert brands[0] not in bags["brand"].values.tolist()
+    has_price = item % 9 > 0
+    assert np.diff(bags["price"].offsets).astype(bool).tolist() == has_price.tolist()
+    assert bags["price"].values.tolist() == compute_keys("price", item[has_price] % 5).tolist()
+    has_deal = hour > 0  # strictly older: the value of hour 0 is not there for an event of hour 0
+    assert np.diff(bags["deal"].offsets).astype(bool).tolist() == has_deal.tolist()
+    newest = (hour[has_deal] - 1) // 5 * 5
+    assert bags["deal"].values.tolist() == compute_keys("deal", newest).tolist()
+
+
+def test_the_checkpoint_scores_an_item_with_its_columns_as_of_the_time_of_the_prompt(run):
+    clicks = open_data(run).label_events("train")
+    reward = load_reward("ctr", ".", {"model": str(run.path)}, name="click")
+    reward.setup()
+    first = clicks.find_rows(TEST)[::4] - 2  # the first validation row: all its history was trained on
+    expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))
+    seq, item_id = clicks.seq, reward.click_model.known.item_id
+    history = [item_id[seq.item[seq.offsets[seq.user[at]] : at]] for at in first]
+    offsets = np.concatenate([[0], np.cumsum([len(past) for past in history])])
+    users, items, n = seq.user_id[seq.user[first]], item_id[seq.item[first]][:, None], len(first)
+    asked = Rollouts(
+        uid=users.astype(str), user_id=users, item_id=items, item=items - 1000, sid=items[..., None],
+        logp=np.zeros((n, 1, 1), np.float32), valid=np.ones((n, 1), bool),
+        target=Jagged(np.zeros(n, np.int64), np.arange(n + 1)), history=Jagged(np.concatenate(history), offsets),
+        scene=np.zeros(n, np.int64), weights_version=1, catalogue_version="", step=0, time=seq.time[first],
+    )  # fmt: skip
+    np.testing.assert_allclose(reward.score(asked)[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_feature_that_no_table_has_is_refused_with_the_columns_that_there_are(run):
+    setup = make_run_setup(load_scenario(run.scenario)[0])
+    setup.features["brnad"] = "facts"
+    data = ClickData(setup, run.find_artifacts())
+    with pytest.raises(ConfigError, match=r"no feature 'brnad'.*brand, price, deal.*mean 'brand'"):
+        data.label_events("train")
+
+
+def test_compressed_and_stored_events_train_a_click_model_and_are_evaluated(tmp_path):
+    folder = make_likes(tmp_path)
+    plain = make_click_run(folder, steps=20, name="plain")
+    stored = change(folder, data={"sequences": {"use": f"{folder}/users"}})
+    stored = make_click_run(folder, steps=20, name="stored", scenario=stored)
+    assert stored.read_json("results/tokenise.json")["data"]["stored"].startswith(f"{folder}/users-")
+    assert stored.read_json("report.json")["stages"] == plain.read_json("report.json")["stages"]
+    compressed = change(folder, data={"events": {"compress": "2h", "by": "category"}})
+    compressed = make_click_run(folder, steps=20, name="compressed", scenario=compressed)
+    facts = compressed.read_json("results/tokenise.json")["data"]
+    assert facts["events"] < plain.read_json("results/tokenise.json")["data"]["events"]
+    assert facts["compressed"]
+    assert evaluate_run(str(compressed.path))["subjects"]["train"]["auc"] > 0
+    assert ClickModel(sorted(compressed.checkpoints.glob("step-*"))[-1]).known.rate > 0
