@@ -1,5 +1,4 @@
 from .baselines import predict_baseline as predict_baseline
-from .known_clicks import KnownClicks as KnownClicks
 from .leaks import find_columns as find_columns
 from .leaks import find_separating_columns as find_separating_columns
 from .metrics import check_metric as check_metric
