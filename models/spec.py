@@ -180,7 +180,10 @@ class ModelSpec:
             )
 
     def check(self, scenario: Any) -> None:
-        """Raise ConfigError if a scenario asks for something that the model cannot do."""
+        """Raise ConfigError if a scenario asks for something that the model cannot do; no file may be read."""
+
+    def check_files(self, scenario: Any) -> None:
+        """Raise ConfigError if files of this machine that the options of the model name do not fit the scenario."""
 
     def check_columns(self, scenario: Any, log_columns: Sequence[str], items: Any) -> None:
         """Raise ConfigError if the model reads a column that the data lack.

@@ -148,12 +148,12 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     Raises:
         PlacementError: A group does not fit; the message names the group, the resource, what it needs, what is free, who
             holds the rest, and what to change.
-        ConfigError: A sparse table cannot be made, or a stage cannot run in its groups.
+        ConfigError: `check_scenario` refuses the scenario, or a stage cannot run in its groups.
     """
     from nonet.controller.plan.warnings import describe_cluster, describe_pools, make_notes
-    from nonet.controller.scenario import check_tables, list_unsupported_roles
+    from nonet.controller.scenario import check_scenario, list_unsupported_roles
 
-    check_tables(scenario)
+    check_scenario(scenario)
     run = resolve_run(scenario)
     capacity = Capacity(view, scenario.placement)
     groups = assign_threads(place_groups(make_group_requests(run), capacity, view, ()), view, threads)

@@ -1,9 +1,12 @@
+from .checks import check_reward as check_reward
+from .checks import check_scenario as check_scenario
+from .checks import is_own_code as is_own_code
 from .hidden import hide_in_command as hide_in_command
 from .hidden import restore_values as restore_values
+from .options import BetweenStep as BetweenStep
 from .options import Init as Init
-from .rewards import BetweenStep as BetweenStep
-from .rewards import RewardOptions as RewardOptions
-from .rewards import is_above_floor as is_above_floor
+from .options import RewardOptions as RewardOptions
+from .options import is_above_floor as is_above_floor
 from .roles import Role as Role
 from .scenario import LIBRARY as LIBRARY
 from .scenario import Scenario as Scenario

@@ -15,6 +15,7 @@ from typing import Any
 from nonet.controller.scenario.scenario import Scenario
 from nonet.controller.scenario.sparse import RowOptions, Table, TableDefaults, TierOptions
 from nonet.embedding.tables import TableSpec
+from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError
 from nonet.samples.sequences import COUNT, KINDS, SPAN
 from nonet.suggest import suggest_sentence
@@ -52,7 +53,7 @@ def make_table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any
 
 
 def check_tables(scenario: Scenario) -> None:
-    """Check that all tables are valid, and that each feature is known to the model and belongs to one table.
+    """Check that all tables and their tiers are valid, and that each feature is known to the model and belongs to one table.
 
     Raises:
         ConfigError: A table or a feature is wrong.
@@ -61,9 +62,14 @@ def check_tables(scenario: Scenario) -> None:
     table_by_feature: dict[str, str] = {}
     for name, table in scenario.sparse.tables.items():
         try:
-            TableSpec(**make_table_arguments(defaults, table))
+            spec = TableSpec(**make_table_arguments(defaults, table))
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}: {error}") from None
+        if table.tiers:
+            try:
+                TierSettings.from_settings(spec, make_tier_arguments(table.tiers)).check(spec)
+            except ConfigError as error:
+                raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
         for feature in table.features or [name]:
             known_features = _list_known_features(scenario)
             if known_features is not None and feature not in known_features:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from nonet.controller.cluster import Elastic, Pool
-from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
-from nonet.models import Model
-from nonet.suggest import suggest_sentence
 from nonet.verbs import VERBS, SupportedVerbs
-from nonet.workers.roles import Weights
-from nonet.workers.roles.kinds import get_shipped_roles
 
 
 def check_runnable(scenario: Scenario) -> None:
@@ -30,13 +23,13 @@ def check_runnable(scenario: Scenario) -> None:
 
 
 def list_unsupported_roles(scenario: Scenario) -> tuple[str, ...]:
-    """Return the names of roles and stages' own groups that a plan places but no run starts."""
-    names = [name for name, role in scenario.roles.items() if not _has_kind(name, role)]
-    for stage_name, stage in scenario.stages.items():
-        names += [name for name, role in stage.roles.items() if not _has_kind(name, role)]
-        own_workers = stage.kind.list_own_workers(stage_name, stage)
-        names += [workers.name for workers in own_workers if not workers.runs]
-    return tuple(dict.fromkeys(names))
+    """Return the names of stages' own groups that a plan places but no run starts."""
+    return tuple(
+        workers.name
+        for stage_name, stage in scenario.stages.items()
+        for workers in stage.kind.list_own_workers(stage_name, stage)
+        if not workers.runs
+    )
 
 
 def _find_unsupported(scenario: Scenario) -> Iterator[str]:
@@ -44,100 +37,21 @@ def _find_unsupported(scenario: Scenario) -> Iterator[str]:
     data = scenario.data
     if scenario.storage:
         yield "storage (runs are stored in a local folder)"
-    if scenario.weights.shard != Weights().shard and not scenario.model.spec.makes_lists:
-        yield f"weights.shard with model.use: {scenario.model.use}"
     if data.join and not data.source.spec.targets:
         yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:
         yield f"model.use: {scenario.model.use}"
-    yield from _find_unsupported_roles("roles", scenario.roles, scenario)
-    yield from _find_unsupported_evaluators("roles", scenario.roles, scenario.model)
+    engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
+    if engine is not None and not engine.spec.runs:
+        yield f"roles.trainer.engine: {engine.use}"
     for name, stage in scenario.stages.items():
-        yield from _find_unsupported_roles(f"stages.{name}.roles", stage.roles, scenario)
-        yield from _find_unsupported_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
         for key in ("weight", "propensity"):
             if getattr(stage, key, None) and not data.source.spec.weights:
                 yield f"stages.{name}.{key} with data.source: {data.source.use}"
-        engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
-        if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
-            supported = " or ".join(engine.spec.optimizers)
-            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {supported}}})"
-        if stage.kind.aligns and not scenario.model.spec.aligns:
-            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it has no words)"
-        if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
-            key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
-            yield f"stages.{name}.{key} in a stage that rolls out"
         yield from stage.kind.find_unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.find_unsupported(scenario)
-
-
-def _find_block_option(options: Mapping[str, Any]) -> str | None:
-    """Return the first option that is set of those that need a model made of blocks; None if none is set.
-
-    Args:
-        options: The options of an engine.
-    """
-    return next((key for key in ("recompute", "compile") if options.get(key)), None)
-
-
-def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
-    """Return what a role's engine does not support on the role's device and ranks; None if it supports everything."""
-    if role.engine is None:
-        return None
-    host = role  # the role whose pool the role uses
-    for name in (role.fuse, role.collocate):
-        host = scenario.roles.get(name, host) if name else host
-    pool = scenario.pools.get(host.pool or "cpu", Pool())
-    ranks = role.workers.min if isinstance(role.workers, Elastic) else role.workers
-    return role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
-
-
-def _find_unsupported_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
-    """Yield the keys of roles that can only be planned.
-
-    Args:
-        path: The path of the roles in the scenario.
-        roles: The roles, by name.
-        scenario: The scenario.
-    """
-    has_blocks = scenario.model.spec.blocks
-    for name, role in roles.items():
-        if role.engine and (path, name) != ("roles", "trainer"):
-            yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
-        elif role.engine and not role.engine.spec.runs:
-            yield f"{path}.{name}.engine: {role.engine.use}"
-        elif role.engine and not has_blocks and (key := _find_block_option(role.engine.get_options())):
-            yield f"{path}.{name}.engine.{key} with a model that has no blocks"
-        elif role.engine and (limit := _find_engine_limit(role, scenario)):
-            yield f"{path}.{name}.engine: {role.engine.use} with {limit}"
-        if not _has_kind(name, role):
-            suggestion = suggest_sentence(name, get_shipped_roles())
-            yield f"{path}.{name} (a role of your own must name its kind, use: file.py:SPEC.{suggestion})"
-
-
-def _find_unsupported_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
-    """Yield `evaluator.workers` if it is elastic, or above 1 for a model with its own evaluator.
-
-    Args:
-        path: The path of the roles in the scenario.
-        roles: The roles, by name.
-        model: The model.
-    """
-    role = roles.get("evaluator")
-    if role is None:
-        return
-    elastic = role.workers if isinstance(role.workers, Elastic) else None
-    if elastic is not None and elastic.max > 1:
-        yield f"{path}.evaluator.workers from {elastic.min} to {elastic.max} (give one number)"
-    elif role.workers != 1 and "evaluator" in model.spec.roles:
-        yield f"{path}.evaluator.workers above 1 with model.use: {model.use}"
-
-
-def _has_kind(name: str, role: Role) -> bool:
-    """Return whether a role names its kind or has the name of a shipped one."""
-    return role.use is not None or name in get_shipped_roles()
 
 
 def check_supported(scenario: Scenario, verb: str, run_name: str) -> None:

@@ -1,50 +1,114 @@
-"""Checks of a scenario and its data that run before a process is started or a file is written."""
+"""Checks of a scenario and its data, in the order in which all commands make them, before a process is started.
+
+There are three levels:
+
+1. The scenario alone (`check_scenario`), which `plan` checks.
+2. The files of this machine (`check_files`), which `nonet plan` and `nonet submit` check too.
+3. What is elsewhere, such as URIs of tables and networked stores, which only a run checks (`check`, `check_resumed`).
+"""
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from nonet.controller.plan import get_feature_dims
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
+    LIBRARY,
     Scenario,
+    check_reward,
     check_runnable,
-    check_tables,
-    check_validation,
+    check_scenario,
     check_validation_interval,
+    is_own_code,
 )
 from nonet.controller.scenario.settings import list_data_warnings
 from nonet.controller.setup.from_run import find_warm_start
+from nonet.controller.setup.own_files import read_copies
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
     list_reward_options,
     load_between_class,
-    make_baseline_options,
     make_run_setup,
     make_source_options,
     make_stage_setups,
 )
-from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
-from nonet.plugins import PluginFiles
-from nonet.rl.rewards import check_options, describe_missing_column, find_reward, list_columns
+from nonet.plugins import PluginFiles, parse_file
+from nonet.rl.rewards import describe_missing_column, find_reward, list_columns
 from nonet.samples.profiles import measure_profile
-from nonet.samples.sequences import TRAIN
+from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
+from nonet.samples.tables import find_parquet
 from nonet.suggest import suggest_sentence
 from nonet.workers.roles import DataSetup, check_sequences
 
+_MAX_TABLE_BYTES = 1 << 28  # of larger tables, a plan reads a sample, so that it takes seconds
 
-def check(scenario: Scenario, folder: Path) -> list[str]:
+
+@dataclass
+class FileChecks:
+    """Which files and addresses of a scenario are opened, and what the checks of them found.
+
+    Attributes:
+        opens_addresses: Whether addresses of other machines are opened, such as URIs of tables and networked stores.
+        allows_absent: Whether an absolute path that does not exist here may exist where the run will be.
+        max_table_bytes: The size above which only the schema and one row group of a table are read; None for no limit.
+        warnings: Warnings about joined stores and about the data, one sentence each.
+        unchecked: What was not opened, each as "key: value".
+    """
+
+    opens_addresses: bool = True
+    allows_absent: bool = False
+    max_table_bytes: int | None = None
+    warnings: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    _newest_tables: tuple[DataSetup, Sequences, pa.Table] | None = None
+
+    def build_sequences(self, data: DataSetup) -> tuple[Sequences, pa.Table]:
+        """Return the sequences and items of data, which are read once for successive scenarios with the same data."""
+        if self._newest_tables is None or self._newest_tables[0] != data:
+            self._newest_tables = (data, *data.build())
+        return self._newest_tables[1:]
+
+    def can_open(self, key: str, address: str) -> bool:
+        """Return whether an address or a path is opened from here; if not, add it to `unchecked`.
+
+        Args:
+            key: The key of the scenario that has the address.
+            address: A URI, a path, a pattern of paths, `lmdb:FOLDER` or `file.py:NAME`.
+        """
+        path = address.removeprefix("lmdb:")
+        path = parse_file(path) or path
+        is_absent = self.allows_absent and Path(path).is_absolute() and not glob.glob(path)
+        if self.opens_addresses or not ("://" in address or is_absent):
+            return True
+        self.unchecked.append(f"{key}: {address}")
+        return False
+
+    def can_open_all(self, key: str, options: Mapping[str, Any]) -> bool:
+        """Return whether all texts among options are opened from here; those that are not are added to `unchecked`."""
+        texts = {name: value for name, value in options.items() if isinstance(value, str)}
+        are_opened = [self.can_open(f"{key}.{name}", value) for name, value in texts.items()]
+        return all(are_opened)
+
+
+def check(scenario: Scenario, folder: Path, checks: FileChecks | None = None) -> list[str]:
     """Check everything that a run of a scenario needs, before any process is started.
 
     Args:
         scenario: The scenario.
         folder: The folder that relative paths in the scenario start from.
+        checks: The checks of similar scenarios, to which the warnings are added; None if there are none.
 
     Returns:
         Warnings about the data, one sentence each.
@@ -52,74 +116,136 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
     Raises:
         ConfigError: A key is wrong, or this version cannot run it.
         DataError: The tables cannot be read, or contain too few users, items or events.
+        StoreError: A store cannot be read.
     """
+    check_scenario(scenario)
     check_runnable(scenario)
-    _check_engine(scenario)
-    return [*check_definition(scenario, folder), *check_data(scenario, folder)]
+    return _check_all_files(scenario, folder, checks or FileChecks()).warnings
 
 
-def check_definition(scenario: Scenario, folder: Path) -> list[str]:
-    """Check the parts of a scenario that need neither its data nor the packages of this machine.
-
-    These are the sparse tables, metrics, features, rewards with their options, steps between rollout and rewards, and joins.
+def check_files(scenario: Scenario, folder: Path, *, allows_absent: bool = False) -> FileChecks:
+    """Check the files of this machine that a scenario names, and open no address of another machine.
 
     Args:
-        scenario: A scenario that this version can run.
+        scenario: A scenario that `check_scenario` accepts.
         folder: The folder that relative paths in the scenario start from.
+        allows_absent: Whether an absolute path that does not exist here may exist where the run will be.
 
     Returns:
-        Warnings of the joined stores, one sentence each.
+        The warnings, and what was not checked.
 
     Raises:
-        ConfigError: A key or an option is wrong.
-        StoreError: A store that is joined cannot be read.
+        ConfigError: A key is wrong.
+        DataError: The tables cannot be read, or contain too few users, items or events.
+        StoreError: A store cannot be read.
     """
-    check_tables(scenario)
-    _check_tiers(scenario)
-    for metric in scenario.evaluate.metrics:
-        scenario.model.spec.check_metric(metric, scenario.evaluate.width)
-    scenario.model.spec.check(scenario)
-    check_validation(scenario)
-    reserved_names = ("tokenise", "evaluate", *make_baseline_options(scenario))
-    for name in scenario.stages:
-        if name in reserved_names:
-            raise ConfigError(
-                f"stages.{name}: {', '.join(reserved_names)} are reserved names; choose another"
-            )
-    for _, name, options in list_reward_options(scenario):
-        _check_reward(find_reward(options.use or name, folder, name=name), name, options)
+    checks = FileChecks(opens_addresses=False, allows_absent=allows_absent, max_table_bytes=_MAX_TABLE_BYTES)
+    return _check_all_files(scenario, folder, checks)
+
+
+def check_resumed(scenario: Scenario, run: RunFolder) -> None:
+    """Check everything that a resumed run needs but its tables, which it has read.
+
+    Args:
+        scenario: The scenario of the run.
+        run: The folder of the run, with copies of the user's own files.
+
+    Raises:
+        ConfigError: A key is wrong, this version cannot run it, or a copy was changed.
+        StoreError: A store cannot be read.
+    """
+    check_scenario(scenario)
+    check_runnable(scenario)
+    _check_definition(scenario, read_copies(run), FileChecks())
+
+
+def _check_all_files(scenario: Scenario, folder: Path, checks: FileChecks) -> FileChecks:
+    """Check the files and addresses of a scenario: first those that define the run, then its data."""
+    files = PluginFiles(str(folder))
+    _check_definition(scenario, files, checks)
+    source = scenario.data.source
+    if checks.can_open_all("data.source", source.get_options()):
+        source.spec.check(make_source_options(scenario))
+    _check_data(scenario, folder, checks)
+    return checks
+
+
+def _check_definition(scenario: Scenario, files: PluginFiles, checks: FileChecks) -> None:
+    """Check the packages, the model's files, rewards, steps between rollout and rewards, and stores of a scenario."""
+    _check_engine(scenario, checks)
+    model = scenario.model
+    if checks.can_open_all("model", model.get_options()):
+        model.spec.check_files(scenario)
+    for stage, name, options in list_reward_options(scenario):
+        key, use = f"stages.{stage}.rewards.{name}", options.use or name
+        checks.can_open_all(key, options.get_options())
+        if not isinstance(use, str) or (checks.can_open(key, use) and _has_code(key, use, files, checks)):
+            use = files.make_absolute(use) if files.copies else use
+            check_reward(find_reward(use, files.folder, name=name), name, options)
     for stage_name, stage in scenario.stages.items():
         for step in getattr(stage, "between", ()):
-            load_between_class(step, PluginFiles(str(folder)), where=f"stages.{stage_name}.between")
-    warnings = _check_joins(scenario)
-    if (stored := scenario.data.sequences) is not None:
+            key = f"stages.{stage_name}.between"
+            if not isinstance(step.use, str) or _has_code(key, step.use, files, checks):
+                load_between_class(step, files, where=key)
+    _check_joins(scenario, checks)
+    stored = scenario.data.sequences
+    if stored is not None and checks.can_open("data.sequences.use", stored.use):
         with suppress(StoreNotFoundError):  # the tokenise stage creates it
             open_store(stored.use, **stored.options).close()
-    scenario.data.source.spec.check(make_source_options(scenario))
-    return warnings
+    for name, pool in scenario.pools.items():
+        for key in ("image", "python"):
+            if pool.env is not None and (value := getattr(pool.env, key)) and not checks.opens_addresses:
+                checks.unchecked.append(f"pools.{name}.env.{key}: {value}")
 
 
-def _check_engine(scenario: Scenario) -> None:
-    """Raise ConfigError if the package of the trainers' engine is not installed."""
+def _has_code(key: str, use: str, files: PluginFiles, checks: FileChecks) -> bool:
+    """Return whether the user's own code is on this machine, as far as it may be on another one only.
+
+    The files of a shipped scenario are the user's, who has them beside a copy of the scenario.
+    """
+    file = parse_file(use)
+    if not is_own_code(use) or not checks.allows_absent:
+        return True
+    if file is None:
+        is_absent = find_spec(use.partition(":")[0].partition(".")[0]) is None
+    else:
+        is_shipped = Path(files.folder).resolve() == LIBRARY.resolve()
+        is_absent = (is_shipped or Path(file).is_absolute()) and not files.resolve_path(file).is_file()
+    if is_absent:
+        checks.unchecked.append(f"{key}: {use}")
+    return not is_absent
+
+
+def _check_engine(scenario: Scenario, checks: FileChecks) -> None:
+    """Raise ConfigError if the package of the trainers' engine is not installed where the run will be."""
     engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
     package = engine.spec.needs if engine is not None else None
-    if engine is not None and package is not None and find_spec(package) is None:
-        raise ConfigError(
-            f"roles.trainer.engine: {package} is not installed: pip install 'nonet[{engine.use}]'"
-        )
+    if engine is None or package is None or find_spec(package) is not None:
+        return
+    if checks.allows_absent:
+        checks.unchecked.append(f"roles.trainer.engine: the package {package}")
+        return
+    raise ConfigError(f"roles.trainer.engine: {package} is not installed: pip install 'nonet[{engine.use}]'")
 
 
-def _check_joins(scenario: Scenario) -> list[str]:
+def _check_joins(scenario: Scenario, checks: FileChecks) -> None:
     """Open every joined store, check that its columns fit the sparse tables, and close it.
 
-    Returns:
-        The warnings of the stores, one sentence each.
+    Args:
+        scenario: The scenario.
+        checks: Which stores are opened; the warnings of these are added to it.
 
     Raises:
         ConfigError: A column with a sparse table is a list, or neither whole numbers nor text.
         StoreError: A store cannot be read.
     """
-    joins = StoreJoins(scenario.data.join)
+    joins = StoreJoins(
+        {
+            name: join
+            for name, join in scenario.data.join.items()
+            if checks.can_open(f"data.join.{name}.use", join.use)
+        }
+    )
     table_by_feature = make_run_setup(scenario).features
     try:
         column_kinds = joins.get_kinds()  # without columns that are lists
@@ -133,99 +259,77 @@ def _check_joins(scenario: Scenario) -> list[str]:
             raise ConfigError(
                 f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is a list; models read one id per event"
             )
-        return joins.list_warnings()
+        checks.warnings += joins.list_warnings()
     finally:
         joins.close()
 
 
-def _check_reward(target: Any, name: str, options: Any) -> None:
-    """Raise ConfigError if the options of a reward are wrong; the message also lists the keys that every reward has.
+def _check_data(scenario: Scenario, folder: Path, checks: FileChecks) -> None:
+    """Read and split the data, and check them against the scenario; warnings about the data are added to `checks`.
 
-    Args:
-        target: The class or function of the reward.
-        name: The name of the reward.
-        options: The options of the reward (`RewardOptions`).
-    """
-    try:
-        check_options(target, options.get_options(), name=name)
-    except ConfigError as error:
-        common_keys = ", ".join(key for key in type(options).model_fields if key != "use")
-        raise ConfigError(f"{error} Every reward has {common_keys}.") from None
-
-
-def _check_tiers(scenario: Scenario) -> None:
-    """Raise ConfigError if the tiers of a table do not fit its rows."""
-    setup = make_run_setup(scenario)
-    specs = setup.make_table_specs()
-    for name, tiers in setup.tiers.items():
-        try:
-            TierSettings.from_settings(specs[name], tiers).check(specs[name])
-        except ConfigError as error:
-            raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
-
-
-def check_data(scenario: Scenario, folder: Path) -> list[str]:
-    """Read and split the data, and check them against the scenario.
-
-    Of data that are prepared on disk, only a sample is read.
-
-    Args:
-        scenario: A scenario that `check_definition` accepts.
-        folder: The folder that relative paths in the scenario start from.
-
-    Returns:
-        Warnings about the data, one sentence each.
+    Of data that are prepared on disk, and of tables that are too large, only a sample is read.
 
     Raises:
         ConfigError: A column that the scenario names is missing.
         DataError: The tables cannot be read, or contain too few users, items or events.
     """
-    warm_start = find_warm_start(scenario)
-    reward_columns = _list_reward_columns(scenario, folder)
+    init = scenario.init
+    warm_start = (
+        find_warm_start(scenario) if init is not None and checks.can_open("init.from", init.source) else None
+    )
+    reads_tokenizer = checks.can_open_all("tokenizer", scenario.tokenizer.get_options())
     data = make_data_setup(scenario, folder, warm_start and warm_start.known)
-    if data.is_prepared_on_disk():
-        return _check_sample(scenario, data, folder, reward_columns)
-    seq, items = data.build()
-    check_sequences(seq, data)
+    options, labels = data.options, data.labels
+    paths = {"interactions": options.interactions, "items": options.items}
+    paths |= {"labels.path": labels and labels.path}
+    if not checks.can_open_all("data", paths):
+        return
+    reward_columns = _list_reward_columns(scenario, folder, checks)
+    is_sampled = checks.max_table_bytes is not None and any(
+        _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
+    )
+    if is_sampled or data.is_prepared_on_disk():
+        interactions, item_schema = data.sample_tables()
+        seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
+    else:
+        seq, items = checks.build_sequences(data)
+        event_columns = seq.feature_columns
+        check_sequences(seq, data)
     _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
     _check_stage_columns(scenario, items.column_names)
-    scenario.model.spec.check_columns(scenario, seq.feature_columns, items.schema)
-    if scenario.model.spec.makes_lists:
+    scenario.model.spec.check_columns(scenario, event_columns, items.schema)
+    if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
+    if seq is not None:
+        _check_sequence_lengths(scenario, seq)
+        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
+        checks.warnings += list_data_warnings(profile, options.split, get_feature_dims(scenario))
+
+
+def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
+    """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
     setups = make_stage_setups(scenario, users=len(seq), events=int((seq.split == TRAIN).sum()))
     check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, stage in scenario.stages.items():
         stage.kind.check_data(name, stage, seq)
-    profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
-    return list(list_data_warnings(profile, data.options.split, get_feature_dims(scenario)))
 
 
-def _list_reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
+def _measure_table(path: str, key: str) -> int:
+    """Return the bytes of the files of a table."""
+    filesystem, files = find_parquet(path, key)
+    return sum(info.size for info in filesystem.get_file_info(files))
+
+
+def _list_reward_columns(scenario: Scenario, folder: Path, checks: FileChecks) -> list[tuple[str, str]]:
     """Return (name of the reward, column) for each column of the items that a reward reads, without joined columns."""
     joined_columns = StoreJoins(scenario.data.join).names
     return [
         (name, column)
-        for _, name, options in list_reward_options(scenario)
+        for stage, name, options in list_reward_options(scenario)
+        if f"stages.{stage}.rewards.{name}: {options.use or name}" not in checks.unchecked
         for column in list_columns(find_reward(options.use or name, folder, name=name))
         if column not in joined_columns
     ]
-
-
-def _check_sample(
-    scenario: Scenario, data: DataSetup, folder: Path, reward_columns: Sequence[tuple[str, str]]
-) -> list[str]:
-    """Check one row group of the events and the columns of the items; the tokenise stage checks the rest when it reads it.
-
-    Returns:
-        No warnings, as a sample does not show them.
-    """
-    interactions, items = data.sample_tables()
-    _check_reward_columns(reward_columns, items.names, scenario.data.columns)
-    _check_stage_columns(scenario, items.names)
-    scenario.model.spec.check_columns(scenario, interactions.column_names, items)
-    if scenario.model.spec.makes_lists:
-        check_tokenizer(items.empty_table(), data.tokenizer, folder)
-    return []
 
 
 def _check_reward_columns(

@@ -206,6 +206,11 @@ class Reinforced(StageOptions):
     @model_validator(mode="after")
     def _check_rewards(self) -> Reinforced:
         """Raise ValueError if there is no reward, or if a scene names a reward that the stage cannot weigh."""
+        if self.rollout.use not in self.rollout.shipped:
+            raise ValueError(
+                f"rollout.use: {self.rollout.use!r} is code of your own, which no run supports; choose "
+                f"{', '.join(self.rollout.shipped)}"
+            )
         if not self.rewards:
             raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
         for scene_name, scene in (self.scenes.of if self.scenes else {}).items():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions, StepWork
 from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
 from nonet.errors import ConfigError
-from nonet.plugins import is_reference
 from nonet.workers.roles import SceneSetup
 
 if TYPE_CHECKING:
@@ -62,11 +61,6 @@ class ReinforcedKind(StageKind):
         for index, step in enumerate(stage_options.between):
             path = f"stages.{stage}.between.{index}"
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
-
-    def find_unsupported(self, path: str, stage_options: Reinforced) -> Iterator[str]:
-        """Yield the key of a rollout that is the user's own code, which can be planned but not run."""
-        if is_reference(str(stage_options.rollout.use)):
-            yield f"{path}.rollout.use: {stage_options.rollout.use}"
 
     def check_groups(self, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError if stale rollouts share the trainer's weights."""

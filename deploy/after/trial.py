@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.controller.scenario import RewardOptions, check_supported
-from nonet.controller.setup import list_reward_options, make_data_setup
+from nonet.controller.setup import list_reward_options, make_data_setup, preflight
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
@@ -83,6 +83,7 @@ def try_reward(
         DataError: The data cannot be used.
     """
     check_supported(source.scenario, "reward test", source.scenario.name)
+    preflight.check(source.scenario, source.folder)
     tried, others, left_out = _choose_rewards(source, use, options)
     seq, items = make_data_setup(source.scenario, source.folder).build()
     run = _UntrainedRun(seq, items)

@@ -211,8 +211,8 @@ def _build_scenario(
     scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(base_dir)))
     source = ScenarioFile(scenario, base_dir)
     lines = format_profile(profile).splitlines()
-    lines += [f"warning: {warning}" for warning in planning.check_scenario(source)]
     plan = source.plan(read_local_view())
+    lines += [f"warning: {warning}" for warning in planning.check_files(source)]
     worker_bytes = max((line.needed for line in plan.ledger.lines), default=0)  # of one device or host
     lines.append(
         f"the workers need about {format_bytes(worker_bytes)}, and Ray's own processes {format_bytes(_RAY_BYTES)} more; "

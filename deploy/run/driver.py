@@ -236,7 +236,9 @@ def start(
     """
     timeout_s = read_orphan_timeout_s()
     warnings: list[str] = []
-    if not resume:
+    if resume:
+        preflight.check_resumed(scenario, run)
+    else:
         scenario = resolve_sources(scenario)
         warnings = preflight.check(scenario, folder)
     check_ray_environment()
@@ -275,7 +277,9 @@ def start_detached(
         raise ConfigError(
             "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
         )
-    if not resume:
+    if resume:
+        preflight.check_resumed(scenario, run)
+    else:
         scenario = resolve_sources(scenario)
         preflight.check(scenario, folder)
     check_ray_environment()

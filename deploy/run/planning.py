@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nonet.controller.cluster import ClusterView, read_local_view, read_view
-from nonet.controller.plan import Plan, get_feature_dims
+from nonet.controller.plan import Plan
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
 
-_MAX_TABLE_BYTES = 1 << 28  # larger tables are not read for a plan, so that it takes seconds
+if TYPE_CHECKING:
+    from nonet.deploy.run.api import ScenarioFile
 
 
 def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -33,30 +35,34 @@ def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
     return read_view(cluster) if cluster else read_local_view()
 
 
-def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
+def describe_search(source: ScenarioFile, view: ClusterView, as_json: bool, *, allows_absent: bool) -> str:
     """Search placements of a scenario, and describe them as text or JSON, best first.
 
     Args:
-        source: The scenario file (`api.ScenarioFile`).
+        source: The scenario file.
         view: The cluster.
         as_json: Whether to return JSON.
+        allows_absent: Whether the view is of other machines, which may have files that this one lacks.
     """
+    from nonet.controller.scenario import check_scenario
     from nonet.controller.search import format_search, make_search_records, search_placements
 
-    check_scenario(source)
+    check_scenario(source.scenario)
+    check_files(source, allows_absent=allows_absent)
     search = search_placements(source.scenario, view)
     return json.dumps(make_search_records(search), indent=1) if as_json else format_search(search)
 
 
-def describe_plan(source: Any, plan: Plan, as_json: bool) -> str:
-    """Describe the plan of a scenario, with warnings about its data, as text or JSON.
+def describe_plan(source: ScenarioFile, plan: Plan, as_json: bool, *, allows_absent: bool) -> str:
+    """Check the files that a scenario names, and describe its plan with warnings about its data, as text or JSON.
 
     Args:
-        source: The scenario file (`api.ScenarioFile`), which is checked.
+        source: The scenario file.
         plan: The plan of its scenario.
         as_json: Whether to return JSON.
+        allows_absent: Whether the plan is for other machines, which may have files that this one lacks.
     """
-    warnings = check_scenario(source)
+    warnings = check_files(source, allows_absent=allows_absent)
     if as_json:
         return json.dumps(plan.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
     return "\n\n".join(
@@ -64,11 +70,12 @@ def describe_plan(source: Any, plan: Plan, as_json: bool) -> str:
     )
 
 
-def check_scenario(source: Any) -> list[str]:
-    """Check a scenario as a run does before it starts, including tables that can be read from this machine.
+def check_files(source: ScenarioFile, *, allows_absent: bool = False) -> list[str]:
+    """Check the files of this machine that a scenario names, and print to standard error what is not checked from here.
 
     Args:
-        source: The scenario file (`api.ScenarioFile`).
+        source: The scenario file.
+        allows_absent: Whether an absolute path that does not exist here may exist where the run will be.
 
     Returns:
         Warnings about joined stores and about the data.
@@ -77,50 +84,12 @@ def check_scenario(source: Any) -> list[str]:
         ConfigError: A key, a reward, its options or a column is wrong.
         DataError: The tables cannot be read, or have too few events.
     """
-    from nonet.controller.scenario import check_runnable
     from nonet.controller.setup import preflight
 
-    scenario, folder = source.scenario, source.folder
-    try:
-        check_runnable(scenario)
-    except ConfigError:  # the plan's own notes report it
-        return find_data_warnings(source)
-    warnings = preflight.check_definition(scenario, folder)
-    return warnings + (preflight.check_data(scenario, folder) if _can_read_tables(source) else [])
-
-
-def find_data_warnings(source: Any) -> list[str]:
-    """Return warnings about the data of a scenario file (`api.ScenarioFile`).
-
-    The list is empty if the tables are not files of this machine, or are larger than a plan should read.
-    """
-    from nonet.controller.scenario.settings import list_data_warnings, read_data_profile
-
-    data = source.scenario.data
-    if not _can_read_tables(source):
-        return []
-    profile = read_data_profile(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
-    split = {"use": data.split.use, **data.split.get_options()}
-    return list(list_data_warnings(profile, split, get_feature_dims(source.scenario)))
-
-
-def _can_read_tables(source: Any) -> bool:
-    """Return whether the tables are local files that are small enough for a plan to read.
-
-    Raises:
-        DataError: A table does not exist.
-    """
-    from nonet.samples.tables import find_parquet
-
-    data = source.scenario.data
-    for path, table in ((data.interactions, "interactions"), (data.items or data.interactions, "items")):
-        if "://" in path:
-            return False
-        location = path if ":" in path else str(source.folder / path)
-        filesystem, files = find_parquet(location, table)
-        if sum(info.size for info in filesystem.get_file_info(files)) > _MAX_TABLE_BYTES:
-            return False
-    return True
+    checks = preflight.check_files(source.scenario, source.folder, allows_absent=allows_absent)
+    if checks.unchecked:
+        print(f"not checked from here: {'; '.join(checks.unchecked)}", file=sys.stderr)
+    return checks.warnings
 
 
 def _read_live_view(address: str) -> ClusterView:

@@ -20,8 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.scenario import check_runnable, find_scenario, load_scenario, to_document
+from nonet.controller.scenario import (
+    check_runnable,
+    check_scenario,
+    find_scenario,
+    load_scenario,
+    to_document,
+)
 from nonet.controller.setup import find_files_beside, list_named_files
+from nonet.deploy.run.api import ScenarioFile
+from nonet.deploy.run.planning import check_files
 from nonet.errors import ConfigError, NonetError
 
 _POLL_S = 2.0  # between two reads of the job's log
@@ -49,8 +57,10 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
     from ray.job_submission import JobStatus, JobSubmissionClient
 
     path = find_scenario(source)
-    scenario, _ = load_scenario(path, changes)
+    scenario, folder = load_scenario(path, changes)
+    check_scenario(scenario)
     check_runnable(scenario)
+    check_files(ScenarioFile(scenario, folder), allows_absent=True)  # the job checks the rest
     scenario_files = sorted(
         _find_named_files(to_document(scenario), path.parent) | _find_files_beside(scenario, path.parent)
     )

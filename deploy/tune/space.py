@@ -92,6 +92,15 @@ class SearchSpace:
     metric: str | None
     source: str
 
+    def iterate_listed(self) -> Iterator[dict[str, Any]]:
+        """Yield values by key such that every end of every key occurs, with the first ends of the other keys."""
+        ends_by_path = {key.path: key.list_ends() for key in self.keys}
+        first_ends = {path: ends[0] for path, ends in ends_by_path.items()}
+        yield first_ends
+        for path, ends in ends_by_path.items():
+            for end in ends[1:]:
+                yield first_ends | {path: end}
+
     def iterate_corners(self) -> Iterator[dict[str, Any]]:
         """Yield values by key for all combinations of the keys' ends.
 

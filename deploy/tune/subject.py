@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +22,7 @@ from nonet.controller.record import RunFolder, ValidationRecord
 from nonet.controller.scenario import (
     Scenario,
     check_runnable,
+    check_scenario,
     check_validation,
     find_scenario,
     load_scenario,
@@ -32,7 +34,7 @@ from nonet.controller.scenario import (
 from nonet.controller.setup import list_named_files, preflight, resolve_sources
 from nonet.deploy.run import ScenarioFile
 from nonet.deploy.tune.space import METRIC, SearchSpace
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, DataError
 from nonet.models import NATS
 from nonet.plugins import PluginFiles
 from nonet.suggest import join_names, suggest_sentence
@@ -151,7 +153,7 @@ class TunedScenario:
         return values[best] if best is not None and math.isfinite(values[best]) else None
 
     def check(self, space: SearchSpace) -> list[str]:
-        """Build and check a trial at every corner of the space, and check the data with the first one.
+        """Build and check a trial at every corner of the space, and check the files and the data with every listed value.
 
         Args:
             space: The search space.
@@ -161,21 +163,20 @@ class TunedScenario:
 
         Raises:
             ConfigError: A key or a combination of values is wrong; the message has the values.
+            DataError: The data cannot be used.
         """
         for key in space.keys:
             self._check_path(f"{space.source}: {key.path}", key.path)
-        first_trial: ScenarioFile | None = None
         for values in space.iterate_corners():
-            try:
+            with _add_values_to_errors(space, values):
                 trial = self.build_trial(values)
+                check_scenario(trial.scenario)
                 check_runnable(trial.scenario)
-                check_validation(trial.scenario)
-            except ConfigError as error:
-                values_text = ", ".join(f"{path}={value}" for path, value in values.items())
-                raise ConfigError(f"{space.source}: with {values_text}: {error}") from None
-            first_trial = first_trial or trial
-        assert first_trial is not None
-        return preflight.check(first_trial.scenario, self.folder)
+        checks = preflight.FileChecks()
+        for values in space.iterate_listed():
+            with _add_values_to_errors(space, values):
+                preflight.check(self.build_trial(values).scenario, self.folder, checks)
+        return list(dict.fromkeys(checks.warnings))
 
     def as_json(self) -> dict[str, Any]:
         """Return the scenario's document without values of env.vars, and hashes of the Python files that it names.
@@ -232,6 +233,16 @@ class TunedScenario:
                 f"{where}: the score of a trial is the validation of stages.{self.judged}, and {stage} comes after it, so this "
                 "key would not affect the score; remove it"
             )
+
+
+@contextmanager
+def _add_values_to_errors(space: SearchSpace, values: Mapping[str, Any]) -> Iterator[None]:
+    """Add the values that a scenario is checked with to the messages of errors."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        values_text = ", ".join(f"{path}={value}" for path, value in values.items())
+        raise type(error)(f"{space.source}: with {values_text}: {error}") from None
 
 
 def _get_nested(document: Any, path: str) -> Mapping[str, Any]:

@@ -134,13 +134,14 @@ def plan(
     """Show which workers would run on which nodes, and the resulting sizes."""
     from nonet.deploy.run import api, planning
 
+    scenario_file, view = api.scenario(scenario, change), planning.choose_view(cluster, address)
+    is_elsewhere = cluster is not None or address is not None
     if search:
-        scenario_file, view = api.scenario(scenario, change), planning.choose_view(cluster, address)
-        print(planning.describe_search(scenario_file, view, as_json))
+        print(planning.describe_search(scenario_file, view, as_json, allows_absent=is_elsewhere))
         return
-    scenario_file = api.scenario(scenario, change)
-    placement = scenario_file.plan(planning.choose_view(cluster, address))
-    print(planning.describe_plan(scenario_file, placement, as_json))
+    print(
+        planning.describe_plan(scenario_file, scenario_file.plan(view), as_json, allows_absent=is_elsewhere)
+    )
 
 
 def submit(

@@ -18,14 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.tables import (
-    RowColumns,
-    TableSpec,
-    get_state_width,
-)
+from nonet.embedding.tables import RowColumns, TableSpec, get_state_width
 from nonet.embedding.tables.optimizers import TableOptimizerSettings, get_row_optimizer
 from nonet.embedding.tiers.device_optimizer import apply_step, sum_gradients
 from nonet.embedding.tiers.slot_index import SlotIndex
+from nonet.embedding.tiers.tiers import count_device_row_bytes
 from nonet.errors import ConfigError
 from nonet.random import rng
 
@@ -38,11 +35,6 @@ _USES_PER_ROW = 16
 _PINNED = np.iinfo(np.int64).max  # Priority of rows that must not be evicted.
 # Rows that an announced batch needs have this priority minus the step of their next use: above every past use.
 _ANNOUNCED = 1 << 62
-
-
-def count_device_row_bytes(spec: TableSpec) -> int:
-    """Compute the bytes of a row and its state on the device."""
-    return _DTYPES[spec.dtype].itemsize * spec.dim + 4 * get_state_width(spec)
 
 
 class DeviceCache:

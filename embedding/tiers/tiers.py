@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from nonet.embedding.tables import TableSpec
-from nonet.embedding.tiers.device_cache import count_device_row_bytes
+from nonet.embedding.tables.optimizers import get_row_optimizer
 from nonet.errors import ConfigError
+
+
+def count_device_row_bytes(spec: TableSpec) -> int:
+    """Compute the bytes of a row and its state on the device."""
+    element_bytes = 4 if spec.dtype == "fp32" else 2
+    return element_bytes * spec.dim + 4 * get_row_optimizer(spec.optimizer).state_width(spec.dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -63,14 +63,6 @@ class DeepFmSpec(ModelSpec):
 
         check_metric(metric)
 
-    def find_unsupported(self, scenario: Any) -> Iterator[str]:
-        """Yield the keys of a scenario that the click model does not support."""
-        for name, stage in scenario.stages.items():
-            if stage.chunk != type(stage.chunk)():
-                yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
-            if stage.kind.rolls_out:
-                yield f"stages.{name} with rewards for deepfm, which makes no lists"
-
     def check(self, scenario: Any) -> None:
         """Check that stages define a label and a batch of events, that no feature is the label, and that tables have one width.
 
@@ -88,6 +80,10 @@ class DeepFmSpec(ModelSpec):
         if scenario.evaluate.shuffle_ties:
             raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; remove it")
         for name, stage in scenario.stages.items():
+            if stage.chunk != type(stage.chunk)():
+                raise ConfigError(
+                    f"stages.{name}.chunk: a step of deepfm is one batch of events, which is not divided; remove it"
+                )
             if not getattr(stage, "target", None):
                 raise ConfigError(
                     f'stages.{name}: deepfm needs target: a condition that says what a click is, e.g. "rating >= 4"'

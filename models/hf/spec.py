@@ -152,15 +152,26 @@ class HfSpec(ModelSpec):
         return hash_folder(str(path))
 
     def check(self, scenario: Any) -> None:
-        """Check that the model's config can be read and suits the scenario."""
+        """Check that no stage predicts several events at once."""
+        for name, stage in scenario.stages.items():
+            if (getattr(stage, "ahead", None) or 1) > 1:
+                raise ConfigError(
+                    f"stages.{name}.ahead: {stage.ahead} with model.use: hf, which predicts codes as successive tokens; "
+                    "remove it, or set it to 1"
+                )
+
+    def check_files(self, scenario: Any) -> None:
+        """Check that the model's config and tokenizer can be read and suit the scenario."""
         check_installed()
         options = scenario.model.get_options()
         config = get_text_config(read_config(options))
-        self._check_stages(scenario)
         # These modules import torch, which plans of other models do not need.
         from nonet.models.hf.lora import list_linear_layers, select_targets
-        from nonet.models.hf.text import make_layout
+        from nonet.models.hf.text import make_layout, read_tokenizer
 
+        for name, stage in scenario.stages.items():
+            if stage.kind.aligns:
+                read_tokenizer(options, f"stages.{name}")
         check_heads(config)
         model = _build_meta_model(json.dumps(options.get("config"), sort_keys=True), options.get("path"))
         # The tokenizer appends a collision level to its own.
@@ -176,19 +187,6 @@ class HfSpec(ModelSpec):
         path = scenario.model.get_options().get("path")
         if path and not is_local(path):
             yield f"model.path: {path} (a folder on this machine is read)"
-
-    def _check_stages(self, scenario: Any) -> None:
-        """Check that the stages suit a language model."""
-        from nonet.models.hf.text import read_tokenizer
-
-        for name, stage in scenario.stages.items():
-            if stage.kind.aligns:
-                read_tokenizer(scenario.model.get_options(), f"stages.{name}")
-            if (getattr(stage, "ahead", None) or 1) > 1:
-                raise ConfigError(
-                    f"stages.{name}.ahead: {stage.ahead} with model.use: hf, which predicts codes as successive tokens; "
-                    "remove it, or set it to 1"
-                )
 
 
 SPEC = HfSpec()

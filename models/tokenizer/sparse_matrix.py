@@ -11,12 +11,15 @@ import warnings
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN, PairCounter, Sequences, select_top_neighbours
+
+if TYPE_CHECKING:
+    import torch
 
 # Shapes: I items, F features (words, or items), n nonzeros, W columns of a basis.
 _MAX_DISTANCE = 5  # Maximum distance of co-occurring events, with weight 1 / sqrt(distance).
@@ -44,6 +47,8 @@ class SparseMatrix:
 
     def to_tensor(self) -> torch.Tensor:
         """Return a sparse tensor of torch: by coordinates, or by compressed rows if there are very many nonzeros."""
+        import torch  # checks of a tokenizer load this module, and need no torch
+
         if len(self.value) > _CSR_NONZEROS:
             row_offsets = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
             rows, columns = torch.from_numpy(row_offsets), torch.from_numpy(self.column.astype(np.int64))
@@ -122,6 +127,8 @@ def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: 
         name: Name of the source; with the seed, it determines the start vectors.
         power: Exponent of the singular values.
     """
+    import torch
+
     matrix_IF, matrix_FI = matrix.to_tensor(), matrix.transpose().to_tensor()
     width = min(dim + _OVERSAMPLE, *matrix.shape)
     start_FW = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)

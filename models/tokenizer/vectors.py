@@ -18,7 +18,6 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.hf import check_encoder, encode
 from nonet.models.tokenizer.sparse_matrix import compute_ppmi, compute_svd, compute_tfidf
 from nonet.models.tokenizer.text_sources import format_encoder, join_texts, list_encoders
 from nonet.samples.sequences import Sequences
@@ -55,6 +54,8 @@ def compute_item_vectors(
     blocks = []
     for name, weight in parse_weights(spec).items():
         if name in (encoders := list_encoders(spec)):
+            from nonet.models.hf import encode  # imports torch
+
             block_ID = encode(encoders[name], join_texts(items, encoders[name]["columns"]), folder)
         else:
             block_ID = _compute_source(name, items, seq, dim=dim, seed=seed, folder=folder)
@@ -73,6 +74,8 @@ def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
     encoders = list_encoders(spec)
     for name in parse_weights(spec):
         if name in encoders:
+            from nonet.models.hf import check_encoder  # imports torch
+
             check_encoder(encoders[name], folder)
             for column in encoders[name]["columns"]:
                 _classify_source(column, items, folder)

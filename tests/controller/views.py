@@ -6,6 +6,11 @@ from typing import Any
 
 from nonet.controller.cluster.view import ClusterView, DeviceFacts, Node
 from nonet.controller.scenario.scenario import Scenario, make_scenario
+from nonet.workers.roles.kinds import RoleKind
+
+OWN_KIND = RoleKind(
+    "nonet.workers.runtime:DistributeWorker"
+)  # views:OWN_KIND, of roles that only use up resources
 
 
 def node(

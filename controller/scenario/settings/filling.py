@@ -54,7 +54,7 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
     """
     data: Document = document["data"]
     keep = _get_part(data, "keep")
-    profile = read_data_profile(data, folder, keep or {})
+    profile = _read_data_profile(data, folder, keep or {})
     # The derived split tests and validates on at least one event each, so that a user needs a third one to train on.
     min_events = 3 if _get_part(data, "split") is None else 2
     _check_profile(profile, min_events)
@@ -68,7 +68,7 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
     if keep is None:
         setting = choose_keep(profile)
         add(setting)
-        profile = read_data_profile(data, folder, setting.value)
+        profile = _read_data_profile(data, folder, setting.value)
         _check_profile(profile, min_events)
     split = _get_part(data, "split")
     if split is None:
@@ -117,7 +117,7 @@ def take_stored_settings(document: Document, stored: Mapping[str, Any], put: Put
     return reasons
 
 
-def read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:
+def _read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:
     """Read the tables that a document's `data` names, and return their profile.
 
     Args:

@@ -32,9 +32,13 @@ def big_view(nodes: int = 1000) -> ClusterView:
 
 def fifty_groups() -> Scenario:
     """Make 51 groups: a trainer of 2,048, an elastic rollout, eight roles of 16, rewards of 1 to 40 workers."""
-    own = {
-        f"own{i}": {"pool": "gpu", "workers": 16, "topology": {"prefer": ["host", "rack"]}} for i in range(8)
+    own_role = {
+        "use": "views:OWN_KIND",
+        "pool": "gpu",
+        "workers": 16,
+        "topology": {"prefer": ["host", "rack"]},
     }
+    own = {f"own{i}": own_role for i in range(8)}
     roles = {
         "trainer": {"pool": "gpu", "workers": 2048, "topology": {"prefer": ["rack"]}},
         "rollout": {"pool": "gpu", "workers": {"min": 8, "max": 4096}},

@@ -44,7 +44,7 @@ def test_k_groups_on_one_device_ask_a_kth_of_it_each_and_never_more_than_all():
     roles = {
         "trainer": {"pool": "gpu", "workers": 2},
         "rollout": {"collocate": "trainer"},
-        "mine": {"collocate": "trainer"},
+        "mine": {"use": "views:OWN_KIND", "collocate": "trainer"},
     }
     made = plan(scenario(roles=roles), MANY)
     groups = [made.find_group(role) for role in ("trainer", "rollout", "mine")]
@@ -58,7 +58,7 @@ def test_one_plan_mixes_collocated_fused_and_apart_over_three_kinds_of_device():
         "trainer": {"pool": "gpu", "workers": 4},
         "embedding": {"fuse": "trainer"},
         "rollout": {"pool": "npu", "workers": 2},
-        "judge": {"collocate": "rollout"},
+        "judge": {"use": "views:OWN_KIND", "collocate": "rollout"},
     }
     made = plan(scenario(roles=roles, stages={"rl": RL}), MANY)
     placed = {group.name: (group.resource, set(group.nodes)) for group in made.groups}
@@ -72,7 +72,7 @@ def test_elastic_groups_leave_later_ones_what_they_need_at_least():
     roles = {
         "trainer": {**pool, "workers": 3},
         "rollout": {**pool, "workers": {"min": 1, "max": 64}},
-        "mine": {**pool, "workers": {"min": 2, "max": 64}},
+        "mine": {"use": "views:OWN_KIND", **pool, "workers": {"min": 2, "max": 64}},
     }
     made = plan(scenario(roles=roles), MANY)
     assert [made.find_group(role).workers for role in ("trainer", "rollout", "mine")] == [3, 3, 2]

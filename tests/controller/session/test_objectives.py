@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nonet.controller.scenario.rewards import Ramp, RewardOptions
+from nonet.controller.scenario.options import Ramp, RewardOptions
 from nonet.controller.session.objectives import RewardObjectives, sum_by_scene
 from nonet.workers.roles import SceneSetup
 

@@ -9,7 +9,7 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.record.validations import ValidationRecord, describe_selection
-from nonet.controller.scenario.rewards import RewardOptions
+from nonet.controller.scenario.options import RewardOptions
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.scenario.validation import ValidationRule, check_validation, make_validation_rule
 from nonet.controller.session.objectives import RewardObjectives

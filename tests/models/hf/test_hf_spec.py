@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 
 from backbones import QWEN3, folder_of
 
-from nonet.controller.scenario import check_runnable, load_scenario, make_scenario
+from nonet.controller.scenario import check_runnable, check_scenario, load_scenario, make_scenario
 from nonet.errors import ConfigError
 from nonet.models import ModelContext
 from nonet.models.hf.spec import SPEC
@@ -28,8 +28,9 @@ def scenario(model, stage=None, **data):
 
 
 def _checked(made):
+    check_scenario(made)
     check_runnable(made)
-    SPEC.check(made)
+    SPEC.check_files(made)
 
 
 def refused(model, stage=None, **data):
@@ -48,8 +49,7 @@ def test_a_backbone_of_a_config_or_a_folder_runs(tmp_path):
         ({"path": path, "prompt": PATH_OF_WORDS, "lora": {"rank": 2}}, align),
     ):
         made = scenario(model, stage)
-        check_runnable(made)
-        SPEC.check(made)
+        _checked(made)
     assert (
         made.stages["pretrain"].kind.compute_lengths(made.stages["pretrain"], 10, 100)["align"]["items"] == 8
     )
@@ -100,7 +100,7 @@ def test_only_a_model_of_words_is_aligned():
         }
     )
     with pytest.raises(ConfigError, match=r"use: align with model\.use: sid_decoder"):
-        check_runnable(made)
+        check_scenario(made)
 
 
 @pytest.mark.parametrize(

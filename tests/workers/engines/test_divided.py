@@ -9,8 +9,8 @@ from forked_roles import played
 from ring_world import Ring
 from safetensors.torch import load_file
 
+from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.scenario.unsupported import check_runnable
 from nonet.errors import ConfigError
 from nonet.workers.weight_files import read_tensors
 
@@ -135,7 +135,7 @@ def test_muon_and_deepspeed_do_not_go_together(ring):
         ConfigError,
         match=r"stages.pretrain.optimizer: muon with engine deepspeed \(set optimizer: {use: adamw}",
     ):
-        check_runnable(scenario)
+        check_scenario(scenario)
     with pytest.raises(ConfigError, match=r"no key 'fp17' to pass"):
         load_scenario(ring.scenario, ["roles.trainer={engine: {use: deepspeed, deepspeed: {fp17: {}}}}"])
     change = "roles.trainer={engine: {use: deepspeed, deepspeed: {zero_optimization: {stage: 3}}}}"

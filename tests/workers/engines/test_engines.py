@@ -12,8 +12,8 @@ import torch
 from forked_roles import played
 from ring_world import Ring
 
+from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario, make_scenario
-from nonet.controller.scenario.unsupported import check_runnable
 from nonet.controller.setup.own_files import list_named_files
 from nonet.errors import ConfigError
 from nonet.workers.engines import ENGINES, OptimizerOptions, TrainEngine, make_engine
@@ -245,7 +245,7 @@ def test_engines_that_no_run_would_use_are_refused(roles, says):
         "stages": {"pretrain": {"epochs": 1}},
     }
     with pytest.raises(ConfigError, match=says):
-        check_runnable(make_scenario(body))
+        check_scenario(make_scenario(body))
 
 
 def test_a_named_optimizer_that_the_engine_has_not_is_refused_and_the_default_is_one_that_it_has():
@@ -256,10 +256,10 @@ def test_a_named_optimizer_that_the_engine_has_not_is_refused_and_the_default_is
         "stages": {"pretrain": {"epochs": 1}},
     }
     made = make_scenario(body)
-    check_runnable(made)
+    check_scenario(made)
     assert made.stages["pretrain"].optimizer.use == "adamw"
     with pytest.raises(ConfigError, match="muon with engine deepspeed"):
-        check_runnable(make_scenario({**body, "stages": {"pretrain": {"epochs": 1, "optimizer": "muon"}}}))
+        check_scenario(make_scenario({**body, "stages": {"pretrain": {"epochs": 1, "optimizer": "muon"}}}))
 
 
 def test_facts_are_read_without_torch():

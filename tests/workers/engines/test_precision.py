@@ -10,8 +10,8 @@ import torch
 from forked_roles import played
 from ring_world import Ring
 
+from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.scenario.unsupported import check_runnable
 from nonet.errors import ConfigError
 from nonet.workers.engines import PrecisionOptions, StepPrecision
 from nonet.workers.runtime import Membership
@@ -149,7 +149,7 @@ def test_what_cannot_run_is_refused_by_its_key(ring):
     ):
         scenario, _ = load_scenario(ring.scenario, [change])
         with pytest.raises(ConfigError, match=said):
-            check_runnable(scenario)
+            check_scenario(scenario)
 
 
 @pytest.mark.filterwarnings(

@@ -1,0 +1,173 @@
+"""The checks of a scenario that need nothing else: its tables and stores are not read, and neither torch nor Ray is imported.
+
+`plan` makes them first, so what they refuse can be neither planned nor run. `nonet.controller.setup.preflight` adds the checks
+of files and addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nonet.controller.cluster import Elastic, Pool
+from nonet.controller.scenario.options import RewardOptions
+from nonet.controller.scenario.roles import Role
+from nonet.controller.scenario.scenario import Scenario
+from nonet.controller.scenario.table_options import check_tables
+from nonet.controller.scenario.validation import check_validation
+from nonet.errors import ConfigError
+from nonet.models import Model
+from nonet.plugins import is_reference
+from nonet.rl.rewards import check_options, find_reward
+from nonet.suggest import suggest_sentence
+from nonet.workers.roles import Weights
+from nonet.workers.roles.kinds import get_shipped_roles
+
+
+def check_scenario(scenario: Scenario) -> None:
+    """Check everything that follows from a scenario alone.
+
+    These are tables with their tiers, combinations of keys, metrics, the model's own conditions, validations, names of stages,
+    options of shipped rewards, and references to steps between rollout and rewards.
+
+    Raises:
+        ConfigError: A key is wrong, or keys do not go together; the message has all of the latter.
+    """
+    check_tables(scenario)
+    if conflicts := list(_find_conflicts(scenario)):
+        raise ConfigError(
+            f"{scenario.name}: no run supports {'; '.join(conflicts)}; change or remove these keys"
+        )
+    for metric in scenario.evaluate.metrics:
+        scenario.model.spec.check_metric(metric, scenario.evaluate.width)
+    scenario.model.spec.check(scenario)
+    check_validation(scenario)
+    _check_stage_names(scenario)
+    for stage_name, stage in scenario.stages.items():
+        for name, options in getattr(stage, "rewards", {}).items():
+            if not is_own_code(options.use or name):
+                check_reward(find_reward(options.use or name, name=name), name, options)
+        for step in getattr(stage, "between", ()):
+            if isinstance(step.use, str) and not is_own_code(step.use):
+                raise ConfigError(
+                    f"stages.{stage_name}.between: {step.use!r} must name a class of your own, file.py:NAME or "
+                    "package.module:NAME"
+                )
+
+
+def is_own_code(use: Any) -> bool:
+    """Return whether the `use` of a reward or a step names the user's own code: a file, or a name in a module."""
+    return isinstance(use, str) and "://" not in use and is_reference(use)
+
+
+def check_reward(target: Any, name: str, options: RewardOptions) -> None:
+    """Check the options of a reward against its signature.
+
+    Args:
+        target: The class or function of the reward.
+        name: The name of the reward.
+        options: The options of the reward.
+
+    Raises:
+        ConfigError: An option is wrong; the message also lists the keys that every reward has.
+    """
+    try:
+        check_options(target, options.get_options(), name=name)
+    except ConfigError as error:
+        common_keys = ", ".join(key for key in type(options).model_fields if key != "use")
+        raise ConfigError(f"{error} Every reward has {common_keys}.") from None
+
+
+def _has_role_kind(name: str, role: Role) -> bool:
+    """Return whether a role names its kind or has the name of a shipped one."""
+    return role.use is not None or name in get_shipped_roles()
+
+
+def _check_stage_names(scenario: Scenario) -> None:
+    """Raise ConfigError if a stage has the name of a step of every run, or of a baseline."""
+    baselines = scenario.evaluate.make_baseline_configs(scenario.model.spec.list_baselines())
+    reserved_names = ("tokenise", "evaluate", *baselines)
+    for name in scenario.stages:
+        if name in reserved_names:
+            raise ConfigError(
+                f"stages.{name}: {', '.join(reserved_names)} are reserved names; choose another"
+            )
+
+
+def _find_conflicts(scenario: Scenario) -> Iterator[str]:
+    """Yield every key that does not go with another key or with the model, with its value or a remark in parentheses."""
+    model = scenario.model
+    if scenario.weights.shard != Weights().shard and not model.spec.makes_lists:
+        yield f"weights.shard with model.use: {model.use}"
+    yield from _find_role_conflicts("roles", scenario.roles, scenario)
+    yield from _find_evaluator_conflicts("roles", scenario.roles, model)
+    engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
+    for name, stage in scenario.stages.items():
+        yield from _find_role_conflicts(f"stages.{name}.roles", stage.roles, scenario)
+        yield from _find_evaluator_conflicts(f"stages.{name}.roles", stage.roles, model)
+        if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
+            supported = " or ".join(engine.spec.optimizers)
+            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {supported}}})"
+        if stage.kind.aligns and not model.spec.aligns:
+            yield f"stages.{name}.use: {stage.use} with model.use: {model.use} (it has no words)"
+        if stage.kind.rolls_out and not model.spec.makes_lists:
+            yield f"stages.{name} with rewards for {model.use}, which makes no lists"
+        if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
+            key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
+            yield f"stages.{name}.{key} in a stage that rolls out"
+
+
+def _find_role_conflicts(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
+    """Yield the keys of roles that do not go with another key or with the model.
+
+    Args:
+        path: The path of the roles in the scenario.
+        roles: The roles, by name.
+        scenario: The scenario.
+    """
+    for name, role in roles.items():
+        if role.engine and (path, name) != ("roles", "trainer"):
+            yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
+        elif role.engine and not scenario.model.spec.blocks and (key := _find_block_option(role)):
+            yield f"{path}.{name}.engine.{key} with a model that has no blocks"
+        elif role.engine and (limit := _find_engine_limit(role, scenario)):
+            yield f"{path}.{name}.engine: {role.engine.use} with {limit}"
+        if not _has_role_kind(name, role):
+            suggestion = suggest_sentence(name, get_shipped_roles())
+            yield f"{path}.{name} (a role of your own must name its kind, use: file.py:SPEC.{suggestion})"
+
+
+def _find_block_option(role: Role) -> str | None:
+    """Return the first option of a role's engine that is set and needs a model made of blocks; None if none is set."""
+    options = role.engine.get_options() if role.engine else {}
+    return next((key for key in ("recompute", "compile") if options.get(key)), None)
+
+
+def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
+    """Return what a role's engine does not support on the role's device and ranks; None if it supports everything."""
+    if role.engine is None:
+        return None
+    host = role  # the role whose pool the role uses
+    for name in (role.fuse, role.collocate):
+        host = scenario.roles.get(name, host) if name else host
+    pool = scenario.pools.get(host.pool or "cpu", Pool())
+    ranks = role.workers.min if isinstance(role.workers, Elastic) else role.workers
+    return role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
+
+
+def _find_evaluator_conflicts(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
+    """Yield `evaluator.workers` if it is elastic, or above 1 for a model with its own evaluator.
+
+    Args:
+        path: The path of the roles in the scenario.
+        roles: The roles, by name.
+        model: The model.
+    """
+    role = roles.get("evaluator")
+    if role is None:
+        return
+    elastic = role.workers if isinstance(role.workers, Elastic) else None
+    if elastic is not None and elastic.max > 1:
+        yield f"{path}.evaluator.workers from {elastic.min} to {elastic.max} (give one number)"
+    elif role.workers != 1 and "evaluator" in model.spec.roles:
+        yield f"{path}.evaluator.workers above 1 with model.use: {model.use}"
