@@ -2,7 +2,8 @@
 
 The text is parsed by `ast` and compiled node by node; nothing is ever evaluated as Python. Allowed are comparisons (also
 chained), `and`, `or`, `not`, `in`, `not in`, brackets, columns, numbers, text, true and false. A row in which a compared column
-is null matches neither a condition nor its negation.
+is null matches neither a condition nor its negation. `'shoes' in categories` asks for an element of a column of lists; a list
+that holds a null counts as null.
 
 An operand is a column or a literal. Its kind is "a number", "text", "true or false" or "a moment" (a date or timestamp); only
 operands of the same kind can be compared, except that a text literal is read as a moment beside a column of moments.
@@ -26,6 +27,7 @@ import pyarrow.dataset as ds
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
+_functions: Any = pc  # these are generated at import time, so type checkers do not know them
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -34,6 +36,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_SEPARATOR = "\x1f"  # between the elements of a list that is joined to a text
 _ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text"  # For messages.
 
 
@@ -146,7 +149,9 @@ class _ConditionCompiler:
         return operation(self._compile_operand(left, column_type), self._compile_operand(right, column_type))
 
     def _compile_membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
-        """Compile `column in (literals)`; a row with null matches neither the condition nor its negation."""
+        """Compile `column in (literals)` or `literal in column`; a row with null matches neither it nor its negation."""
+        if self._is_column(right):
+            return self._compile_list_membership(left, right)
         if not self._is_column(left):
             raise self._make_error(f"needs a column before `in`, not {ast.unparse(left)!r}")
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
@@ -172,6 +177,33 @@ class _ConditionCompiler:
         # `isin` is false for null; `or` with this null makes it null, so that the negation is null as well.
         null_if_missing = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
         return column.isin(values) | null_if_missing
+
+    def _compile_list_membership(self, element: ast.expr, column: ast.expr) -> pc.Expression:
+        """Compile `element in column`, where the column has lists of text or whole numbers."""
+        name, column_type = ast.unparse(column), self._get_field(column).type
+        value_type = getattr(column_type, "value_type", None) if pa.types.is_nested(column_type) else None
+        is_number = value_type is not None and pa.types.is_integer(value_type)
+        is_text = value_type is not None and (
+            pa.types.is_string(value_type) or pa.types.is_large_string(value_type)
+        )
+        if not (is_number or is_text):
+            raise self._make_error(
+                f"looks for {ast.unparse(element)} in column {name!r} ({column_type}); `in` needs a column with lists of text or "
+                "whole numbers, or a list such as ('a', 'b')"
+            )
+        kind = "a number" if is_number else "text"
+        if self._is_column(element) or self._get_kind(element) != kind:
+            raise self._make_error(
+                f"looks for {ast.unparse(element)} in column {name!r} ({column_type}); write {kind} before `in`"
+            )
+        value = self._read_literal(element, value_type)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        # Arrow has no function that finds an element, so lists are joined to a text with a separator around each element.
+        separator = pc.scalar(_SEPARATOR)
+        joined = _functions.binary_join(pc.field(name).cast(pa.list_(pa.string())), separator)
+        surrounded = _functions.binary_join_element_wise(pc.scalar(""), joined, pc.scalar(""), separator)
+        return _functions.match_substring(surrounded, f"{_SEPARATOR}{value}{_SEPARATOR}")
 
     def _compile_operand(self, node: ast.expr, column_type: pa.DataType) -> Any:
         """Compile a column, or a literal that is compared with a column of `column_type`."""
@@ -241,7 +273,10 @@ class _ConditionCompiler:
             return "text"
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             return "a moment"
-        raise self._make_error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
+        hint = f"; write 'a' in {ast.unparse(node)} to find an element" if pa.types.is_nested(kind) else ""
+        raise self._make_error(
+            f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared{hint}"
+        )
 
     def _is_column(self, node: ast.expr) -> bool:
         """Return whether a node is a name other than true and false; a column may have one of these names, too."""

@@ -369,7 +369,7 @@ def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
 def _normalise_categories(table: pa.Table, missing_texts: tuple[str, ...], label: str) -> pa.Table:
     """Convert categories to a list of words per item, without missing texts; see `word_lists`."""
     column = table["categories"].combine_chunks()
-    if column.type == pa.list_(pa.string()) and not column.null_count:
+    if column.type == pa.list_(pa.string()) and not column.null_count and not column.flatten().null_count:
         return _replace_column(table, "categories", column)
     try:
         return _replace_column(table, "categories", parse_word_lists(column, missing_texts))

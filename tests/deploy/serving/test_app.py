@@ -39,6 +39,8 @@ def test_a_history_in_place_of_a_user_and_what_it_excludes(client):
     assert 1003 not in items(answer)
     only = ask(client, history=[1001], k=5, where="title == 'item d3'")
     assert items(only) == [1003]
+    of_a_kind = ask(client, history=[1001], k=5, where="'kind2' in categories and 'kind3' not in categories")
+    assert [(item - 1000) % 5 for item in items(of_a_kind)] == [2] * 5
 
 
 def test_a_user_nobody_knows_is_answered_and_marked(client):
@@ -90,6 +92,7 @@ def test_posted_events_are_in_the_next_answer_and_a_post_with_an_id_counts_once(
         (422, "bad_filter", "/recommend", {"user": 103, "where": "colour == 1"}),
         (422, "bad_filter", "/recommend", {"user": 103, "where": "__import__('os')"}),
         (422, "bad_filter", "/recommend", {"user": 103, "where": "(" * 900}),
+        (422, "bad_filter", "/recommend", {"user": 103, "where": "1 in categories"}),
         (422, "bad_items", "/score", {"user": 103, "items": []}),
         (422, "bad_events", "/events", {"user": 103, "events": []}),
         (422, "bad_event", "/events", {"user": 103, "events": [{"item": 1001, "event": "buy"}]}),

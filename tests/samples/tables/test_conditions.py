@@ -15,6 +15,9 @@ TABLE = pa.table(
         "day": [dt.date(2020, 1, d) for d in (1, 2, 3, 4)],
         "at": pa.array([dt.datetime(2020, 1, d) for d in (1, 2, 3, 4)], pa.timestamp("us", "UTC")),
         "tags": [["a"], ["b"], [], ["c"]],
+        "words": pa.array([["a b", "c"], ["ab"], None, ["c", None]], pa.large_list(pa.large_string())),
+        "sizes": pa.array([[1, 2], [12], [], [-2]], pa.list_(pa.int16())),
+        "shares": [[0.5]] * 4,
     }
 )
 
@@ -43,6 +46,16 @@ TABLE = pa.table(
         ("at < '2020-01-02T12:00:00'", [0, 1]),
         ("at == '2020-01-02T02:00:00+02:00'", [1]),
         ("event == '\\d'", []),
+        ("'a' in tags", [0]),
+        ("'a' not in tags", [1, 2, 3]),
+        ("not 'a' in tags and 'c' not in tags", [1, 2]),
+        ("'a' in tags or 'b' in tags and n == 2", [0, 1]),
+        ("'c' in words", [0]),
+        ("'c' not in words", [1]),
+        ("'a' in words", []),
+        ("2 in sizes", [0]),
+        ("-2 in sizes or 12.0 in sizes", [1, 3]),
+        ("2 not in sizes", [1, 2, 3]),
     ],
 )
 def test_condition_selects_the_rows_that_python_would_and_never_nulls(text, rows):
@@ -70,7 +83,13 @@ def test_condition_selects_the_rows_that_python_would_and_never_nulls(text, rows
         ("5 > 4", ["no column among them"]),
         ("n is 3", ["write == or !="]),
         ("n == None", ["'None'"]),
-        ("tags == 3", ["'tags' of type list", "cannot be compared"]),
+        ("tags == 3", ["'tags' of type list", "cannot be compared; write 'a' in tags"]),
+        ("1 in tags", ["looks for 1 in column 'tags' (list<item: string>); write text before `in`"]),
+        ("'a' in sizes", ["write a number before `in`"]),
+        ("event in tags", ["looks for event in column 'tags'", "write text before `in`"]),
+        ("0.5 in shares", ["column 'shares' (list<item: double>); `in` needs a column with lists of text"]),
+        ("'a' in event", ["column 'event' (string); `in` needs a column with lists"]),
+        ("'a' in tag", ["column 'tag'", "Did you mean 'tags'?"]),
         ("day > 'soon'", ["'soon'", "ISO timestamp"]),
         ("n > 10000000000000000000000", ["does not fit"]),
         ("n in (1, 10000000000)", ["do not fit column 'n' (int32)"]),
