@@ -79,6 +79,24 @@ def no_ray():
         start_local_ray()
 
 
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+    from nonet.deploy import cli
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nonet", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """Use one torch thread: the tensors are tiny, and threads that wait for a busy core are a hundred times slower."""

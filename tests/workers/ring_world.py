@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from tests_ring import make_ring, write_tables
 
-from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.scenario.scenario import Scenario, load_scenario
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.embedding.reading.reader import make_update
 from nonet.models.generation.corpus import Corpus
+from nonet.plugins import load_heavy
 from nonet.workers.engines import MEASURED
 from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
@@ -27,16 +28,30 @@ WIDTH = 4
 _OF_UPDATE = ("sid", "valid", "logp", "user", "position")
 
 
-class Ring:
+class Prepared:
+    """A scenario's data, prepared once into a folder by the model's own class; `world` makes roles over them."""
+
+    def __init__(
+        self, scenario: Path, folder: Path, known: KnownRun | None = None, beside: Path | None = None
+    ):
+        self.scenario = scenario
+        loaded, parent = load_scenario(scenario)
+        tokeniser = get_role(loaded, "tokenise", Tokeniser)()
+        self.facts = tokeniser.prepare(make_data_setup(loaded, beside or parent, known), str(folder))
+        self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+
+    def world(self, *changes: str) -> World:
+        return World(self, changes)
+
+
+class Ring(Prepared):
     """The ring, tokenised once into a folder; `world` makes roles over it, whatever changes of the scenario they have."""
 
     def __init__(self, folder: Path, known: KnownRun | None = None, **sizes: int):
-        self.scenario = make_ring(folder) / "ring.yaml"
+        scenario = make_ring(folder) / "ring.yaml"
         if sizes:
             write_tables(folder, **sizes)
-        loaded, beside = load_scenario(self.scenario)
-        self.facts = Tokeniser().prepare(make_data_setup(loaded, beside, known), str(folder))
-        self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+        super().__init__(scenario, folder, known)
 
     def known(self) -> KnownRun:
         """Return this ring as the run that another one starts from."""
@@ -46,27 +61,34 @@ class Ring:
     def corpus(self) -> Corpus:
         return Corpus.load(self.folders)
 
-    def world(self, *changes: str) -> World:
-        return World(self, changes)
+
+def get_role(scenario: Scenario, name: str, shipped: type) -> Any:
+    """Return the class of a role: the one that the model has for it, or else the shipped one."""
+    return load_heavy(scenario.model.spec.roles.get(name, shipped))
 
 
 class World:
-    """A trainer, its shard and its rollout, fused, with what a run of the scenario tells them."""
+    """A trainer, its shard and, for lists, its rollout, fused, with what a run of the scenario tells them."""
 
-    def __init__(self, ring: Ring, changes: tuple[str, ...] = ()):
+    def __init__(self, ring: Prepared, changes: tuple[str, ...] = ()):
         scenario, _ = load_scenario(ring.scenario, list(changes))
         data = ring.facts["data"]
         self.run = make_run_setup(scenario)
-        self.stages = make_stage_setups(scenario, data["users"], data["trained_events"])
-        self.shard, self.trainer, self.rollout = (
-            EmbeddingShard(self.run),
-            Trainer(self.run),
-            Rollout(self.run),
+        self.stages = make_stage_setups(
+            scenario,
+            data["users"],
+            data["trained_events"],
+            first_step=ring.facts.get("init", {}).get("step", 0),
         )
+        self.shard, self.trainer = EmbeddingShard(self.run), get_role(scenario, "trainer", Trainer)(self.run)
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
-        self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
         self.trainer.open(ring.folders)
-        self.rollout.open(ring.folders)
+        if scenario.model.spec.makes_lists:
+            self.rollout = Rollout(self.run)
+            self.rollout.place = Place(
+                role="rollout", peers={"trainer": self.trainer, "embedding": self.shard}
+            )
+            self.rollout.open(ring.folders)
         self._version = 0
 
     def train(self, name: str, start: int = 0, stop: int | None = None) -> list[dict[str, float]]:
