@@ -96,10 +96,13 @@ class Shop:
     Args:
         folder: An empty folder.
         text_ids: Whether users and items have text ids, or integers.
+
+    Attributes:
+        earlier_run: The run that the variant "warm" starts from.
     """
 
     def __init__(self, folder: Path, text_ids: bool = True):
-        self.folder = folder
+        self.folder, self.earlier_run = folder, folder
         draw = np.random.default_rng(0)
         users, items = np.arange(USERS), np.arange(ITEMS)
         self.user_ids: list[Any] = [f"user_{i:03d}" if text_ids else int(1001 + i) for i in users]
@@ -169,6 +172,8 @@ class Shop:
         """Write the versions of an item's maker and stock into a store, and return its address."""
         from nonet.samples.stores import StoreFiller
 
+        if Path(use).exists():
+            return use
         path = self.folder / "features.parquet"
         times = START_MS // 1000 + np.repeat([-10, 5 * 3600], ITEMS)
         rows = {
@@ -281,5 +286,7 @@ VARIANTS: dict[str, Any] = {
         }
     },
     "two trainers": lambda shop, kind: {"roles": {"trainer": {"workers": 2}}},
-    "warm": lambda shop, kind: {"init": {"from": shop.earlier_runs[kind]}},
+    "warm": lambda shop, kind: {"init": {"from": str(shop.earlier_run)}},
+    "integers": lambda shop, kind: {},
 }
+"""What each variant changes in the scenario of a shop and a kind; ids are integers where the shop's are."""

@@ -2,35 +2,64 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cells import CHECKS, Cell
+from covering import ROWS
 from finished import make_run
 from stranger import MODELS, Shop
 
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import find_verb_limit
 from nonet.verbs import VERBS
 
-PLAIN = [(kind, ()) for kind in MODELS]
+PLAIN = [(kind, ("integers",) if index % 2 else ()) for index, kind in enumerate(MODELS)]
+HOLES: dict[tuple[str, str], int] = {
+    ("evaluate --data", ""): 6,
+    ("recommend --users", ""): 6,
+    ("items add", ""): 6,
+}
+"""Cells that do not work yet: (verb, variant or kind; "" for all) -> the item of the plan that mends them.
+
+A mark may only be removed: a cell that works although it is marked fails.
+"""
 
 
 class FinishedRuns:
-    """The runs of this session, each made when it is first used."""
+    """The runs of this session, each made when it is first used.
 
-    def __init__(self, root):
-        self._root, self._shops, self._runs = root, {}, {}
+    Args:
+        root: An empty folder.
+    """
 
-    def open(self, kind, variants):
-        key = (kind, tuple(variants))
+    def __init__(self, root: Path):
+        self._root = root
+        self._runs: dict[tuple[str, ...], tuple[Shop, RunFolder, Path] | Exception] = {}
+
+    def open(self, kind: str, variants: tuple[str, ...]) -> tuple[Shop, RunFolder, Path]:
+        """Return the shop, the folder and the scenario of a run."""
+        key = (kind, *variants)
         if key not in self._runs:
-            text_ids = list(MODELS).index(kind) % 2 == 0
-            if text_ids not in self._shops:
-                folder = self._root / ("text" if text_ids else "integers")
-                folder.mkdir()
-                self._shops[text_ids] = Shop(folder, text_ids)
-            shop = self._shops[text_ids]
-            scenario = shop.write_scenario(kind, variants)
-            self._runs[key] = shop, make_run(scenario, shop.folder / "runs" / scenario.stem), scenario
-        return self._runs[key]
+            try:
+                self._runs[key] = self._make(kind, variants)
+            except Exception as error:
+                self._runs[key] = error
+        made = self._runs[key]
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def _make(self, kind: str, variants: tuple[str, ...]) -> tuple[Shop, RunFolder, Path]:
+        """Make a run, and the one that it starts from."""
+        folder = self._root / str(len(self._runs))
+        folder.mkdir()
+        shop = Shop(folder, "integers" not in variants)
+        if "warm" in variants:
+            earlier = tuple(variant for variant in variants if variant != "warm")
+            shop.earlier_run = make_run(shop.write_scenario(kind, earlier), folder / "runs" / "earlier").path
+        scenario = shop.write_scenario(kind, variants)
+        return shop, make_run(scenario, folder / "runs" / scenario.stem), scenario
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +67,25 @@ def runs(tmp_path_factory):
     return FinishedRuns(tmp_path_factory.mktemp("shops"))
 
 
-@pytest.mark.parametrize("verb", CHECKS)
-@pytest.mark.parametrize(
-    ("kind", "variants"), PLAIN, ids=lambda value: value if isinstance(value, str) else "-".join(value)
-)
-def test_a_verb_works_or_is_refused_in_one_line(runs, kind, variants, verb, command, tmp_path):
+def list_cells():
+    """Yield (kind, variants, verb) of every cell, of which those of plain kinds are not slow."""
+    for kind, variants in [*PLAIN, *ROWS]:
+        for verb in CHECKS:
+            marks = [] if (kind, variants) in PLAIN else [pytest.mark.slow]
+            yield pytest.param(kind, variants, verb, marks=marks, id=f"{'+'.join([kind, *variants])}: {verb}")
+
+
+@pytest.mark.parametrize(("kind", "variants", "verb"), list(list_cells()))
+def test_a_verb_works_or_is_refused_in_one_line(request, runs, kind, variants, verb, command, tmp_path):
     shop, folder, scenario = runs.open(kind, variants)
     cell = Cell(shop, folder, scenario, command, tmp_path)
     check, words = CHECKS[verb]
-    limit = find_verb_limit(cell.scenario, verb) if verb in VERBS else None
+    declared = verb.removesuffix(" --data")
+    limit = find_verb_limit(cell.scenario, declared) if declared in VERBS else None
     if limit is None:
+        for name in ("", kind, *variants):
+            if item := HOLES.get((verb, name)):
+                request.applymarker(pytest.mark.xfail(reason=f"hole {item}", strict=True))
         check(cell)
         return
     names = {"RUN": folder.path, "SCENARIO": scenario, "USER": shop.user_ids[0], "ITEM": shop.item_ids[0]}

@@ -1,0 +1,24 @@
+"""Rows of variants: every kind of model with every variant, and every two variants, that can be run together."""
+
+from __future__ import annotations
+
+ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("decoder", ("join", "labels", "compressed", "stored", "disk")),
+    ("decoder", ("parquet", "memory", "no tables", "file ids", "rl")),
+    ("hf", ("join", "memory", "align", "warm", "integers")),
+    ("decoder", ("labels", "streams", "no tables", "warm", "integers")),
+    ("hf", ("labels", "compressed", "parquet", "file ids", "align")),
+    ("hf", ("stored", "streams", "disk", "rl", "align")),
+    ("hstu", ("join", "compressed", "no tables", "rl", "warm")),
+    ("hf-lora", ("join", "stored", "disk", "file ids", "warm")),
+    ("hstu", ("labels", "stored", "parquet", "disk", "memory")),
+    ("hstu", ("compressed", "streams", "memory", "file ids", "integers")),
+    ("hf-lora", ("labels", "compressed", "parquet", "rl", "integers")),
+    ("click", ("labels", "disk", "memory", "no tables", "integers")),
+    ("hf-lora", ("stored", "streams", "memory", "no tables", "align")),
+    ("click", ("file ids", "warm")),
+    ("hf", ("no tables",)),
+    ("hstu", ("parquet", "warm")),
+    ("decoder", ("stored", "integers")),
+)
+"""(kind of model, variants) of each run. `test_every_pair_that_can_be_run_is_in_a_row` fails where a pair is missing."""
