@@ -19,7 +19,7 @@ from nonet.controller.record import (
     read_journal,
 )
 from nonet.controller.scenario import Scenario, is_above_floor
-from nonet.controller.setup import make_baseline_options
+from nonet.controller.setup import make_baseline_options, read_interruptions
 from nonet.embedding.training import COUNTED
 from nonet.models.ranking import compare_paired
 
@@ -52,7 +52,7 @@ def make_report(
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
     rewards = _compare_rewards(run, scenario)
-    report = {
+    report: dict[str, Any] = {
         "run": run.id,
         "name": scenario.name,
         "seed": scenario.seed,
@@ -89,6 +89,8 @@ def make_report(
             **{name: _find_version(name) for name in _PACKAGES},
         },
     }
+    if interruptions := read_interruptions(run):
+        report["interruptions"] = interruptions
     run.write_json("report.json", report)
     return report
 

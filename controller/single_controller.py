@@ -26,6 +26,7 @@ from nonet.controller.pipeline import Pipeline
 from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
+from nonet.controller.setup import record_loss
 from nonet.errors import NonetError
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
@@ -126,6 +127,7 @@ class SingleController:
         if self._is_restarted:
             resume = self._remove_processes()
             self._recorder.add_event("note", text="the controller was restarted")
+            record_loss(self._run, "the controller was restarted")
         while True:
             before = self._find_newest_checkpoint()
             session = Session(
@@ -145,6 +147,7 @@ class SingleController:
             resume = self._remove_processes()
             start = "its newest checkpoint" if resume else "the beginning"
             self._recorder.add_event("note", text=f"{loss}; continuing from {start}")
+            record_loss(self._run, loss)
 
     def _find_newest_checkpoint(self) -> Path | None:
         """Return the folder of the run's newest checkpoint; None if it has none."""

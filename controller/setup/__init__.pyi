@@ -2,6 +2,10 @@ from . import preflight as preflight
 from .from_run import find_warm_start as find_warm_start
 from .from_run import fix_sources as fix_sources
 from .from_run import resolve_sources as resolve_sources
+from .interruptions import clear_interruptions as clear_interruptions
+from .interruptions import read_interruptions as read_interruptions
+from .interruptions import record_loss as record_loss
+from .interruptions import record_resume as record_resume
 from .own_files import copy_with_siblings as copy_with_siblings
 from .own_files import find_files_beside as find_files_beside
 from .own_files import list_named_files as list_named_files

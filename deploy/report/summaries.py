@@ -44,7 +44,9 @@ def format_summary(report: Mapping[str, Any]) -> str:
         lines.append(f"join {name}: found {found_count:,} of {row_count:,} rows{share}")
     wall_s, peak_bytes = report.get("wall_s", {}).get("total", 0), report.get("peak_rss_bytes", 0)
     memory = f", {peak_bytes / 1e9:.2f} GB at most (PSS of all processes)" if peak_bytes else ""
-    lines.append(f"\n{wall_s:.0f} s{memory}")
+    resumptions = sum("seconds" in part for part in report.get("interruptions", ()))
+    parts = f" over {resumptions + 1} parts of the run" if resumptions else ""
+    lines.append(f"\n{wall_s:.0f} s{parts}{memory}")
     return "\n".join(lines)
 
 

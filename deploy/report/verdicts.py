@@ -47,8 +47,8 @@ def get_verdict(report: Mapping[str, Any]) -> list[str]:
 def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
     """Collect the findings of a report, most important first.
 
-    The order is: comparisons of stages with baselines and with one another, rewards of RL, limits of the
-    data, validation, and repeated items.
+    The order is: comparisons of stages with baselines and with one another, the memory, rewards of RL, limits of the
+    data, validation, repeated items, and interruptions.
     """
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", tone=0)]
@@ -56,6 +56,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
     validations = [Finding(*fields) for fields in describe_validations(report)]
     return (
         comparisons
+        + _describe_memory(report)
         + _describe_rewards(report)
         + _describe_reranking(report)
         + _find_reward_hacking(report)
@@ -64,6 +65,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
         + _find_data_limits(report)
         + validations
         + _describe_repeats(report)
+        + _describe_interruptions(report)
     )
 
 
@@ -165,6 +167,47 @@ def _list_scores(report: Mapping[str, Any]) -> Finding:
         return Finding("The stages have no scores, so there is nothing to compare.", tone=0)
     scores = ", ".join(f"{format_name(row.name)} {format_number(row.scores.get(metric))}" for row in rows)
     return Finding(f"{metric}: {scores}. No pairs were compared, so no stage is called better.", tone=0)
+
+
+def _describe_memory(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe what the memory of the last stage adds to its model."""
+    stage = list(report.get("stages") or {})[-1]
+    with_memory, alone = (
+        {row.name: row.scores for row in select_scores(report, search=search)}.get(stage, {})
+        for search in ("exhaustive", "model alone")
+    )
+    metrics = [name for name in select_headline_metrics(report) if name in with_memory and name in alone]
+    if not metrics:
+        return []
+    metric = metrics[0]
+    text = (
+        f"{format_name(stage)} without its memory, the model alone, has {metric} {format_number(alone[metric])}, "
+        f"with its memory {format_number(with_memory[metric])}"
+    )
+    if gain := ((report.get("memory") or {}).get(stage) or {}).get("gain", {}).get(metric):
+        difference = Difference(stage, stage, metric, gain["diff"], gain["low"], gain["high"])
+        text += f": the difference {_describe_significance(difference)} ({_format_interval(difference)})"
+    text = f"{text[0].upper()}{text[1:]}"
+    return [Finding(f"{text}.", tone=0)]
+
+
+def _describe_interruptions(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe whether a run was resumed, or lost workers."""
+    interruptions = list(report.get("interruptions") or ())
+    seconds = [part["seconds"] for part in interruptions if "seconds" in part]
+    losses = [part["why"] for part in interruptions if "seconds" not in part]
+    findings = []
+    if seconds:
+        times = "once" if len(seconds) == 1 else f"{len(seconds)} times"
+        parts = ", ".join(f"{part:.0f} s" for part in seconds)
+        findings.append(
+            Finding(f"The run was resumed {times}, after {parts} of work; all times include that.", tone=0)
+        )
+    if losses:
+        findings.append(
+            Finding(f"The run continued from a checkpoint after a loss: {'; '.join(losses)}.", tone=0)
+        )
+    return findings
 
 
 def _describe_rewards(report: Mapping[str, Any]) -> list[Finding]:

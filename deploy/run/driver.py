@@ -22,7 +22,13 @@ from typing import Any
 from nonet.controller.groups import CONTROLLER, Heartbeat, read_orphan_timeout_s, reap_orphaned_runs, reap_run
 from nonet.controller.record import FolderLock, RunFolder, count_missing, lock_run, write_token
 from nonet.controller.scenario import Scenario
-from nonet.controller.setup import preflight, read_copies, resolve_sources
+from nonet.controller.setup import (
+    clear_interruptions,
+    preflight,
+    read_copies,
+    record_resume,
+    resolve_sources,
+)
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
@@ -205,7 +211,9 @@ class DriverRun:
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
             )
         if self.state == "done":
-            wall_s = self.report["wall_s"] | {"total": round(time.time() - self._start_time, 3)}
+            earlier_s = sum(part.get("seconds", 0) for part in self.report.get("interruptions", ()))
+            total_s = round(earlier_s + time.time() - self._start_time, 3)
+            wall_s = self.report["wall_s"] | {"total": total_s}
             report = self.report | {
                 "peak_rss_bytes": self._memory.peak_bytes if self._measures_all_memory else 0,
                 "wall_s": wall_s,
@@ -246,7 +254,7 @@ def start(
     lock = lock_run(run)
     try:
         run.stop_request.unlink(missing_ok=True)
-        read_copies(run) if resume else run.clear_records()
+        _prepare_records(run, resume)
         memory = PeakMemory().__enter__()
         controller = _start_controller(scenario, folder, run, resume, command)
         return DriverRun(run, controller, memory, timeout_s, lock, warnings)
@@ -284,8 +292,18 @@ def start_detached(
         preflight.check(scenario, folder)
     check_ray_environment()
     with lock_run(run):  # the controller claims the folder afterwards
-        read_copies(run) if resume else run.clear_records()
+        _prepare_records(run, resume)
     _start_controller(scenario, folder, run, resume, command, detached=True)
+
+
+def _prepare_records(run: RunFolder, resume: bool) -> None:
+    """Load the copies of the user's files and record the resumption of a run, or clear the records of one that starts."""
+    if resume:
+        read_copies(run)
+        record_resume(run)
+    else:
+        run.clear_records()
+        clear_interruptions(run)
 
 
 def _start_controller(

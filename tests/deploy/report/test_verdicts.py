@@ -1,6 +1,7 @@
 import pytest
 
 from nonet.deploy.report.scores import format_number, list_metrics, select_scores
+from nonet.deploy.report.summaries import format_summary
 from nonet.deploy.report.tables import build_score_table
 from nonet.deploy.report.verdicts import collect_findings, find_strongest_baseline, get_verdict
 
@@ -301,3 +302,36 @@ def test_copies_of_events_and_items_that_share_codes_are_part_of_the_verdict():
     assert "share" not in " ".join(
         get_verdict({**scores, "data": {"events": 5, "items": 12}, "tokenizer": {"largest_collision": 9}})
     )
+
+
+def test_the_verdict_says_what_the_memory_adds_to_the_model_of_the_last_stage():
+    scores = {"recall@10": 0.5775}
+    detail = {"test": {"exhaustive": {"all": scores}, "model alone": {"all": {"recall@10": 0.22}}}}
+    gain = {"recall@10": {"diff": 0.3575, "low": 0.3, "high": 0.41}}
+    report = {
+        "stages": {"pretrain": scores},
+        "detail": {"pretrain": detail},
+        "memory": {"pretrain": {"gain": gain}},
+    }
+    said = [text for text in get_verdict(report) if "memory" in text]
+    assert said == [
+        "Pretrain without its memory, the model alone, has recall@10 0.2200, with its memory 0.5775: the difference is "
+        "significant and up (+0.3575, 95 % interval +0.3000 to +0.4100)."
+    ]
+    del detail["test"]["model alone"]
+    assert not [text for text in get_verdict(report) if "memory" in text]
+
+
+def test_the_verdict_says_that_a_run_was_resumed_and_what_it_lost():
+    report = {
+        "stages": {"pretrain": {"recall@10": 0.5}},
+        "interruptions": [
+            {"time": 100.0, "why": "resumed", "seconds": 25.2},
+            {"time": 120.0, "why": "trainer-0 died during train"},
+        ],
+    }
+    assert get_verdict(report)[-2:] == [
+        "The run was resumed once, after 25 s of work; all times include that.",
+        "The run continued from a checkpoint after a loss: trainer-0 died during train.",
+    ]
+    assert "over 2 parts of the run" in format_summary(report | {"wall_s": {"total": 40.0}})
