@@ -9,3 +9,5 @@ from .model import ClickModel as ClickModel
 from .model import ClickSetup as ClickSetup
 from .model import save_clicks as save_clicks
 from .results import ClickResults as ClickResults
+from .scorer import ClickRequest as ClickRequest
+from .scorer import ClickScorer as ClickScorer

@@ -13,6 +13,9 @@ from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import COUNT, SPAN, TRAIN, Sequences
 from nonet.samples.tables import NONE
 
+LIKED, NOT_LIKED, UNLABELLED = 1, 0, -1
+"""The label of a past event; UNLABELLED if it is not known."""
+
 
 @dataclass(frozen=True)
 class KnownClicks:
@@ -65,10 +68,10 @@ class KnownClicks:
         return cls(item_id, user_id, rate, pair, label, columns)
 
     def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """Return the labels of (user, item) index pairs: 1 liked, 0 not liked, -1 without an event or if an index is -1."""
+        """Return the labels of (user, item) index pairs; UNLABELLED without an event or if an index is -1."""
         pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
         index = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
-        return np.where(self.pair[index] == pair, self.liked[index].astype(np.int64), -1)
+        return np.where(self.pair[index] == pair, self.liked[index].astype(np.int64), UNLABELLED)
 
     def get_columns(self, user: np.ndarray) -> dict[str, np.ndarray]:
         """Return the values [n] of each column for user indices [n]; a missing value for the index -1."""

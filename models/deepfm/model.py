@@ -26,7 +26,7 @@ from nonet.embedding.storage import load_update
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm.deepfm import DeepFM
-from nonet.models.deepfm.known_clicks import KnownClicks
+from nonet.models.deepfm.known_clicks import LIKED, NOT_LIKED, KnownClicks
 from nonet.ranges import expand_ranges
 from nonet.samples.batches import (
     ClickQuestions,
@@ -40,7 +40,8 @@ from nonet.samples.stores import Join, StoreJoins
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.types import Jagged
 
-_CONFIG, _EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
+CONFIG, EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
+"""The files of a click model in a checkpoint, besides weights and rows."""
 _CHUNK_EVENTS, _CHUNK_PAIRS = 4096, 8192  # Events and pairs that are predicted at once, which bounds memory.
 
 
@@ -90,7 +91,8 @@ class ClickContexts:
         user: Index of each user in the training data [Q]; -1 if unknown.
         user_id: The users' own ids [Q], with which stores are read.
         past: Indices of the items of each user's past events, newest last; -1 for unknown items.
-        label: Label of each past event: 1 liked, 0 not liked, -1 if it is not known.
+        label: Label of each past event: LIKED, NOT_LIKED, or UNLABELLED if it is not known.
+        older: Number of older events of each user that are left out [Q].
         time: Unix seconds of the questions [Q], as of which stores are read.
         since: Seconds since the user's previous event [Q]; -1 if there is none.
         timeless: Mask [Q] of the questions without time features.
@@ -101,6 +103,7 @@ class ClickContexts:
     user_id: np.ndarray
     past: Jagged
     label: np.ndarray
+    older: np.ndarray
     time: np.ndarray
     since: np.ndarray
     timeless: np.ndarray
@@ -111,16 +114,34 @@ class ClickModel:
     """Predicts click probabilities with the weights and rows of a checkpoint."""
 
     def __init__(self, folder: Path):
-        config = _read_config(folder)
-        self.setup = ClickSetup(**config["setup"])
-        configs = self.setup.make_table_configs()
-        specs = {name: table.spec for name, table in configs.items()}
+        config, arrays = _read_config(folder / CONFIG, str(folder)), np.load(folder / EVENTS)
+        setup = ClickSetup(**config["setup"])
+        specs = {name: table.spec for name, table in setup.make_table_configs().items()}
         reader = ReplicaReader(specs)
         reader.apply(load_update(folder, specs))
+        self._build(config, arrays, folder / "dense" / "model.safetensors", reader)
+
+    @classmethod
+    def from_files(cls, config: Path, events: Path, dense: Path, reader: Any) -> ClickModel:
+        """Load a model from the files of a published version.
+
+        Args:
+            config: The configuration, as `CONFIG` in a checkpoint.
+            events: The items and training events, as `EVENTS` in a checkpoint.
+            dense: The dense weights.
+            reader: Reader of the sparse rows.
+        """
+        model = cls.__new__(cls)
+        model._build(_read_config(config, str(config)), np.load(events), dense, reader)
+        return model
+
+    def _build(self, config: dict[str, Any], arrays: Any, dense: Path, reader: Any) -> None:
+        """Build the modules and the facts of the model."""
+        self.setup = ClickSetup(**config["setup"])
+        configs = self.setup.make_table_configs()
         self.bags = EmbeddingBagCollection(configs, ReaderRowSource(reader)).eval()
         self.model = self.setup.build().eval()
-        self.model.load_state_dict(load_file(folder / "dense" / "model.safetensors"))
-        arrays = np.load(folder / _EVENTS)
+        self.model.load_state_dict(load_file(dense))
         self.items = ItemFacts(
             Jagged(arrays["category"], arrays["category_offsets"]),
             arrays["year"],
@@ -157,34 +178,50 @@ class ClickModel:
         ]
         return np.concatenate([np.empty(0, np.float32), *parts])
 
-    def predict_pairs(self, contexts: ClickContexts, context_P: np.ndarray, item_P: np.ndarray) -> np.ndarray:
-        """Predict the click probabilities [P] of pairs of a context and an item, both given by index, in chunks."""
-        parts = [
-            self._predict_chunk(
-                contexts, context_P[start : start + _CHUNK_PAIRS], item_P[start : start + _CHUNK_PAIRS]
-            )
-            for start in range(0, len(item_P), _CHUNK_PAIRS)
-        ]
-        return np.concatenate([np.empty(0, np.float32), *parts])
+    def predict_pairs(
+        self,
+        contexts: ClickContexts,
+        context_P: np.ndarray,
+        item_P: np.ndarray,
+        joined_P: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Predict the click probabilities [P] of pairs of a context and an item, both given by index, in chunks.
+
+        Args:
+            contexts: The contexts.
+            context_P: Index of each pair's context.
+            item_P: Index of each pair's item.
+            joined_P: Columns that were joined from stores; None to read them.
+        """
+        if joined_P is None and self.joins is not None:
+            user_id, time_P = contexts.user_id[context_P], contexts.time[context_P]
+            joined_P = self.joins.read_event_columns(self.known.item_id[item_P], user_id, time_P)
+        parts = [np.empty(0, np.float32)]
+        for start in range(0, len(item_P), _CHUNK_PAIRS):
+            chunk = slice(start, start + _CHUNK_PAIRS)
+            joined = {name: values[chunk] for name, values in (joined_P or {}).items()}
+            parts.append(self._predict_chunk(contexts, context_P[chunk], item_P[chunk], joined))
+        return np.concatenate(parts)
 
     def _predict_chunk(
-        self, contexts: ClickContexts, context_P: np.ndarray, item_P: np.ndarray
+        self,
+        contexts: ClickContexts,
+        context_P: np.ndarray,
+        item_P: np.ndarray,
+        joined: Mapping[str, np.ndarray],
     ) -> np.ndarray:
         """Predict the click probabilities [P] of pairs."""
         begin_P, end_P = contexts.past.offsets[context_P], contexts.past.offsets[context_P + 1]
         # Only the last `setup.history` events of a user are used; `recent_offsets` splits them by pair.
         recent, recent_offsets = expand_ranges(np.maximum(begin_P, end_P - self.setup.history), end_P)
         past, label = contexts.past.values[recent], contexts.label[recent]
-        columns = {name: values[context_P] for name, values in contexts.columns.items()}
-        if self.joins is not None:
-            user_id, time_P = contexts.user_id[context_P], contexts.time[context_P]
-            columns |= self.joins.read_event_columns(self.known.item_id[item_P], user_id, time_P)
+        columns = {name: values[context_P] for name, values in contexts.columns.items()} | dict(joined)
         questions = ClickQuestions(
             user=contexts.user[context_P],
             item=item_P,
-            liked=select_values(past, recent_offsets, (label == 1) & (past >= 0)),
-            disliked=select_values(past, recent_offsets, (label == 0) & (past >= 0)),
-            activity=end_P - begin_P,
+            liked=select_values(past, recent_offsets, (label == LIKED) & (past >= 0)),
+            disliked=select_values(past, recent_offsets, (label == NOT_LIKED) & (past >= 0)),
+            activity=end_P - begin_P + contexts.older[context_P],
             time=contexts.time[context_P],
             since=contexts.since[context_P],
             timeless=contexts.timeless[context_P],
@@ -210,7 +247,7 @@ def save_clicks(
         joins: The joins from which the model reads features, by name.
     """
     known = KnownClicks.from_rows(clicks, item_id)
-    (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).parent.mkdir(parents=True, exist_ok=True)
     fields = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
     setup_dict = {
         name: dict(value) if isinstance(value, Mapping) else value for name, value in fields.items()
@@ -226,21 +263,21 @@ def save_clicks(
         config["item_columns"] = list(clicks.items.columns)
     if joins:
         config["joins"] = {name: join.model_dump() for name, join in joins.items()}
-    (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
     arrays: dict[str, Any] = {f"column:{name}": values for name, values in known.columns.items()}
     arrays |= {name: getattr(known, name) for name in ("item_id", "user_id", "pair", "liked")}
     arrays |= {f"item column:{name}": values for name, values in clicks.items.columns.items()}
     arrays |= {"year": clicks.items.year, "category": clicks.items.categories.values}
-    np.savez(folder / _EVENTS, category_offsets=clicks.items.categories.offsets, **arrays)
-    return [folder / _CONFIG, folder / _EVENTS]
+    np.savez(folder / EVENTS, category_offsets=clicks.items.categories.offsets, **arrays)
+    return [folder / CONFIG, folder / EVENTS]
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a click model from a checkpoint."""
+def _read_config(path: Path, holder: str) -> dict[str, Any]:
+    """Read the configuration of a click model; `holder` is named in the error if there is none."""
     try:
-        return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise CheckpointError(
-            f"{folder} holds no click model: there is no {_CONFIG}; name a checkpoint of a run of a click model, "
+            f"{holder} holds no click model: there is no {CONFIG}; name a checkpoint of a run of a click model, "
             "such as runs/<id>/checkpoints/step-000123"
         ) from None

@@ -56,6 +56,7 @@ class PredictedClick(Reward):
             user_id=r.user_id,
             past=Jagged(past_item_N, offsets),
             label=label_N,
+            older=np.zeros(len(user_U), np.int64),
             time=np.full(len(user_U), int(time.time())) if r.time is None else r.time,
             since=np.zeros(len(user_U), np.int64),
             timeless=np.ones(len(user_U), bool),

@@ -16,6 +16,7 @@ from nonet.controller.setup import make_run_setup
 from nonet.deploy.after import evaluate_run
 from nonet.errors import ConfigError
 from nonet.models.deepfm.model import ClickModel
+from nonet.models.deepfm.scorer import ClickScorer
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.sequences.sequences import TEST
 from nonet.samples.stores.packed import PackedStore
@@ -128,3 +129,61 @@ def test_compressed_and_stored_events_train_a_click_model_and_are_evaluated(tmp_
     assert facts["compressed"]
     assert evaluate_run(str(compressed.path))["subjects"]["train"]["auc"] > 0
     assert ClickModel(sorted(compressed.checkpoints.glob("step-*"))[-1]).known.rate > 0
+
+
+def make_requests(scorer, clicks, index):
+    """Make the request of each event, with all events of its user before it."""
+    seq, item_id = clicks.seq, scorer.model.known.item_id
+    return [
+        scorer.make_request(
+            seq.user_id[seq.user[at]],
+            [item_id[seq.item[at]], "no such item"],
+            time=int(seq.time[at]),
+            history=[
+                {
+                    "item": item_id[seq.item[past]],
+                    "time": int(seq.time[past]),
+                    "label": clicks.label[past] > 0,
+                }
+                for past in range(seq.offsets[seq.user[at]], at)
+            ],
+            values={name: values[at].item() for name, values in seq.columns.items()},
+        )
+        for at in index
+    ]
+
+
+def test_a_scorer_of_a_checkpoint_predicts_what_the_evaluator_predicted(run):
+    clicks = open_data(run).label_events("train")
+    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    index = clicks.find_rows(TEST)
+    answers = scorer.score(make_requests(scorer, clicks, index))
+    expected = np.load(run.results / "train.npz")["test"]
+    np.testing.assert_allclose([each[0] for each in answers], expected, atol=1e-6)
+    assert all(np.isnan(each[1]) for each in answers)
+    alone = scorer.score(make_requests(scorer, clicks, index[:1]))
+    np.testing.assert_allclose(alone[0], answers[0], atol=1e-6)
+
+
+def test_an_event_without_a_label_is_history_and_neither_liked_nor_disliked(run):
+    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    histories = [[], *([{"item": 1004, "time": 7 * HOUR, "label": label}] for label in (True, False, None))]
+    requests = [scorer.make_request(100, [1002], time=9 * HOUR, history=history) for history in histories]
+    contexts = scorer._make_contexts(requests)
+    assert contexts.label.tolist() == [1, 0, -1]
+    assert np.diff(contexts.past.offsets).tolist() == [0, 1, 1, 1]
+    assert contexts.since.tolist() == [-1, 2 * HOUR, 2 * HOUR, 2 * HOUR]
+    none, liked, disliked, unlabelled = (answer[0] for answer in scorer.score(requests))
+    assert liked not in (disliked, unlabelled)
+    assert unlabelled == none  # this model reads neither activity nor recency
+    late = scorer.make_request(100, [1002], time=6 * HOUR, history=histories[1])
+    assert len(late.past) == 0  # the event is after the request
+
+
+def test_a_value_that_does_not_fit_its_column_is_one_line(run):
+    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    assert scorer.make_request(100, [1002], values={"age": 3, "rating": 5}).columns == {}
+    scorer.model.known.columns["age"] = np.zeros(80, np.float32)
+    assert scorer.convert_values({"age": "3"}) == {"age": 3.0}
+    with pytest.raises(ConfigError, match=r"^age: 'old' is not a number$"):
+        scorer.convert_values({"age": "old"})

@@ -1,0 +1,207 @@
+"""ClickScorer: answers questions about items for users with a trained click model, without Ray.
+
+    scorer = ClickScorer.load("runs/<id>/checkpoints/step-000123")
+    past = [{"item": 5, "time": 1764000000, "label": True}]
+    request = scorer.make_request(user=42, items=[7, 9], time=1764100000, history=past)
+    scorer.score([request])  # one array of probabilities per request
+
+An event without a label is history (`activity`, `recency`), and neither liked nor disliked.
+"""
+
+# Shapes: m items of a request, n past events of a request, Q requests, P pairs of a request and an item.
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError
+from nonet.models.deepfm.known_clicks import LIKED, NOT_LIKED, UNLABELLED
+from nonet.models.deepfm.model import ClickContexts, ClickModel
+from nonet.samples.tables import NONE, as_numbers
+from nonet.types import Jagged
+
+
+@dataclass(frozen=True, slots=True)
+class ClickRequest:
+    """A question for the probabilities of clicks.
+
+    Attributes:
+        item: Indices [m] of the items that are asked about; -1 for unknown ones.
+        user: The user's own id; None for an unknown user.
+        time: Unix seconds of the request; None for no features of the time.
+        past: Indices [n] of the items of the user's past events, oldest first; -1 for unknown ones.
+        past_time: Unix seconds [n] of the past events.
+        label: Label [n] of each past event: LIKED, NOT_LIKED or UNLABELLED.
+        older: Number of older events that are left out.
+        columns: Value of each column of the interactions that the request has. The model takes the newest training value of
+            the user for the others.
+        joined: Columns [m] of the items and the user that were joined from stores; None to read them.
+    """
+
+    item: np.ndarray
+    user: Any = None
+    time: int | None = None
+    past: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    past_time: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    label: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    older: int = 0
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    joined: Mapping[str, np.ndarray] | None = None
+
+
+class ClickScorer:
+    """Scores requests with one click model."""
+
+    def __init__(self, model: ClickModel):
+        self.model = model
+        known = model.known
+        self._item_index = {str(item): index for index, item in enumerate(known.item_id.tolist())}
+        self._user_index = {str(user): index for index, user in enumerate(known.user_id.tolist())}
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ClickScorer:
+        """Load the model of a checkpoint's folder. Raises CheckpointError if it has no click model."""
+        return cls(ClickModel(Path(folder)))
+
+    def make_request(
+        self,
+        user: Any,
+        items: Sequence[Any],
+        *,
+        time: int | None = None,
+        history: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> ClickRequest:
+        """Make a request from ids.
+
+        Args:
+            user: The user's id; None for an unknown user.
+            items: Ids of the items that are asked about.
+            time: Unix seconds of the request; None for no features of the time.
+            history: The user's past events, {"item": id, "time": unix seconds, "label": whether the item was liked, "values":
+                values by column} each; label and values may be missing. Events after the time of the request are left out.
+            values: Values of the request by column of the interactions.
+
+        Raises:
+            ConfigError: A value does not fit its column.
+        """
+        events = sorted(
+            (event for event in history if time is None or event["time"] <= time),
+            key=lambda event: event["time"],
+        )
+        columns: dict[str, Any] = {}
+        for given in (*(event.get("values") or {} for event in events), values or {}):
+            columns |= {name: value for name, value in given.items() if value is not None}
+        labels = [event.get("label") for event in events]
+        codes = [UNLABELLED if label is None else LIKED if label else NOT_LIKED for label in labels]
+        return ClickRequest(
+            item=self.find_items(items),
+            user=user,
+            time=time,
+            past=self.find_items([event["item"] for event in events]),
+            past_time=np.array([event["time"] for event in events], np.int64),
+            label=np.array(codes, np.int64),
+            columns=self.convert_values(columns),
+        )
+
+    def find_items(self, ids: Sequence[Any]) -> np.ndarray:
+        """Return the indices of item ids, int64; -1 for unknown ones."""
+        return np.array([self._item_index.get(str(item), -1) for item in ids], np.int64)
+
+    def convert_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the values of columns that are features to numbers, text to its hash; others are left out.
+
+        Raises:
+            ConfigError: A value does not fit its column.
+        """
+        converted = {}
+        for name, known_values in self.model.known.columns.items():
+            if name not in values:
+                continue
+            is_number = known_values.dtype.kind == "f"
+            try:
+                numbers = float(values[name]) if is_number else as_numbers(pa.array([values[name]]))[0]
+            except (pa.ArrowException, TypeError, ValueError):
+                kind = "a number" if is_number else "a whole number or text"
+                raise ConfigError(f"{name}: {values[name]!r} is not {kind}") from None
+            converted[name] = known_values.dtype.type(numbers)
+        return converted
+
+    def score(self, requests: Sequence[ClickRequest]) -> list[np.ndarray]:
+        """Return the click probabilities [m] float32 of each request's items; NaN for unknown items."""
+        if not requests:
+            return []
+        counts = [len(request.item) for request in requests]
+        context_P = np.repeat(np.arange(len(requests)), counts)
+        item_P = np.concatenate([np.asarray(request.item, np.int64) for request in requests])
+        is_known_P = item_P >= 0
+        joined_P = self._concatenate_joined(requests, is_known_P)
+        probability_P = np.full(len(item_P), np.nan, np.float32)
+        probability_P[is_known_P] = self.model.predict_pairs(
+            self._make_contexts(requests), context_P[is_known_P], item_P[is_known_P], joined_P
+        )
+        return np.split(probability_P, np.cumsum(counts)[:-1])
+
+    def _make_contexts(self, requests: Sequence[ClickRequest]) -> ClickContexts:
+        """Pack the users and histories of the requests."""
+        user = np.array([self._user_index.get(str(request.user), -1) for request in requests], np.int64)
+        columns = self.model.known.get_columns(user)
+        for name, values in columns.items():
+            for row, request in enumerate(requests):
+                if name in request.columns:
+                    values[row] = request.columns[name]
+        lengths = [len(request.past) for request in requests]
+        newest = [int(request.past_time[-1]) if len(request.past_time) else None for request in requests]
+        present = int(clock.time())  # as of which stores are read for a request without a time
+        time = np.array([present if request.time is None else request.time for request in requests], np.int64)
+        return ClickContexts(
+            user=user,
+            user_id=self._make_user_ids(requests),
+            past=Jagged(
+                np.concatenate([np.asarray(request.past, np.int64) for request in requests]),
+                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            ),
+            label=np.concatenate([np.asarray(request.label, np.int64) for request in requests]),
+            older=np.array([request.older for request in requests], np.int64),
+            time=time,
+            since=np.array(
+                [
+                    -1 if last is None else max(0, now - last)
+                    for now, last in zip(time.tolist(), newest, strict=True)
+                ]
+            ),
+            timeless=np.array([request.time is None for request in requests], bool),
+            columns=columns,
+        )
+
+    def _make_user_ids(self, requests: Sequence[ClickRequest]) -> np.ndarray:
+        """Return the users' own ids [Q] in the type of the run's ids; no id of the run has the value of an unknown user."""
+        if self.model.known.user_id.dtype.kind == "U":
+            return np.array([str(request.user or "") for request in requests], np.str_)
+        return np.array([_parse_id(str(request.user)) for request in requests], np.int64)
+
+    @staticmethod
+    def _concatenate_joined(
+        requests: Sequence[ClickRequest], is_known_P: np.ndarray
+    ) -> dict[str, np.ndarray] | None:
+        """Concatenate the joined columns of all requests, for known items; None if a request has none."""
+        joined = [request.joined for request in requests if request.joined is not None]
+        if len(joined) < len(requests):
+            return None
+        return {name: np.concatenate([columns[name] for columns in joined])[is_known_P] for name in joined[0]}
+
+
+def _parse_id(text: str) -> int:
+    """Return the whole number that a text has; NONE if it has none of 64 bits."""
+    try:
+        number = int(text)
+    except ValueError:
+        return NONE
+    return number if -(1 << 63) <= number < 1 << 63 else NONE
