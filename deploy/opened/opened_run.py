@@ -74,6 +74,12 @@ class OpenedRun:
         folders = find_artifacts(folder)
         return cls(folder, scenario, folders, beside or folder.path / "serving", address)
 
+    @property
+    def scenes(self) -> tuple[str, ...]:
+        """The names of the scenes of the run's RL stages."""
+        setups = (stage.kind.make_scenes(stage) for stage in self.scenario.stages.values())
+        return tuple(dict.fromkeys(name for setup in setups if setup is not None for name in setup.names))
+
     @cached_property
     def setup(self) -> RunSetup:
         """The settings with which the model is built and votes are counted."""

@@ -130,7 +130,7 @@ class Client:
             k: Number of items.
             exclude: Ids of items that must not be recommended.
             where: A condition over item columns, such as "price < 20".
-            scene: The name of the page or place that shows the items; it is returned with the answer.
+            scene: The name of one of the run's scenes; it is returned with the answer.
             deadline_ms: Milliseconds after which a fallback answers; None for the server's default.
             explain: Whether to add titles, scores without votes, and votes.
             time: Unix seconds of the request, by default the server's current time.

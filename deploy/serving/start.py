@@ -6,6 +6,7 @@ unless `services:` separates them.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,6 +212,7 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
         FallbackRecommender(served_run.catalogues.get_newest(), features.items),
         settings.make_service_settings(),
         ServerMetrics(),
+        served_run.scenes,
     )
     return make_app(service, local=local, proxies=settings.proxies)
 
@@ -332,11 +334,20 @@ def _is_controller_started() -> bool:
 
 
 def _stop_serve(serve: Any) -> None:
-    """Stop Ray Serve and Ray."""
+    """Stop Ray Serve and Ray.
+
+    Ray prints that the last call of Serve's controller failed, because the controller ends itself within this call. That line is
+    left out.
+    """
     import ray
 
-    serve.shutdown()
-    ray.shutdown()
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        serve.shutdown()
+        ray.shutdown()
+    for line in printed.getvalue().splitlines():
+        if "ServeController.graceful_shutdown failed" not in line:
+            print(line)
 
 
 def _wait_for_interrupt() -> None:

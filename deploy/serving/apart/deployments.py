@@ -165,5 +165,6 @@ def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any
         FallbackRecommender(corpus, items),
         settings.make_service_settings(),
         ServerMetrics(),
+        served_run.scenes,
     )
     return make_app(service, local=local, proxies=settings.proxies)

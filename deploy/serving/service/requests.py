@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator
 
 
 def _check_text(text: str) -> str:
@@ -56,7 +56,7 @@ class _UserRequest(_StrictRequest):
         None, ge=0, lt=1 << 40, description="Unix seconds of the request, by default the current time."
     )
     scene: Annotated[Text, Field(max_length=64)] | None = Field(
-        None, description="Name of the place of the recommendation, returned with the answer."
+        None, description="Name of one of the run's scenes, returned with the answer."
     )
     deadline_ms: float | None = Field(
         default=None, gt=0, le=60_000, description="Milliseconds after which a fallback answers."
@@ -87,7 +87,16 @@ class EventsRequest(_StrictRequest):
     """New events of a user. A post with an `id` counts once, however often it is sent."""
 
     user: Id
-    events: list[Event]
+    events: list[Event] = Field(description="Events, or item ids as events of the present.")
+
+    @field_validator("events", mode="before")
+    @classmethod
+    def _expand_ids(cls, events: Any) -> Any:
+        """Make an event of each item id."""
+        if not isinstance(events, list):
+            return events
+        return [{"item": event} if isinstance(event, int | str) else event for event in events]
+
     id: Annotated[Text, Field(max_length=128)] | None = None
 
 

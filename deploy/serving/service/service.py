@@ -13,7 +13,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -87,6 +87,7 @@ class RecommendationService:
         fallback: Answers questions that the engine does not answer.
         settings: The limits of the service.
         metrics: The counters to increase.
+        scenes: Names of scenes that a request may give.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class RecommendationService:
         fallback: FallbackRecommender,
         settings: ServiceSettings,
         metrics: ServerMetrics,
+        scenes: Collection[str] = (),
     ):
+        self._scenes = scenes
         self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
         self._fallback = fallback
         self._limits = RateLimiter(settings.rate, settings.burst)
@@ -133,6 +136,7 @@ class RecommendationService:
             TooManyRequests: The limit of the caller or of the queue is reached.
         """
         self._check_limits(caller)
+        self._check_scene(request.scene)
         make_question = partial(
             self.features.prepare_list_question,
             *_get_user_and_history(request),
@@ -150,6 +154,7 @@ class RecommendationService:
     ) -> Listed:
         """Score items, and return them in the order of the request; arguments and errors are those of `recommend`."""
         self._check_limits(caller)
+        self._check_scene(request.scene)
         make_question = partial(
             self.features.prepare_score_question,
             *_get_user_and_history(request),
@@ -190,6 +195,13 @@ class RecommendationService:
             "problems": dict(self.engines.problems),
             "journal": self.features.get_journal_facts(),
         }
+
+    def _check_scene(self, scene: str | None) -> None:
+        """Raise Refused if the run does not have a scene that a request gives."""
+        if scene is not None and scene not in self._scenes:
+            scenes = ", ".join(self._scenes)
+            known = f"the run has the scenes {scenes}" if scenes else "the run has no scenes, so omit scene"
+            raise Refused("bad_scene", f"there is no scene {scene!r}: {known}")
 
     def _check_limits(self, caller: str) -> None:
         """Raise TooManyRequests if the limit of the caller or of the queue is reached."""

@@ -33,9 +33,8 @@ def test_a_user_gets_items_with_scores_of_a_version(client, served):
 
 
 def test_a_history_in_place_of_a_user_and_what_it_excludes(client):
-    answer = ask(client, history=[1001, 1002, 555], k=5, exclude=[1003], scene="home")
+    answer = ask(client, history=[1001, 1002, 555], k=5, exclude=[1003])
     assert answer["unknown"] == [555]
-    assert answer["scene"] == "home"
     assert 1003 not in items(answer)
     only = ask(client, history=[1001], k=5, where="title == 'item d3'")
     assert items(only) == [1003]
@@ -73,6 +72,7 @@ def test_posted_events_are_in_the_next_answer_and_a_post_with_an_id_counts_once(
     post = {"user": "new one", "events": [{"item": 1005}, {"item": 1006, "values": {"rating": 5}}], "id": "a"}
     assert ask(client, "/events", **post) == {"accepted": 2, "unknown": [], "again": False}
     assert ask(client, "/events", **post)["again"]
+    assert ask(client, "/events", user="newer one", events=[1005, {"item": 1007}])["accepted"] == 2
     after = ask(client, user="new one", k=5, explain=True)
     assert len(after["history"]) == 2
     assert not after["cold_start"]
@@ -99,6 +99,9 @@ def test_posted_events_are_in_the_next_answer_and_a_post_with_an_id_counts_once(
         (422, "bad_column", "/events", {"user": 103, "events": [{"item": 1001, "values": {"colour": 1}}]}),
         (422, "bad_value", "/events", {"user": 103, "events": [{"item": 1001, "values": {"rating": "5"}}]}),
         (422, "bad_time", "/events", {"user": 103, "events": [{"item": 1001, "time": -5}]}),
+        (422, "bad_request", "/events", {"user": 103, "events": [1001, None]}),
+        (422, "bad_scene", "/recommend", {"user": 103, "scene": "home"}),
+        (422, "bad_scene", "/score", {"user": 103, "items": [1001], "scene": "home"}),
     ],
 )
 def test_mistakes_are_typed_errors(client, status, kind, path, body):
