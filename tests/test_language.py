@@ -149,7 +149,7 @@ STANDARD = {
         "lookup",
         "multi_get",
     ],
-    *["astype", "synchronize", "autocast"],
+    *["astype", "tolist", "synchronize", "autocast"],
     # Life cycle of a role and of a reward, the future's predicate, and the decorator of group methods: public interface.
     *["setup", "teardown", "done", "method", "reward"],
     # Contracts of plug-ins: what a baseline and a model answer. Plug-ins outside the package implement and call them.

@@ -165,7 +165,8 @@ def _check_all_files(scenario: Scenario, folder: Path, checks: FileChecks) -> Fi
     _check_definition(scenario, files, checks)
     source = scenario.data.source
     if checks.can_open_all("data.source", source.get_options()):
-        source.spec.check(make_source_options(scenario))
+        options = make_source_options(scenario)
+        source.spec.check({name: value for name, value in options.items() if name != "use"})
     _check_data(scenario, folder, checks)
     return checks
 

@@ -73,6 +73,10 @@ class DeepFmSpec(ModelSpec):
             raise ConfigError(
                 "data.repeats: deepfm recommends no lists from which seen items could be masked; remove it"
             )
+        if scenario.model.list_voters():
+            raise ConfigError(
+                "model.memory: deepfm recommends no lists to which a memory could add items; remove it"
+            )
         if scenario.evaluate.baselines is not None:
             raise ConfigError(
                 f"evaluate.baselines: deepfm is compared with {' and '.join(self.list_baselines())}; remove it"

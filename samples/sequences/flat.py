@@ -59,6 +59,10 @@ class MappedTextIds:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._column.to_pylist(), dtype=object).astype(dtype or object)
 
+    def tolist(self) -> list[Any]:
+        """Read all ids as a list."""
+        return self._column.to_pylist()
+
     def astype(self, dtype: Any) -> np.ndarray:
         """Read all ids as an array of the given dtype."""
         return np.asarray(self).astype(dtype)

@@ -307,7 +307,7 @@ class Sequences:
 
     def _get_fields(self) -> dict[str, np.ndarray]:
         """Return the event fields by the names that they have in the file."""
-        fields = {name: getattr(self, name).astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
+        fields = {name: np.asarray(getattr(self, name), dtype) for name, dtype in _DTYPES.items()}
         for name, values in self.columns.items():
             fields[f"column:{name}"] = values.astype(_get_dtype(values), copy=False)
         for name, values in self.targets.items():

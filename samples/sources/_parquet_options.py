@@ -111,7 +111,7 @@ def detect_time_unit(options: FileSourceOptions) -> str | None:
     Raises:
         DataError: If a `map` may make the times, so that their unit is not known before it runs.
     """
-    from nonet.samples.sources.dense_rows import flatten_lists
+    from nonet.samples.sources._dense_rows import flatten_lists
     from nonet.samples.tables import get_unit_by_name, get_unit_by_size, is_plain
 
     if options.time is None or options.unit is not None:
@@ -155,7 +155,7 @@ def add_end(options: Mapping[str, Any], end: int | None) -> Mapping[str, Any]:
 
 def check_files(options: Mapping[str, Any]) -> None:
     """Check the columns of the files, and that all times are before the end. Raises DataError with counts over all files."""
-    from nonet.samples.sources.dense_rows import flatten_lists
+    from nonet.samples.sources._dense_rows import flatten_lists
 
     file_options, _, end = parse_options(options)
     feed = file_options.make_stream(seed=0).open()
@@ -178,7 +178,7 @@ def check_files(options: Mapping[str, Any]) -> None:
 
 def _check_end(options: FileSourceOptions, unit: str | None, end: int) -> None:
     """Raise DataError if events of the files are at or after `end`, with their number."""
-    from nonet.samples.sources.dense_rows import flatten_lists
+    from nonet.samples.sources._dense_rows import flatten_lists
     from nonet.samples.tables import convert_to_seconds
 
     assert options.time is not None

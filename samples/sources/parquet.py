@@ -73,7 +73,7 @@ class FileWindows:
     @cached_property
     def feed(self) -> StreamFeed:
         """The opened files."""
-        from nonet.samples.sources.dense_rows import DenseRowConverter
+        from nonet.samples.sources._dense_rows import DenseRowConverter
 
         options = self._options
         convert_rows = DenseRowConverter(

@@ -14,11 +14,10 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hstu", ("labels", "stored", "parquet", "disk", "memory")),
     ("hstu", ("compressed", "streams", "memory", "file ids", "integers")),
     ("hf-lora", ("labels", "compressed", "parquet", "rl", "integers")),
-    ("click", ("labels", "disk", "memory", "no tables", "integers")),
-    ("hf-lora", ("stored", "streams", "memory", "no tables", "align")),
-    ("click", ("file ids", "warm")),
-    ("hf", ("no tables",)),
+    ("hf", ("stored", "disk", "no tables", "align", "integers")),
+    ("click", ("join", "labels", "compressed", "stored", "disk")),
+    ("hf-lora", ("streams", "memory", "no tables", "align")),
+    ("click", ("file ids", "warm", "integers")),
     ("hstu", ("parquet", "warm")),
-    ("decoder", ("stored", "integers")),
 )
 """(kind of model, variants) of each run. `test_every_pair_that_can_be_run_is_in_a_row` fails where a pair is missing."""

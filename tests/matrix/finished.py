@@ -9,13 +9,14 @@ from ring_world import Prepared, World, get_role, scores_of
 from nonet.background import seal_files
 from nonet.controller.record import Checkpoints, Manifest, RunFolder
 from nonet.controller.report import make_report
-from nonet.controller.scenario import check_runnable, load_scenario
+from nonet.controller.scenario import check_runnable, check_scenario, load_scenario
 from nonet.controller.session.artifacts import list_artifact_hashes
 from nonet.controller.setup import (
     find_warm_start,
     fix_sources,
     make_baseline_options,
     make_run_setup,
+    preflight,
     read_copies,
     write_run,
 )
@@ -30,7 +31,9 @@ def make_run(scenario_path: Path, folder: Path) -> RunFolder:
         DataError: The data cannot be used.
     """
     loaded, beside = load_scenario(scenario_path)
+    check_scenario(loaded)
     check_runnable(loaded)
+    preflight.check(loaded, beside)
     loaded = fix_sources(loaded, resume=False, run=None)
     run = RunFolder(folder)
     sha256 = write_run(loaded, beside, run)

@@ -154,7 +154,7 @@ class Shop:
         )
         merge(scenario, copy.deepcopy(_CLICKS if kind == "click" else _LISTS))
         if "path" in scenario["model"]:
-            scenario["model"]["path"] = self._make_backbone()
+            scenario["model"]["path"] = self.make_backbone()
         for variant in variants:
             merge(scenario, copy.deepcopy(VARIANTS[variant](self, kind)))
         if "no tables" in variants:
@@ -163,7 +163,7 @@ class Shop:
         path.write_text(yaml.dump(scenario))
         return path
 
-    def _make_backbone(self) -> str:
+    def make_backbone(self) -> str:
         """Return the folder of a language model with a tokenizer, which is written once."""
         path = self.folder / "backbone"
         return str(path) if path.exists() else folder_of(path, _QWEN, extra_words=("article",))
@@ -281,11 +281,18 @@ VARIANTS: dict[str, Any] = {
     "file ids": lambda shop, kind: {"tokenizer": {"use": "file", "path": shop.write_sids()}},
     "rl": _reinforce,
     "align": lambda shop, kind: {
+        "model": {"tokenizer": shop.make_backbone()} if kind == "hf" else {},
         "stages": {
             "align": {"use": "align", "steps": 2, "batch": {"users": 4}, "items": 8, "column": "title"}
-        }
+        },
     },
     "two trainers": lambda shop, kind: {"roles": {"trainer": {"workers": 2}}},
+    **{
+        engine: lambda shop, kind, engine=engine: {
+            "roles": {"trainer": {"workers": 2, "engine": {"use": engine}}}
+        }
+        for engine in ("ddp", "fsdp2", "deepspeed")
+    },
     "warm": lambda shop, kind: {"init": {"from": str(shop.earlier_run)}},
     "integers": lambda shop, kind: {},
 }

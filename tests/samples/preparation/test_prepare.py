@@ -95,6 +95,13 @@ def test_prepared_on_disk_is_row_by_row_what_is_built_in_memory(tmp_path, seed, 
     assert there.equals(items)
 
 
+def test_what_is_prepared_on_disk_is_saved_and_lists_its_text_ids_like_what_is_built_in_memory(tmp_path):
+    built, prepared, *_ = _both(_options(_written(tmp_path / "log", _log(7, text=True))), tmp_path / "out")
+    assert prepared.user_id.tolist() == built.user_id.tolist()
+    prepared.save(tmp_path / "saved")
+    _same(built, Sequences.load(tmp_path / "saved"))
+
+
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_events_of_a_second_keep_their_finer_order_and_ties_that_of_the_files(tmp_path, unit):
     ask = _options(_written(tmp_path / "log", _log(5, unit=unit)), keep={})

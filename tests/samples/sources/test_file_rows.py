@@ -11,8 +11,8 @@ from nonet.controller.scenario import check_runnable, load_scenario
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import ItemIndex
 from nonet.samples.sources import SampleRequest
+from nonet.samples.sources._dense_rows import DenseRowConverter
 from nonet.samples.sources._parquet_options import FileSourceOptions, check_files, detect_time_unit
-from nonet.samples.sources.dense_rows import DenseRowConverter
 from nonet.samples.sources.parquet import SPEC, FileWindows
 
 DAY = 86_400
