@@ -120,6 +120,8 @@ class ModelSpec:
         aligns: Whether stages can align semantic ids with words: the module has `compute_alignment_loss(sids, texts)`.
         exports: Function (module, options, seed, folder) that writes an additional export in the format of another library, or
             its dotted path; "" for none.
+        imports: Function (config, codes, features, seed, folder) -> module that builds the module from what `exports` wrote, or
+            its dotted path; `config` has `use` and `memory`. "" if an export also has the options and weights of the run.
         runs: Whether this version can run it, or only plan it.
         lower_is_better: Names of its metrics for which lower values are better.
         results: Dotted path of the class that reads what was predicted for the test events (`RankResults`).
@@ -137,6 +139,7 @@ class ModelSpec:
     ahead: ClassVar[int] = 3
     aligns: ClassVar[bool] = False
     exports: ClassVar[Any] = ""
+    imports: ClassVar[Any] = ""
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     results: ClassVar[str] = "nonet.models.ranking:RankResults"

@@ -9,6 +9,7 @@ from .items import Away as Away
 from .items import CatalogueItems as CatalogueItems
 from .items import Refused as Refused
 from .joins import HistoryJoins as HistoryJoins
+from .joins import select_joins as select_joins
 from .journal import JournalOptions as JournalOptions
 from .journal import StorageFull as StorageFull
 from .opened_run import OpenedRun as OpenedRun

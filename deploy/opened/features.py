@@ -157,6 +157,16 @@ class RequestFeatures:
             for each, events in zip(prepared, histories, strict=True)
         ]
 
+    def read_available_columns(self, prepared: Sequence[PreparedQuestion]) -> list[PreparedQuestion]:
+        """Return the questions as `read_joined_columns`; columns of stores that do not answer have missing values."""
+        if self._joins is None:
+            return list(prepared)
+        read = self._joins.add_available_columns([self._get_history_to_join(each) for each in prepared])
+        return [
+            _replace_events(each, events, self._joins.names, missing)
+            for each, (events, missing) in zip(prepared, read, strict=True)
+        ]
+
     async def add_joined_columns(self, prepared: PreparedQuestion, within_s: float) -> PreparedQuestion:
         """Return a question with the joined columns of its events, read together with those of other requests.
 
@@ -363,6 +373,10 @@ class RequestFeatures:
         if len(history) > _MAX_HISTORY_ITEMS:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_MAX_HISTORY_ITEMS}")
         given = [event if isinstance(event, Mapping) else {"item": event} for event in history]
+        if any("item" not in event for event in given):
+            raise Refused(
+                "bad_history", "an event of the history has no item; an event is {item, time, event, values}"
+            )
         known, unknown = self._convert_events(given, _get_present() if time is None else time)
         events = sort_events(self.histories.make_events(known))
         return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown

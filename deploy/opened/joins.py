@@ -14,7 +14,7 @@ import numpy as np
 
 from nonet.errors import StoreError
 from nonet.models.inference import EventHistory, TensorBatch
-from nonet.samples.stores import Join, StoreJoins
+from nonet.samples.stores import Join, StoreJoins, StoreNotFoundError
 from nonet.samples.tables import NONE
 
 
@@ -39,20 +39,17 @@ class HistoryJoins:
     Args:
         joins: The joins of the run, by name.
         features: Names of the model's features. Joins without one of them are not read.
+        optional: Names of joins whose columns are missing if `check` finds no store or gets no answer.
 
     Attributes:
         names: Names of the joins that are read.
     """
 
-    def __init__(self, joins: Mapping[str, Join], features: Collection[str]):
-        self._columns_by_join: dict[str, list[str]] = {}
-        selected = {}
-        for name, join in joins.items():
-            sources = {column: source for column, source in join.sources.items() if column in features}
-            if sources:
-                selected[name] = join.model_copy(update={"columns": sources})
-                self._columns_by_join[name] = list(sources)
+    def __init__(self, joins: Mapping[str, Join], features: Collection[str], optional: Collection[str] = ()):
+        selected = select_joins(joins, features)
+        self._columns_by_join = {name: list(join.sources) for name, join in selected.items()}
         self._stores = StoreJoins(selected)
+        self._optional, self._absent = frozenset(optional), set[str]()
         self.names = tuple(selected)
         self._queue: TensorBatch[HistoryToJoin, tuple[EventHistory, tuple[str, ...]]] | None = None
         self._queue_lock = threading.Lock()
@@ -64,13 +61,18 @@ class HistoryJoins:
         """Open every store, so that a wrong one is reported before anything is answered.
 
         Raises:
-            ConfigError: A store does not exist, or lacks a column. A store that does not answer is no error here.
+            ConfigError: A store does not exist, unless it is optional, or lacks a column. A store that does not answer is no
+                error here.
         """
         for name in self.names:
             try:
                 self._stores.open_join(name)
-            except StoreError:
-                continue  # its columns are missing until it answers
+            except StoreNotFoundError:
+                if name not in self._optional:
+                    raise
+                self._absent.add(name)
+            except StoreError:  # its columns are missing until it answers
+                self._absent |= {name} & self._optional
 
     def add_columns(self, histories: Sequence[HistoryToJoin]) -> list[EventHistory]:
         """Return the histories with the joined columns, read by one look-up per join.
@@ -79,6 +81,17 @@ class HistoryJoins:
             StoreError: A store does not answer.
         """
         return self._read(histories, missing=None)
+
+    def add_available_columns(
+        self, histories: Sequence[HistoryToJoin]
+    ) -> list[tuple[EventHistory, tuple[str, ...]]]:
+        """Return the histories with the joined columns, and the names of the joins whose store did not answer.
+
+        The columns of these joins have missing values.
+        """
+        missing: list[str] = []
+        joined = self._read(histories, missing)
+        return [(events, tuple(missing)) for events in joined]
 
     def submit(self, history: HistoryToJoin, within_s: float) -> Future[tuple[EventHistory, tuple[str, ...]]]:
         """Read the joined columns of a history on a thread, together with those of other callers.
@@ -89,7 +102,7 @@ class HistoryJoins:
         """
         with self._queue_lock:
             if self._queue is None:
-                self._queue = TensorBatch(self._read_or_leave_missing, lambda each: 1.0 + len(each.events))
+                self._queue = TensorBatch(self.add_available_columns, lambda each: 1.0 + len(each.events))
         return self._queue.submit(history, within_s)
 
     def fill_missing(self, events: EventHistory) -> EventHistory:
@@ -100,14 +113,6 @@ class HistoryJoins:
             for name in names
         }
         return replace(events, columns=events.columns | columns)
-
-    def _read_or_leave_missing(
-        self, histories: Sequence[HistoryToJoin]
-    ) -> list[tuple[EventHistory, tuple[str, ...]]]:
-        """Read the columns of histories; the columns of joins whose store does not answer have missing values."""
-        missing: list[str] = []
-        joined = self._read(histories, missing)
-        return [(events, tuple(missing)) for events in joined]
 
     def _read(self, histories: Sequence[HistoryToJoin], missing: list[str] | None) -> list[EventHistory]:
         """Read the columns of histories.
@@ -129,6 +134,8 @@ class HistoryJoins:
                 columns_N |= {column: self._make_missing(0) for column in columns}
                 continue
             try:
+                if name in self._absent:
+                    raise StoreError(f"data.join.{name}: there is no store")
                 columns_N |= self._stores.read_join_columns(name, item_ids_N, user_ids_N, times_N)
             except StoreError:
                 if missing is None:
@@ -154,6 +161,16 @@ class HistoryJoins:
         if self._queue is not None:
             self._queue.close()
         self._stores.close()
+
+
+def select_joins(joins: Mapping[str, Join], features: Collection[str]) -> dict[str, Join]:
+    """Return the joins with a column that is a feature of the model, by name, with only these columns."""
+    selected = {}
+    for name, join in joins.items():
+        sources = {column: source for column, source in join.sources.items() if column in features}
+        if sources:
+            selected[name] = join.model_copy(update={"columns": sources})
+    return selected
 
 
 def get_user_id(user: str | None, user_ids: np.ndarray) -> Any:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, DataError
+from nonet.models import build_model
 from nonet.models.hf import lora
 from nonet.models.hf.backbone import build_causal_lm
-from nonet.models.hf.config import SIDS, get_text_config
+from nonet.models.hf.config import SIDS, format_error, get_text_config
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import (
     START_TOKEN,
@@ -30,6 +33,12 @@ from nonet.models.hf.text import (
 )
 
 _OTHER_WEIGHTS = "nonet.safetensors"  # File of the weights that a language model has no place for.
+_VOCABULARY_WEIGHTS = (
+    "token",
+    "start",
+    "out",
+)  # Weights of a recommender that are rows of an exported vocabulary.
+_KEPT_OPTIONS = ("precision", "attention", "prompt")  # Options with which an exported folder is opened.
 
 
 @torch.no_grad()
@@ -82,8 +91,6 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
         seed: The seed that it was built from.
         folder: The target folder.
     """
-    from safetensors.torch import save_file
-
     tokenizer = (
         read_tokenizer(options, "an export") if has_tokenizer(find_tokenizer_folder(options)) else None
     )
@@ -104,10 +111,12 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
             )
         tokenizer.save_pretrained(folder)
     build_language_model(model, options, seed, start_row).save_pretrained(folder)
+    # A backbone of reduced precision rounds the rows of its vocabulary, so the exact ones are stored too.
+    in_vocabulary = _VOCABULARY_WEIGHTS if model.backbone.dtype == model.token.weight.dtype else ()
     other_weights = {
         name: value.contiguous()
         for name, value in model.state_dict().items()
-        if not name.startswith("backbone.") and name.partition(".")[0] not in ("token", "start", "out")
+        if not name.startswith("backbone.") and name.partition(".")[0] not in in_vocabulary
     }
     save_file(other_weights, folder / _OTHER_WEIGHTS)
     layout = {"head": list(model.layout.head), "lead": list(model.layout.lead)}
@@ -117,9 +126,39 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
         "first": start_row + 1,
         **layout,
         "prompt": options.get("prompt"),
+        "options": {name: options.get(name) for name in _KEPT_OPTIONS} | {"tied": model.out is None},
     }
     (folder / SIDS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
     return contents
+
+
+def load_folder(
+    config: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int, folder: Path
+) -> HfRecommender:
+    """Build the recommender that `write_folder` wrote, with all of its weights; LoRA is merged.
+
+    Args:
+        config: Configuration as for `build_model`, without the options of the model.
+        codes: Number of codes of every level.
+        features: Width of the rows by sparse feature.
+        seed: Seed of the run.
+        folder: The folder.
+
+    Raises:
+        DataError: The folder is incomplete.
+    """
+    try:
+        contents = json.loads((folder / SIDS).read_text(encoding="utf-8"))
+        other_weights = load_file(folder / _OTHER_WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(f"{folder} is incomplete: {format_error(error)}; export the run again") from None
+    model = build_model(dict(config) | contents["options"] | {"path": str(folder)}, codes, features, seed)
+    absent, unknown = model.load_state_dict(other_weights, strict=False)
+    absent = [name for name in absent if name.partition(".")[0] not in ("backbone", *_VOCABULARY_WEIGHTS)]
+    if absent or unknown:
+        names = ", ".join([*absent, *unknown][:3])
+        raise DataError(f"{folder}: {_OTHER_WEIGHTS} does not fit this model ({names}); export the run again")
+    return model
 
 
 def load_exported_rows(model: HfRecommender, folder: Path) -> None:

@@ -130,6 +130,7 @@ class HfSpec(ModelSpec):
     ahead: ClassVar[int] = 1
     aligns: ClassVar[bool] = True
     exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
+    imports: ClassVar[str] = "nonet.models.hf.export:load_folder"
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Count the parameters of the model, or estimate them from its name if its folder is not on this machine."""

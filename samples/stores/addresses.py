@@ -137,6 +137,11 @@ def check_address(use: str) -> None:
         find_store_class(scheme)
 
 
+def is_in_files(use: str) -> bool:
+    """Return whether an address is a folder of this machine, as those of packed and LMDB stores are."""
+    return find_store_class(split_address(use)[0]).is_in_files
+
+
 def explain_creation_refusal(use: str) -> str:
     """Return why Nonet cannot create stores at addresses of this kind; empty if it can."""
     return find_store_class(split_address(use)[0]).made_elsewhere

@@ -65,6 +65,8 @@ class Store(ABC):
     """Why Nonet cannot create a store of this kind; empty if it can."""
     creation_command: ClassVar[str] = ""
     """The command that creates a store of this kind, where Nonet cannot."""
+    is_in_files: ClassVar[bool] = False
+    """Whether the address is a folder of this machine, so that an export contains a copy of the rows."""
     takes_columns: ClassVar[bool] = False
     """Whether the constructor takes the columns to read as its argument `columns`, because the store has no list of columns."""
 

@@ -52,6 +52,8 @@ class LMDBStore(Store):
         ConfigError: If the folder is not a store of Nonet.
     """
 
+    is_in_files = True
+
     def __init__(self, folder: str | os.PathLike[str], *, map_gb: float = 256):
         self._folder = Path(folder)
         self.name = f"store lmdb:{self._folder}"

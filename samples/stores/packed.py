@@ -51,6 +51,8 @@ class PackedStore(Store):
         ConfigError: If this version cannot read the store.
     """
 
+    is_in_files = True
+
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = Path(folder)
         self.name = f"store {self._folder}"

@@ -2,6 +2,7 @@ from .contents import COUNTS as COUNTS
 from .contents import VersionContents as VersionContents
 from .contents import list_count_files as list_count_files
 from .contents import load_recommender as load_recommender
+from .contents import make_recommender as make_recommender
 from .registry import VersionRegistry as VersionRegistry
 from .remote import RemoteRegistry as RemoteRegistry  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .remote import open_registry as open_registry

@@ -91,6 +91,13 @@ def load_recommender(
     """
     model = build_model(run.model, corpus.codes, run.get_feature_dims(), run.seed).to(device)
     load_weights(model, dense)
+    return make_recommender(model, counts, reader, run, corpus)
+
+
+def make_recommender(
+    model: Any, counts: Mapping[str, Path], reader: SparseReader, run: Any, corpus: Corpus
+) -> Recommender:
+    """Build a recommender with a module that has its weights; the other arguments are those of `load_recommender`."""
     voters = None
     if run.memory is not None:
         voters = Voters(Transitions.map(counts), corpus.trie, VoteOptions(**run.memory))

@@ -1,49 +1,70 @@
 """`nonet export RUN DIR`: a folder from which recommendations can be made: weights, semantic ids, trie, rows and counts.
 
-Programs that load the folder need neither Ray nor the run.
+Programs that load the folder (`Exported`) need neither Ray nor the run.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.opened import HistoryJoins, RequestFeatures, UserHistories
+from nonet.deploy.opened import select_joins
+from nonet.deploy.serving.offline.exported import (
+    DENSE_WEIGHTS,
+    FORMAT,
+    TRANSFORMERS_FOLDER,
+    get_count_file_name,
+)
+from nonet.deploy.serving.offline.exported_stores import write_joins
 from nonet.deploy.serving.offline.exporters import EXPORTERS, VersionToExport
-from nonet.embedding.reading import MappedReader, RowLayer
-from nonet.errors import ConfigError, DataError
-from nonet.models import MODELS
+from nonet.errors import ConfigError
+from nonet.models import MODELS, ModelSpec
 from nonet.models.generation import Corpus
-from nonet.models.inference import InferenceEngine, find_default_values
+from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
-from nonet.samples.stores import Join
-from nonet.workers.registry import COUNTS, load_recommender
-from nonet.workers.roles import RunSetup
+from nonet.samples.sequences import Sequences
 
-FORMAT = 1
-TRANSFORMERS_FOLDER = "transformers"
-"""The subfolder of an export with a Hugging Face model in transformers' format."""
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
+_OPENED_OPTIONS = (
+    "use",
+    "memory",
+)  # options of a model whose spec opens the exported folder by its own options
 _EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
+import argparse
 import sys
 from pathlib import Path
 
 from nonet.deploy.serving.offline import Exported
+from nonet.errors import NonetError
 
-model = Exported(Path(__file__).parent)
-history = [type(model.items[0])(item) for item in sys.argv[1:]] or model.items[:3]
-print("after", ", ".join(model.titles(history)))
-for item, title, score in model.recommend(history, k=10):
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("items", nargs="*", help="ids of a history, oldest first; by default those of three items")
+parser.add_argument("--user", help="the user's id")
+parser.add_argument("--store", action="append", default=[], metavar="NAME=ADDRESS", help="another store of a join")
+asked = parser.parse_args()
+if any("=" not in store for store in asked.store):
+    parser.error("argument --store: give NAME=ADDRESS")
+try:
+    model = Exported(Path(__file__).parent, dict(store.split("=", 1) for store in asked.store))
+    history = asked.items or model.items[:3]
+    answer = model.recommend(history, k=10, user=asked.user)
+except NonetError as error:
+    sys.exit(f"{parser.prog}: {error}")
+print("after", ", ".join(model.titles(history)) or "no item of the catalogue")
+for item, title, score in answer:
     print(f"{score:8.3f}  {item}  {title}")
+for join, count in model.missing.items():
+    print(f"the columns of the join {join} were missing in {count} answers: --store {join}=ADDRESS names its store")
 '''
 
 
@@ -67,7 +88,11 @@ def export_run(run: str, target: Path, version: int | None = None, form: str = "
         raise ConfigError(f"{target} already exists; choose a new folder to export to")
     exported = VersionToExport.open(run, version)
     make_folder(target)
-    write(exported, target)
+    try:
+        write(exported, target)
+    except BaseException:
+        shutil.rmtree(target)  # a part of an export is of no use
+        raise
     size_bytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return {
         "run": exported.run.folder.id,
@@ -85,29 +110,25 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         target: An empty folder.
     """
     served_run, corpus = exported.run, exported.corpus
-    shutil.copyfile(exported.dense, target / "model.safetensors")
+    setup = served_run.setup
+    spec = MODELS.get(setup.model["use"])
     for name, path in exported.counts.items():
         make_folder(target / "transitions")
-        shutil.copyfile(path, target / "transitions" / _get_file_name(name))
+        shutil.copyfile(path, target / "transitions" / get_count_file_name(name))
     for table, arrays in exported.merge_rows().items():
         make_folder(target / "rows" / table)
         for name, array in arrays.items():
             np.save(target / "rows" / table / f"{name}.npy", array)
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
-    seq = corpus.seq
-    seq.slice_users(0, 0).save(target / "sequences")  # without users: an export has no events of them
+    _remove_events(corpus.seq, keep_users="user" in setup.features).save(target / "sequences")
     shutil.copyfile(
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
-    setup = served_run.setup
-    write_model = MODELS.get(setup.model["use"]).exports  # the address of a function; "" for none
-    if write_model != "":
-        make_folder(target / TRANSFORMERS_FOLDER)
-        model = exported.build_model()
-        load_heavy(write_model)(model, setup.model, setup.seed, target / TRANSFORMERS_FOLDER)
+    joins, copied_stores = write_joins(select_joins(setup.joins, setup.features), corpus.item_id, target)
     settings = {name: value for name, value in asdict(setup).items() if name in _EXPORTED_SETTINGS}
-    defaults = {name: value.item() for name, value in find_default_values(seq).items()}
+    settings["model"] = _write_model(exported, spec, target)
+    defaults = {name: value.item() for name, value in find_default_values(corpus.seq).items()}
     description = {
         "format": FORMAT,
         "run": served_run.folder.id,
@@ -115,94 +136,45 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         "setup": settings,
         "usual": defaults,
         "width": served_run.scenario.evaluate.width,
-        "joins": {name: join.model_dump() for name, join in setup.joins.items()},
+        "joins": joins,
+        "copied_stores": copied_stores,
+        "withdrawn": list(served_run.withdrawn),
     }
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
     # Written last, because a folder without it is not an export.
     write_whole(target / "export.json", json.dumps(description, indent=1).encode())
 
 
-class Exported:
-    """A model with its items, loaded from a folder that `nonet export` wrote.
+def _write_model(exported: VersionToExport, spec: ModelSpec, target: Path) -> Mapping[str, Any]:
+    """Write the dense weights once, in the format of another library if the model can be opened from it.
 
-    Args:
-        folder: The path of the folder.
-
-    Raises:
-        DataError: The folder has no export.
+    Returns:
+        The configuration with which the model is built.
     """
-
-    def __init__(self, folder: str | Path):
-        folder = Path(folder)
-        try:
-            description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder} has no export: {error}") from None
-        setup = RunSetup(**description["setup"])
-        kinds = ("sequences", "sids", "catalogue", "transitions")
-        self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
-        counts = (
-            {name: folder / "transitions" / _get_file_name(name) for name in (*COUNTS, "meta")}
-            if setup.memory
-            else {}
-        )
-        rows = MappedReader(description["version"], _map_layers(folder / "rows"), setup.make_table_specs())
-        recommender = load_recommender(folder / "model.safetensors", counts, rows, setup, self._corpus)
-        seq = self._corpus.seq
-        defaults = {name: seq.columns[name].dtype.type(value) for name, value in description["usual"].items()}
-        self.engine = InferenceEngine(recommender, description["version"])
-        histories = UserHistories(self._corpus, journal=None, defaults=defaults)
-        stored_joins = description.get("joins", {})  # exports of earlier versions have none
-        joins = HistoryJoins(
-            {name: Join.model_validate(join) for name, join in stored_joins.items()}, setup.features
-        )
-        joins.check()
-        self._features = RequestFeatures(
-            self._corpus, histories, window=setup.history, width=description["width"], joins=joins or None
-        )
-
-    @cached_property
-    def items(self) -> list[int | str]:
-        """The ids of all items."""
-        return self._corpus.item_id.tolist()
-
-    def titles(self, items: Sequence[int | str]) -> list[str]:
-        """Return the titles of items by their ids; unknown items are left out."""
-        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
-
-    def recommend(
-        self, history: Sequence[int | str], k: int = 10, where: str | None = None
-    ) -> list[tuple[int | str, str, float]]:
-        """Recommend the k best items after a history.
-
-        Args:
-            history: Item ids, newest last.
-            k: Number of items.
-            where: A condition over item columns.
-
-        Returns:
-            (id, title, score in nats) of each item, best first.
-
-        Raises:
-            ConfigError: An argument is wrong.
-        """
-        prepared = self._features.make_list_question(user=None, history=list(history), k=k, where=where)
-        answer = self.engine.answer([prepared.question])[0]
-        items = self._features.items
-        return list(
-            zip(items.get_ids(answer.item), items.get_titles(answer.item), answer.score.tolist(), strict=True)
-        )
+    config = exported.run.setup.model
+    if spec.exports != "":
+        folder = target / TRANSFORMERS_FOLDER
+        make_folder(folder)
+        load_heavy(spec.exports)(exported.build_model(), config, exported.run.setup.seed, folder)
+        _write_items(exported.corpus, folder / "items.parquet")
+    if spec.imports != "":
+        return {name: config[name] for name in _OPENED_OPTIONS if name in config}
+    shutil.copyfile(exported.dense, target / DENSE_WEIGHTS)
+    return config
 
 
-def _map_layers(folder: Path) -> dict[str, list[RowLayer]]:
-    """Memory-map the rows of each table; the folder has one subfolder per table, with one file per array."""
-    table_dirs = sorted(path for path in folder.iterdir() if path.is_dir())
-    return {
-        table_dir.name: [RowLayer.map_files({file.stem: file for file in table_dir.glob("*.npy")})]
-        for table_dir in table_dirs
-    }
+def _write_items(corpus: Corpus, path: Path) -> None:
+    """Write the id, the title if there is one, and the codes of every item that can be recommended."""
+    is_listed = np.asarray(corpus.trie.leaf_of_item) >= 0
+    names = [name for name in ("item_id", "title") if name in corpus.items.column_names]
+    table = corpus.items.select(names).append_column("codes", pa.array(corpus.sids.tolist()))
+    pq.write_table(table.filter(pa.array(is_listed)), path)
 
 
-def _get_file_name(name: str) -> str:
-    """Return the name of the file of an array of transition counts, or of their metadata ("meta")."""
-    return "meta.json" if name == "meta" else f"{name}.npy"
+def _remove_events(seq: Sequences, keep_users: bool) -> Sequences:
+    """Return sequences without events, whose users have the keys of their sparse rows; or without users as well."""
+    empty = seq.slice_users(0, 0)
+    if not keep_users:
+        return empty
+    offsets = np.zeros(len(seq) + 1, seq.offsets.dtype)
+    return replace(empty, user_id=seq.user_id, user_key=seq.user_key, offsets=offsets)

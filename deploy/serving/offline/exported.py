@@ -1,0 +1,193 @@
+"""Recommendations from a folder that `nonet export` wrote, without Ray and without the run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nonet.deploy.opened import RequestFeatures, UserHistories
+from nonet.deploy.serving.offline.exported_stores import STORES, open_joins
+from nonet.embedding.reading import MappedReader, RowLayer
+from nonet.errors import DataError
+from nonet.models import MODELS
+from nonet.models.generation import Corpus, Recommender
+from nonet.models.inference import InferenceEngine
+from nonet.plugins import load_heavy
+from nonet.workers.registry import COUNTS, load_recommender, make_recommender
+from nonet.workers.roles import RunSetup
+
+FORMAT = 2
+_OLDEST_FORMAT = (
+    1  # It has the options and all weights of a model that can be opened from `TRANSFORMERS_FOLDER`.
+)
+DENSE_WEIGHTS = "model.safetensors"
+TRANSFORMERS_FOLDER = "transformers"
+"""The subfolder of an export with a Hugging Face model in transformers' format."""
+
+
+class Exported:
+    """A model with its items, loaded from a folder that `nonet export` wrote.
+
+    Args:
+        folder: The path of the folder.
+        stores: Addresses of stores by the name of their join, instead of those that the run had.
+
+    Attributes:
+        missing: Number of answers for which the store of a join was absent or did not answer, by the name of the join. Its
+            columns are missing then, as those of an unknown key.
+
+    Raises:
+        DataError: The folder has no export, an incomplete one, or one of a newer version.
+        ConfigError: A given store does not exist, or has no column that the model reads.
+    """
+
+    def __init__(self, folder: str | Path, stores: Mapping[str, str] | None = None):
+        folder = Path(folder)
+        description = _read_description(folder)
+        setup = RunSetup(**description["setup"])
+        _check_files(folder, setup, description)
+        kinds = ("sequences", "sids", "catalogue", "transitions")
+        self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
+        recommender = _load_recommender(folder, setup, description, self._corpus)
+        seq = self._corpus.seq
+        defaults = {name: seq.columns[name].dtype.type(value) for name, value in description["usual"].items()}
+        self.engine = InferenceEngine(recommender, description["version"])
+        joins = open_joins(
+            folder,
+            description.get("joins", {}),
+            description.get("copied_stores", ()),
+            stores or {},
+            setup.features,
+        )
+        self._features = RequestFeatures(
+            self._corpus,
+            UserHistories(self._corpus, journal=None, defaults=defaults),
+            window=setup.history,
+            width=description["width"],
+            joins=joins or None,
+        )
+        self._withdrawn = tuple(description.get("withdrawn", ()))
+        self.missing: Counter[str] = Counter()
+
+    @cached_property
+    def items(self) -> list[int | str]:
+        """The ids of all items."""
+        return self._corpus.item_id.tolist()
+
+    def titles(self, items: Sequence[int | str]) -> list[str]:
+        """Return the titles of items by their ids; unknown items are left out."""
+        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
+
+    def recommend(
+        self,
+        history: Sequence[int | str | Mapping[str, Any]],
+        k: int = 10,
+        where: str | None = None,
+        *,
+        user: int | str | None = None,
+        time: int | None = None,
+    ) -> list[tuple[int | str, str, float]]:
+        """Recommend the k best items after a history, as a server does for the same events.
+
+        Args:
+            history: Item ids, newest last, or events {"item": id, "time": unix seconds, "event": kind, "values": values by
+                column}; all but "item" may be missing.
+            k: Number of items.
+            where: A condition over item columns.
+            user: The user's id, by which stores keyed by users are read.
+            time: Unix seconds of the request, by default the present.
+
+        Returns:
+            (id, title, score in nats) of each item, best first.
+
+        Raises:
+            ConfigError: An argument is wrong.
+        """
+        prepared = self._features.prepare_list_question(
+            None if user is None else str(user),
+            list(history),
+            k,
+            where=where,
+            withdrawn=self._withdrawn,
+            time=time,
+        )
+        [prepared] = self._features.read_available_columns([prepared])
+        self.missing.update(prepared.missing)
+        answer = self.engine.answer([prepared.question])[0]
+        items = self._features.items
+        return list(
+            zip(items.get_ids(answer.item), items.get_titles(answer.item), answer.score.tolist(), strict=True)
+        )
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    """Read export.json. Raises DataError if it does not exist, or is of a version that cannot be read."""
+    try:
+        description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        written_format = int(description["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder} has no export: export.json cannot be read ({type(error).__name__}); use a folder that "
+            "`nonet export RUN DIR` wrote"
+        ) from None
+    if not _OLDEST_FORMAT <= written_format <= FORMAT:
+        raise DataError(
+            f"{folder} is an export of format {written_format}, and this version of Nonet reads {_OLDEST_FORMAT} to {FORMAT}; "
+            "open it with the version that wrote it, or export the run again"
+        )
+    return description
+
+
+def _opens_other_format(setup: RunSetup, description: Mapping[str, Any]) -> bool:
+    """Return whether the model is opened from `TRANSFORMERS_FOLDER` instead of from `DENSE_WEIGHTS`."""
+    return description["format"] > 1 and MODELS.get(setup.model["use"]).imports != ""
+
+
+def _check_files(folder: Path, setup: RunSetup, description: Mapping[str, Any]) -> None:
+    """Raise DataError if a file or folder of an export does not exist."""
+    counts = [f"transitions/{get_count_file_name(name)}" for name in (*COUNTS, "meta")]
+    needed = [
+        TRANSFORMERS_FOLDER if _opens_other_format(setup, description) else DENSE_WEIGHTS,
+        "sequences/items.parquet",
+        "sids/sids.parquet",
+        "catalogue",
+        *(f"rows/{table}" for table in setup.tables),
+        *(counts if setup.memory else ()),
+        *(f"{STORES}/{name}" for name in description.get("copied_stores", ())),
+    ]
+    absent = [name for name in needed if not (folder / name).exists()]
+    if absent:
+        raise DataError(
+            f"{folder} is incomplete: it has no {absent[0]}; copy the whole folder, or export the run again"
+        )
+
+
+def _load_recommender(
+    folder: Path, setup: RunSetup, description: Mapping[str, Any], corpus: Corpus
+) -> Recommender:
+    """Load the model of an export with its rows and counts."""
+    counts = {}
+    if setup.memory:
+        counts = {name: folder / "transitions" / get_count_file_name(name) for name in (*COUNTS, "meta")}
+    layers = {table: [_map_layer(folder / "rows" / table)] for table in setup.tables}
+    reader = MappedReader(description["version"], layers, setup.make_table_specs())
+    if not _opens_other_format(setup, description):
+        return load_recommender(folder / DENSE_WEIGHTS, counts, reader, setup, corpus)
+    load_model = load_heavy(MODELS.get(setup.model["use"]).imports)
+    other_format = folder / TRANSFORMERS_FOLDER
+    model = load_model(setup.model, corpus.codes, setup.get_feature_dims(), setup.seed, other_format)
+    return make_recommender(model, counts, reader, setup, corpus)
+
+
+def _map_layer(folder: Path) -> RowLayer:
+    """Memory-map the rows of a table; the folder has one file per array."""
+    return RowLayer.map_files({file.stem: file for file in folder.glob("*.npy")})
+
+
+def get_count_file_name(name: str) -> str:
+    """Return the name of the file of an array of transition counts, or of their metadata ("meta")."""
+    return "meta.json" if name == "meta" else f"{name}.npy"
