@@ -36,6 +36,12 @@ class Data(StrictModel):
     ] = None
     keep: Keep = Keep()
     where: str | None = None
+    unknown_items: Annotated[
+        Literal["refuse", "drop"],
+        Field(
+            description="interactions whose item data.items lacks: an error, or left out and counted (drop)"
+        ),
+    ] = "refuse"
     events: Compress | None = None
     labels: Annotated[
         Labels | None,
@@ -107,6 +113,15 @@ class Data(StrictModel):
                         f"rename one: {{mine: {column}}}"
                     )
                 join_by_column[column] = name
+        return self
+
+    @model_validator(mode="after")
+    def _check_unknown_items(self) -> Data:
+        """Check that there is an items table if items may be unknown."""
+        if self.unknown_items == "drop" and self.items is None:
+            raise ValueError(
+                "unknown_items: drop needs the items table (data.items) that says which items are known"
+            )
         return self
 
     @model_validator(mode="after")

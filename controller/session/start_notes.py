@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nonet.controller.scenario import Scenario
-from nonet.controller.scenario.settings import describe_duplicates, describe_repeats, describe_shared_codes
+from nonet.controller.scenario.settings import (
+    describe_duplicates,
+    describe_repeats,
+    describe_shared_codes,
+    describe_unknown_items,
+)
 from nonet.controller.session.session import Session
 
 
@@ -18,6 +23,8 @@ def make_start_notes(session: Session) -> Iterator[str]:
         yield data["notice"]
     held_out = ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test"))
     yield f"{data['users']} users, {data['items']} items, {data['events']} events; held out: {held_out}"
+    if unknown := describe_unknown_items(data):
+        yield unknown
     yield from _make_data_notes(facts)
     yield from _make_validation_notes(scenario, facts, validates=hasattr(session.evaluator, "validate"))
     yield from make_evaluation_notes(scenario, data)

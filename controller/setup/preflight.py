@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from nonet.controller.plan import get_feature_dims
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
@@ -30,7 +28,7 @@ from nonet.controller.scenario import (
     check_validation_interval,
     is_own_code,
 )
-from nonet.controller.scenario.settings import list_data_warnings
+from nonet.controller.scenario.settings import describe_unknown_items, list_data_warnings
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.own_files import read_copies
 from nonet.controller.setup.run_files import make_data_setup
@@ -50,7 +48,7 @@ from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
 from nonet.samples.tables import find_parquet
 from nonet.suggest import suggest_sentence
-from nonet.workers.roles import DataSetup, check_sequences
+from nonet.workers.roles import BuiltData, DataSetup, check_sequences
 
 _MAX_TABLE_BYTES = 1 << 28  # of larger tables, a plan reads a sample, so that it takes seconds
 
@@ -72,13 +70,13 @@ class FileChecks:
     max_table_bytes: int | None = None
     warnings: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
-    _newest_tables: tuple[DataSetup, Sequences, pa.Table] | None = None
+    _newest_tables: tuple[DataSetup, BuiltData] | None = None
 
-    def build_sequences(self, data: DataSetup) -> tuple[Sequences, pa.Table]:
+    def build_sequences(self, data: DataSetup) -> BuiltData:
         """Return the sequences and items of data, which are read once for successive scenarios with the same data."""
         if self._newest_tables is None or self._newest_tables[0] != data:
-            self._newest_tables = (data, *data.build())
-        return self._newest_tables[1:]
+            self._newest_tables = (data, data.build_with_facts())
+        return self._newest_tables[1]
 
     def can_open(self, key: str, address: str) -> bool:
         """Return whether an address or a path is opened from here; if not, add it to `unchecked`.
@@ -293,7 +291,13 @@ def _check_data(scenario: Scenario, folder: Path, checks: FileChecks) -> None:
         interactions, item_schema = data.sample_tables()
         seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
     else:
-        seq, items = checks.build_sequences(data)
+        built = checks.build_sequences(data)
+        seq, items = built.sequences, built.items
+        if (
+            built.unknown is not None and checks.max_table_bytes is not None
+        ):  # A run shows this note when it begins.
+            note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
+            checks.warnings += [note] if note else []
         event_columns = seq.feature_columns
         check_sequences(seq, data)
     _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)

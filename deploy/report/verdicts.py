@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from nonet.controller.scenario.settings import describe_duplicates, describe_repeats, describe_shared_codes
+from nonet.controller.scenario.settings import (
+    describe_duplicates,
+    describe_repeats,
+    describe_shared_codes,
+    describe_unknown_items,
+)
 from nonet.deploy.report.scores import (
     Difference,
     format_name,
@@ -305,7 +310,11 @@ def _describe_floors(report: Mapping[str, Any]) -> list[Finding]:
 def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
     """Describe properties of the data or of the semantic ids that limit what the scores mean."""
     data, tokenizer = report.get("data") or {}, report.get("tokenizer") or {}
-    texts = (describe_duplicates(data), describe_shared_codes(tokenizer, data.get("items", 0)))
+    texts = (
+        describe_unknown_items(data),
+        describe_duplicates(data),
+        describe_shared_codes(tokenizer, data.get("items", 0)),
+    )
     return [Finding(text, tone=-1) for text in texts if text]
 
 

@@ -23,6 +23,7 @@ class BuildOptions:
         where: Condition on the interactions; None for all.
         repeats: "allow" or "mask" for repeated items; None to decide by the data.
         missing: Texts that stand for a missing value.
+        drop_unknown_items: Whether events are left out whose item the items table lacks; otherwise they are an error.
     """
 
     interactions: str
@@ -35,16 +36,24 @@ class BuildOptions:
     where: str | None = None
     repeats: str | None = None
     missing: tuple[str, ...] = MISSING
+    drop_unknown_items: bool = False
 
     @property
     def table_format(self) -> TableFormat:
         """The column names and texts for missing values with which both tables are read."""
         return TableFormat(dict(self.columns), self.missing)
 
+    @property
+    def leaves_out_unknown(self) -> bool:
+        """Whether there is an items table, and events whose item it lacks are left out."""
+        return self.drop_unknown_items and self.items is not None
+
     def to_fingerprint(self) -> dict[str, Any]:
-        """Return the values whose hash names the working folder. `missing` is omitted if it is the default."""
+        """Return the values whose hash names the working folder, without `missing` and later options that have their default."""
         facts = asdict(self)
         del facts["missing"]
+        if not self.drop_unknown_items:
+            del facts["drop_unknown_items"]
         missing = self.table_format.own_missing
         return facts if missing is None else {**facts, "missing": missing}
 

@@ -12,6 +12,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,12 @@ from nonet.samples.sequences import (
     CompressedLog,
     FoldedRepeats,
     Labels,
+    UnknownItems,
     add_labels,
     check_label_ids,
     compress_log,
     drop_repeat_lists,
+    drop_unknown_events,
     drop_unlabelled_events,
 )
 from nonet.samples.tables import ROLES, TableFormat, compile_condition, read_interactions
@@ -76,9 +80,7 @@ class LogChanges:
         """Compress the checked events that `where` keeps; None without compression."""
         if self.compress is None:
             return None
-        if where:
-            events = events.filter(compile_condition(where, events.schema, name="data.where"))
-        return compress_log(events, self.compress.compress, self.compress.by, items)
+        return compress_log(filter_events(events, where), self.compress.compress, self.compress.by, items)
 
     def apply_to_sample(
         self, events: pa.Table, items: pa.Table | None, table_format: TableFormat
@@ -101,6 +103,11 @@ class LogChanges:
         }
 
 
+def filter_events(events: pa.Table, where: str | None) -> pa.Table:
+    """Return the events for which the condition `data.where` holds; all events without a condition."""
+    return events.filter(compile_condition(where, events.schema, name="data.where")) if where else events
+
+
 def _select_roles(table_format: TableFormat) -> TableFormat:
     """Return a table format with the columns of users, items and times alone, as a label file has them."""
     return table_format.replace_columns(
@@ -118,6 +125,7 @@ class LogChanger:
         labels: The label file; None without labels.
         items: The items table; None without one.
         where: Condition on the events, or None; compression applies to the events that it keeps.
+        drops_unknown: Whether events whose item is not in the items table are left out before events are compressed.
         bounds: User ids at which the second and later ranges begin.
         folder: Folder of all files.
     """
@@ -127,6 +135,7 @@ class LogChanger:
     labels: EventLog | None
     items: pa.Table | None
     where: str | None
+    drops_unknown: bool
     bounds: Sequence[Any]
     folder: Path
 
@@ -191,10 +200,13 @@ class LogChanger:
                 if self.changes.drop_unlabelled
                 else events
             )
-        facts: dict[str, float] = {"rows": len(events)}
+        facts: dict[str, Any] = {}
+        if self.drops_unknown and self.items is not None and self.changes.compress is not None:
+            events, unknown = drop_unknown_events(filter_events(events, self.where), self.items["item_id"])
+            facts["unknown"] = unknown.dump()
         compressed = self.changes.compress_events(events, self.items, self.where)
         if compressed is not None:
-            facts = compressed.measure_savings()
+            facts["savings"] = compressed.measure_savings()
             folded = FoldedRepeats.from_events(compressed.events)
             assert folded is not None
             folded_folder = get_folded_folder(self.folder, number)
@@ -230,6 +242,8 @@ class LogChanger:
             DataError: No event is left.
         """
         if not sum(facts["changed"] for facts in self._read_facts()):
+            if (unknown := self.sum_unknown()) is not None:
+                unknown.check()
             if self.changes.labels is not None and self.changes.drop_unlabelled:
                 drop_unlabelled_events(pa.table({}), self.changes.labels, required=True)
             raise DataError(f"data.where: {self.where!r} matches no interaction.")
@@ -237,10 +251,13 @@ class LogChanger:
 
     def sum_savings(self) -> dict[str, float] | None:
         """Return what compression saved (`CompressedLog.measure_savings`), summed over all ranges; None without compression."""
-        if self.changes.compress is None:
-            return None
-        facts = self._read_facts()
-        return {name: sum(one[name] for one in facts) for name in facts[0] if name != "changed"}
+        savings = [facts["savings"] for facts in self._read_facts() if "savings" in facts]
+        return {name: sum(one[name] for one in savings) for name in savings[0]} if savings else None
+
+    def sum_unknown(self) -> UnknownItems | None:
+        """Return what was left out of all ranges because the items table lacks its item; None if nothing can be left out here."""
+        parts = [UnknownItems.load(facts["unknown"]) for facts in self._read_facts() if "unknown" in facts]
+        return reduce(add, parts) if parts else None
 
     def store_repeats(self, root: Path) -> None:
         """Move the events that compression removed to root/repeats-<first 8 digits of the hash>, one file per range of users."""
@@ -261,7 +278,7 @@ class LogChanger:
         for path in self.folder.glob("*.arrow"):
             path.unlink()
 
-    def _read_facts(self) -> list[Mapping[str, float]]:
+    def _read_facts(self) -> list[Mapping[str, Any]]:
         """Read the facts of all ranges."""
         return [
             json.loads((self.folder / f"range-{number:06}.json").read_text())

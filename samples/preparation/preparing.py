@@ -77,6 +77,7 @@ class PreparedSequences:
         seconds: Elapsed seconds by step.
         cpu_s: CPU seconds by step; those for reading the log are under "read" and not under "scatter".
         savings: What compression saved (`CompressedLog.measure_savings`); None without compression.
+        unknown: What was left out because the items table lacks its item (`UnknownItems.to_facts`); None if that is an error.
     """
 
     folder: Path
@@ -84,6 +85,7 @@ class PreparedSequences:
     seconds: dict[str, float]
     cpu_s: dict[str, float]
     savings: dict[str, float] | None = None
+    unknown: dict[str, int] | None = None
 
     def open(self) -> tuple[Sequences, pa.Table]:
         """Open the memory-mapped sequences and read the items table."""
@@ -198,12 +200,16 @@ class _PreparationJob:
         if not artifact_folder.exists():
             os.replace(staging_folder, artifact_folder)
         savings = None if changer is None else changer.sum_savings()
+        unknown: dict[str, int] | None = None
+        if self.options.leaves_out_unknown:
+            left_out = None if changer is None else changer.sum_unknown()
+            unknown = left_out.to_facts() if left_out else json.loads(sorted_record.read_text())["unknown"]
         if changer is not None:
             changer.store_repeats(root)
         shutil.rmtree(self.working_folder)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
-        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s, savings)
+        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown)
 
     def _change_log(self, items: pa.Table | None, bounds: Sequence[Any]) -> LogChanger:
         """Attach the labels and compress the events, and continue with the changed log."""
@@ -213,6 +219,7 @@ class _PreparationJob:
             self.labels,
             items,
             self.options.where,
+            self.options.leaves_out_unknown,
             bounds,
             self.working_folder / "changed",
         )
@@ -252,6 +259,7 @@ class _PreparationJob:
             list(dtypes),
             bounds,
             runs_folder,
+            self.options.leaves_out_unknown,
         )
         self.progress.start_phase("scatter", self.log.rows)
         self._run_jobs(
@@ -261,6 +269,8 @@ class _PreparationJob:
         )
         cpu_s["read"] = scatter.cpu_s["read"]
         runs = [ScatteredRun.load(scatter.get_run_folder(number)) for number in range(len(self.log.slices))]
+        unknown = reduce(add, [run.unknown for run in runs])
+        unknown.check()
         if not sum(int(run.bounds[-1]) for run in runs):
             raise DataError(f"data.where: {self.options.where!r} matches no interaction.")
         users_are_text = not pa.types.is_integer(self.log.schema.field("user_id").type)
@@ -274,7 +284,12 @@ class _PreparationJob:
             lambda number: gather_partition(runs, number, layout, partitions_folder),
             count_rows=lambda number: int(rows_by_partition[number]),
         )
-        record = {"layout": asdict(layout), "partitions": len(bounds) + 1, "dropped": list(dropped)}
+        record = {
+            "layout": asdict(layout),
+            "partitions": len(bounds) + 1,
+            "dropped": list(dropped),
+            "unknown": unknown.to_facts(),
+        }
         write_whole(self.working_folder / "sorted.json", json.dumps(record).encode())
         shutil.rmtree(runs_folder)
 

@@ -23,7 +23,7 @@ import pyarrow.compute
 
 from nonet.samples.preparation.catalogue import ItemIndex
 from nonet.samples.preparation.log import EventLog, LogSlice
-from nonet.samples.sequences import compute_label_times, convert_column
+from nonet.samples.sequences import UnknownItems, compute_label_times, convert_column
 from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -71,18 +71,21 @@ class ScatteredRun:
         bounds: First row of each partition [P + 1].
         kinds: Names of the kinds of events, in the order of the run's own codes.
         words: Index of each partition's first text id among the distinct ones of the run [P + 1]; empty if ids are integers.
+        unknown: What was left out because the items table lacks its item.
     """
 
     folder: Path
     bounds: np.ndarray
     kinds: tuple[str, ...]
     words: np.ndarray
+    unknown: UnknownItems
 
     @classmethod
     def load(cls, folder: Path) -> ScatteredRun:
         """Load the run from a folder that `RunWriter` wrote."""
         meta = json.loads((folder / "meta.json").read_text())
-        return cls(folder, np.array(meta["bounds"]), tuple(meta["kinds"]), np.array(meta["words"], np.int64))
+        words, unknown = np.array(meta["words"], np.int64), UnknownItems.load(meta["unknown"])
+        return cls(folder, np.array(meta["bounds"]), tuple(meta["kinds"]), words, unknown)
 
     def read_column(self, name: str, partition: int, dtype: str) -> np.ndarray:
         """Read one column of a partition into memory."""
@@ -109,6 +112,7 @@ class RunWriter:
         columns: Names of the carried columns, and of those that `compute_label_times` computes.
         bounds: User ids at which the second and later partitions begin.
         folder: Parent folder of the runs.
+        drops_unknown: Whether events are left out whose item is not in the catalogue.
         cpu_s: CPU seconds of reading ("read") and of the rest ("scatter"), added up by `write`.
     """
 
@@ -119,6 +123,7 @@ class RunWriter:
     columns: Sequence[str]
     bounds: Sequence[Any]
     folder: Path
+    drops_unknown: bool = False
     cpu_s: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "scatter": 0.0})
 
     def get_run_folder(self, number: int) -> Path:
@@ -153,6 +158,13 @@ class RunWriter:
 
         `fine_time` are the times finer than seconds that `EventLog.read` returned.
         """
+        unknown = UnknownItems(0, len(table), frozenset())
+        if self.drops_unknown:
+            is_known = self.index.find(table["item_id"].combine_chunks()) >= 0
+            unknown_ids = pc.unique(table["item_id"].filter(pa.array(~is_known))).to_pylist()
+            unknown = UnknownItems(int((~is_known).sum()), len(table), frozenset(unknown_ids))
+            table = table.filter(pa.array(is_known))
+            fine_time = None if fine_time is None else fine_time[is_known]
         words, user, partition = self._encode_users(table["user_id"], folder)
         order = np.argsort(partition, kind="stable")
         user[order].tofile(folder / "user.bin")
@@ -180,6 +192,7 @@ class RunWriter:
             "kinds": kinds,
             "words": words,
             "finer": _get_fine_dtype(fine_time),
+            "unknown": unknown.dump(),
         }
         (folder / "meta.json").write_text(json.dumps(meta))
 

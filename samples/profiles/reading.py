@@ -16,7 +16,7 @@ import pyarrow.compute
 from nonet.errors import DataError
 from nonet.samples.preparation import EventLog, ItemIndex, collect_items
 from nonet.samples.profiles.profile import DataProfile, ItemColumn, measure_profile, scale_profile
-from nonet.samples.sequences import index_items, parse_min_events, select_events
+from nonet.samples.sequences import drop_unknown_events, index_items, parse_min_events, select_events
 from nonet.samples.tables import (
     Columns,
     as_numbers,
@@ -50,6 +50,7 @@ def read_profile(
     columns: Columns = None,
     *,
     where: str | None = None,
+    drop_unknown_items: bool = False,
     keep: Mapping[str, int] | None = None,
 ) -> DataProfile:
     """Read the profile of the data that a scenario names, after `where` and `keep`.
@@ -61,13 +62,14 @@ def read_profile(
         items: Path of the items; None if there are none.
         columns: Column names by role, or the whole table format.
         where: Condition on the interactions; None for all.
+        drop_unknown_items: Whether interactions are left out whose item the items table lacks; otherwise they are an error.
         keep: Minimum `item_events` and `user_events`.
 
     Raises:
         DataError: If the data are not valid.
         ConfigError: If an option is not valid.
     """
-    arrays = _get_arrays(interactions, items, columns, where)
+    arrays = _get_arrays(interactions, items, columns, where, drop_unknown_items)
     user, item, time, kind, rating, item_count, item_columns, padded, users_per_sampled_user, occurrences = (
         arrays
     )
@@ -111,13 +113,21 @@ def _select_sample_events(
     return events, is_kept_item
 
 
-def _get_arrays(interactions: str, items: str | None, columns: Columns, where: str | None) -> tuple[Any, ...]:
+def _get_arrays(
+    interactions: str, items: str | None, columns: Columns, where: str | None, drop_unknown_items: bool
+) -> tuple[Any, ...]:
     """Return the arrays of the tables from the cache, or read them."""
     files = (_stamp_files(interactions, "interactions"), items and _stamp_files(items, "items"))
     table_format = to_table_format(columns)
-    key = (*files, tuple(sorted(table_format.columns.items())), frozenset(table_format.missing), where)
+    key = (
+        *files,
+        tuple(sorted(table_format.columns.items())),
+        frozenset(table_format.missing),
+        where,
+        drop_unknown_items,
+    )
     if key not in _cache:
-        arrays = _read_arrays(interactions, items, columns, where)
+        arrays = _read_arrays(interactions, items, columns, where, drop_unknown_items)
         _cache.clear()
         _cache[key] = arrays
     return _cache[key]
@@ -130,7 +140,7 @@ def _stamp_files(path: str, table_name: str) -> tuple[Any, ...]:
 
 
 def _read_arrays(
-    interactions: str, items: str | None, columns: Columns, where: str | None
+    interactions: str, items: str | None, columns: Columns, where: str | None, drop_unknown_items: bool
 ) -> tuple[Any, ...]:
     """Read the tables as arrays.
 
@@ -140,7 +150,7 @@ def _read_arrays(
         all events [I]. For a complete log, the last two are 1 and None.
     """
     if count_rows(interactions, "interactions") > MOST_EVENTS:
-        return _read_sample(interactions, items, columns, where)
+        return _read_sample(interactions, items, columns, where, drop_unknown_items)
     only = None if where else _COLUMNS  # the condition may read any column
     table = read_interactions(interactions, columns, only)
     if where:
@@ -152,6 +162,9 @@ def _read_arrays(
         item_count, item_columns, item_ids = len(ids), (), table["item_id"]
     else:
         catalogue, item_columns = _read_item_columns(items, columns)
+        if drop_unknown_items:
+            table, unknown = drop_unknown_events(table, catalogue["item_id"])
+            unknown.check()
         item, item_count = index_items(table["item_id"], catalogue["item_id"]), len(catalogue)
         item_ids = catalogue["item_id"]
     padded = _find_zero_padded({"user": table["user_id"], "item": item_ids})
@@ -170,7 +183,7 @@ def _encode_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
 
 
 def _read_sample(
-    interactions: str, items: str | None, columns: Columns, where: str | None
+    interactions: str, items: str | None, columns: Columns, where: str | None, drop_unknown_items: bool
 ) -> tuple[Any, ...]:
     """Read the events of one user in n, chosen by a hash of the id, and count the occurrences of each item in all events.
 
@@ -192,6 +205,8 @@ def _read_sample(
             table = table.take(pa.array(np.argsort(fine_time, kind="stable")))
         if where:
             table = table.filter(compile_condition(where, table.schema, name="data.where"))
+        if drop_unknown_items:
+            table, _ = drop_unknown_events(table, catalogue["item_id"])
         item = index.locate(table["item_id"], f"interactions {log_slice.file}")
         occurrences += np.bincount(item, minlength=len(occurrences))
         user_hash = compute_keys("user", as_numbers(table["user_id"])).view(np.uint64)

@@ -1,6 +1,8 @@
 from .build import Keep as Keep
+from .build import UnknownItems as UnknownItems
 from .build import compute_label_times as compute_label_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import convert_column as convert_column  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .build import drop_unknown_events as drop_unknown_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import index_items as index_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import limit_label_times as limit_label_times
 from .build import list_label_time_columns as list_label_time_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

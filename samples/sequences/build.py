@@ -199,8 +199,55 @@ def _collect_items(interactions: pa.Table) -> pa.Table:
     return pa.table({"item_id": interactions["item_id"].combine_chunks().unique().sort()})
 
 
-def index_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndarray:
-    """Return the catalogue row [N] int64 of each interaction's item. Raises DataError if an item is not in the catalogue."""
+@dataclass(frozen=True, slots=True)
+class UnknownItems:
+    """The events that were left out because the items table lacks their item.
+
+    Attributes:
+        events: Number of these events.
+        total: Number of events among which they were.
+        ids: The distinct ids of their items.
+    """
+
+    events: int
+    total: int
+    ids: frozenset[int | str]
+
+    def __add__(self, other: UnknownItems) -> UnknownItems:
+        return UnknownItems(self.events + other.events, self.total + other.total, self.ids | other.ids)
+
+    @classmethod
+    def load(cls, content: Mapping[str, Any]) -> UnknownItems:
+        """Return what `dump` returned."""
+        return cls(content["events"], content["of"], frozenset(content["ids"]))
+
+    def dump(self) -> dict[str, Any]:
+        """Return the content for JSON: the number of events, of how many they are ("of"), and the ids."""
+        return {"events": self.events, "of": self.total, "ids": sorted(self.ids, key=str)}
+
+    def to_facts(self) -> dict[str, int]:
+        """Return the number of events, of how many they are ("of"), and of their items."""
+        return {"events": self.events, "of": self.total, "items": len(self.ids)}
+
+    def check(self) -> None:
+        """Raise DataError if no event is left."""
+        if self.total and self.events == self.total:
+            raise DataError(
+                f"data.unknown_items: drop leaves none of {self.total:,} interactions: the items table has none of their items, "
+                f"such as {join_names(sorted(self.ids, key=str)[:3])}. Check data.columns.item and the ids of both tables"
+            )
+
+
+def drop_unknown_events(interactions: pa.Table, catalogue: pa.ChunkedArray) -> tuple[pa.Table, UnknownItems]:
+    """Return the interactions whose item is in the catalogue, and what was left out."""
+    index = _find_items(interactions["item_id"], catalogue)
+    absent = interactions["item_id"].filter(pc.is_null(index))
+    unknown = UnknownItems(len(absent), len(interactions), frozenset(pc.unique(absent).to_pylist()))
+    return interactions.filter(pc.is_valid(index)) if unknown.events else interactions, unknown
+
+
+def _find_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the catalogue row [N] of each interaction's item, null for an item that is not in the catalogue."""
     if pa.types.is_integer(item_id.type) != pa.types.is_integer(catalogue.type):
         raise DataError(
             f"item_id is {item_id.type} in the interactions and {catalogue.type} in the items table; "
@@ -208,7 +255,12 @@ def index_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndar
         )
     if item_id.type != catalogue.type:
         item_id = item_id.cast(catalogue.type)
-    index = pc.index_in(item_id, value_set=catalogue.combine_chunks())
+    return pc.index_in(item_id, value_set=catalogue.combine_chunks())
+
+
+def index_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndarray:
+    """Return the catalogue row [N] int64 of each interaction's item. Raises DataError if an item is not in the catalogue."""
+    index = _find_items(item_id, catalogue)
     if index.null_count:
         absent = item_id.filter(pc.is_null(index))
         absent_ids = pc.unique(absent.combine_chunks()).to_pylist()
@@ -217,7 +269,7 @@ def index_items(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndar
             f"{len(absent_ids)} ids, the first: {join_names(absent_ids[:5])}. "
             + (
                 _describe_other_spelling(absent_ids, catalogue)
-                or "Add those items, or drop the interactions with data.where."
+                or "Add those items, or leave these interactions out: data.unknown_items: drop."
             )
         )
     return index.to_numpy().astype(np.int64)

@@ -14,12 +14,13 @@ from .settings import Schedule as Schedule
 from .settings import StageSetup as StageSetup
 from .settings import UpdateRequest as UpdateRequest
 from .settings import Weights as Weights
+from .tokenizer import BuiltData as BuiltData
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import Tokeniser as Tokeniser
 from .tokenizer import check_sequences as check_sequences
 from .tokenizer import describe_data as describe_data  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tokenizer import make_sequences as make_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tokenizer import read_savings as read_savings
+from .tokenizer import read_preparation_facts as read_preparation_facts
 from .tokenizer import store_artifact as store_artifact
 from .tokenizer import write_sids as write_sids
 from .trainer import Trainer as Trainer

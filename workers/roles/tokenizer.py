@@ -28,6 +28,7 @@ from nonet.samples.preparation import (
     LogChanges,
     PreparationReport,
     PreparedSequences,
+    filter_events,
     prepare_sequences,
     read_sample,
 )
@@ -41,7 +42,9 @@ from nonet.samples.sequences import (
     Labels,
     Sequences,
     Transitions,
+    UnknownItems,
     build_sequences,
+    drop_unknown_events,
 )
 from nonet.samples.tables import (
     count_rows,
@@ -56,6 +59,25 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 MEMORY_EVENTS = 5_000_000  # Sequences with more events are prepared on disk; in memory they need up to 93 bytes per event.
 PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed.json"
 """Files in the folder of the artifacts: progress and duration of a preparation on disk, and savings by compression."""
+UNKNOWN = "unknown_items.json"
+"""File in the folder of the artifacts: counts of the events that were left out because the items table lacks their item."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltData:
+    """Sequences that were built in memory.
+
+    Attributes:
+        sequences: The sequences.
+        items: Their items.
+        log: The compressed log; None without compression.
+        unknown: What was left out because the items table lacks its item; None if that is an error.
+    """
+
+    sequences: Sequences
+    items: pa.Table
+    log: CompressedLog | None
+    unknown: UnknownItems | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +141,19 @@ class DataSetup:
         Raises:
             DataError: The data cannot be used.
         """
-        return self.build_with_log()[:2]
+        built = self.build_with_facts()
+        return built.sequences, built.items
 
-    def build_with_log(self) -> tuple[Sequences, pa.Table, CompressedLog | None]:
-        """Return the result of `build`, and the compressed log; None without compression."""
+    def build_with_facts(self) -> BuiltData:
+        """Return the result of `build`, the compressed log, and what was left out."""
         interactions, items = read_tables(
             self.options.interactions, self.options.items, self.options.table_format
         )
-        interactions = self.attach_labels(interactions)
+        interactions, unknown = self.attach_labels(interactions), None
+        if self.options.drop_unknown_items and items is not None:
+            interactions = filter_events(interactions, self.options.where)
+            interactions, unknown = drop_unknown_events(interactions, items["item_id"])
+            unknown.check()
         log = self.compress_events(interactions, items)
         interactions = interactions if log is None else log.events
         seq, known_items = build_sequences(
@@ -139,7 +166,7 @@ class DataSetup:
             repeats=self.options.repeats,
             strict=self.compress is not None,
         )
-        return seq, known_items, log
+        return BuiltData(seq, known_items, log, unknown)
 
     def attach_labels(self, interactions: pa.Table) -> pa.Table:
         """Add the column of the labels to checked interactions, if the setup has labels."""
@@ -231,8 +258,7 @@ class Tokeniser(DistributeWorker):
             folders = {kind: artifact["path"] for kind, artifact in artifacts.items()}
             facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _describe_repeats(seq, data)
-        if data.compress is not None:
-            facts["data"]["compressed"] = read_savings(root)
+        facts["data"] |= read_preparation_facts(root)
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
 
 
@@ -247,8 +273,12 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
     Raises:
         DataError: The data cannot be used.
     """
+    root.mkdir(parents=True, exist_ok=True)
     if not data.is_prepared_on_disk():
-        seq, items, log = data.build_with_log()
+        built = data.build_with_facts()
+        seq, items, log = built.sequences, built.items, built.log
+        if built.unknown is not None:
+            write_whole(root / UNKNOWN, json.dumps(built.unknown.to_facts()).encode())
         if log is not None:
             store_artifact(
                 root,
@@ -261,7 +291,6 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
             items,
             store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items)),
         )
-    root.mkdir(parents=True, exist_ok=True)
     progress_file = root / PREPARING
 
     def report_progress(report: PreparationReport) -> None:
@@ -277,14 +306,22 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
     write_whole(root / PREPARED, json.dumps(facts).encode())
     if prepared.savings is not None:
         write_whole(root / COMPRESSED, json.dumps(prepared.savings).encode())
+    if prepared.unknown is not None:
+        write_whole(root / UNKNOWN, json.dumps(prepared.unknown).encode())
     seq, items = prepared.open()
     check_sequences(seq, data)
     return seq, items, artifact
 
 
-def read_savings(root: Path) -> dict[str, Any]:
-    """Read what the compression of the events saved, from the folder of the artifacts."""
-    return json.loads((root / COMPRESSED).read_bytes())
+def read_preparation_facts(root: Path) -> dict[str, Any]:
+    """Read the facts of the preparation from the folder of the artifacts.
+
+    Returns:
+        "compressed", what the compression of the events saved, and "unknown_items", the counts of the events that were left out
+        because the items table lacks their item; without compression, and where such events are an error, these are missing.
+    """
+    files = {"compressed": root / COMPRESSED, "unknown_items": root / UNKNOWN}
+    return {name: json.loads(path.read_bytes()) for name, path in files.items() if path.is_file()}
 
 
 def check_sequences(seq: Sequences, data: DataSetup) -> None:

@@ -40,6 +40,24 @@ def describe_repeats(data: Mapping[str, Any]) -> str:
     return f"Seen items are not recommended again ({policy_text}); {missed_text}."
 
 
+def describe_unknown_items(data: Mapping[str, Any]) -> str:
+    """Return a sentence on the interactions that were left out because the items table lacks their item.
+
+    Args:
+        data: Facts about the data, from a report or the tokenise stage.
+
+    Returns:
+        The sentence; "" if none was left out.
+    """
+    unknown = data.get("unknown_items") or {}
+    if not unknown.get("events"):
+        return ""
+    return (
+        f"{unknown['events']:,} of {unknown['of']:,} interactions name one of {unknown['items']:,} items that the items table "
+        "lacks, and are left out (data.unknown_items: drop)."
+    )
+
+
 def describe_duplicates(data: Mapping[str, Any]) -> str:
     """Return a sentence on the duplicates among a run's events.
 

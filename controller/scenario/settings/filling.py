@@ -130,6 +130,7 @@ def _read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str,
         _resolve_path(folder, data["items"]) if data.get("items") else None,
         TableFormat.from_options(data.get("columns"), data.get("missing")),
         where=data.get("where"),
+        drop_unknown_items=data.get("unknown_items") == "drop",
         keep=keep,
     )
 

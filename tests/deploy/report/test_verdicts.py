@@ -290,9 +290,11 @@ def test_a_floor_is_told_by_users_that_rl_never_trained_on():
 
 def test_copies_of_events_and_items_that_share_codes_are_part_of_the_verdict():
     scores = {"stages": {"pretrain": {"recall@10": 0.1}}, "baselines": {}}
-    data = {"events": 3200, "items": 60, "duplicates": 1600}
+    unknown = {"events": 161, "of": 3361, "items": 3}
+    data = {"events": 3200, "items": 60, "duplicates": 1600, "unknown_items": unknown}
     said = " ".join(get_verdict({**scores, "data": data, "tokenizer": {"largest_collision": 50}}))
     assert "1,600 of 3,200 events are duplicates" in said
+    assert "161 of 3,361 interactions name one of 3 items" in said
     assert "50 of 60 items (83.3 %) share the same codes" in said or "50 of 60 items (83" in said
     assert "tokenizer.vectors" in said
     few = {"events": 3200, "items": 200, "duplicates": 32}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -177,7 +180,8 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
         "where": "shop != 's3'",
     }
     options, setup = _changed(tmp_path, changes, _log(2, text=text, unit=unit), **more)
-    built, items, log = setup.build_with_log()
+    in_memory = setup.build_with_facts()
+    built, items, log = in_memory.sequences, in_memory.items, in_memory.log
     prepared = prepare_sequences(
         options, tmp_path / "out", changes=changes, slice_rows=700, partition_rows=500, threads=2
     )
@@ -200,6 +204,48 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
         order = [(name, "ascending") for name in repeats.column_names]
         assert repeats.sort_by(order).equals(log.repeats.select(repeats.column_names).sort_by(order))
     assert {path.name.split("-")[0] for path in (tmp_path / "out").iterdir()} <= {"sequences", "repeats"}
+
+
+@pytest.mark.parametrize("compress", [0, 60])
+@pytest.mark.parametrize("text", [False, True])
+def test_events_of_unknown_items_are_left_out_and_counted_on_disk_as_in_memory(tmp_path, compress, text):
+    changes = LogChanges(
+        Labels(path=str(tmp_path / "labels"), within=150, name="bought") if text else None,
+        compress=Compress(compress=compress) if compress else None,
+    )
+    more = {"where": "shop != 's3'", "drop_unknown_items": True}
+    options, setup = _changed(tmp_path, changes, _log(2, text=text, unit="ms"), **more)
+    table = pq.read_table(options.items)
+    pq.write_table(table.filter(pa.array(np.arange(len(table)) % 5 > 0)), options.items)
+    built = setup.build_with_facts()
+    small = {"changes": changes, "slice_rows": 700, "partition_rows": 500, "threads": 2}
+    prepared = prepare_sequences(options, tmp_path / "out", **small)
+    seq, items = prepared.open()
+    _same(built.sequences, seq)
+    assert items.equals(built.items)
+    assert prepared.unknown == built.unknown.to_facts()
+    log = pq.read_table(tmp_path / "log").filter(pc.field("shop") != "s3")
+    unknown = log.filter(
+        pc.is_in(log["item_id"], value_set=pq.read_table(options.items)["item_id"].combine_chunks())
+    )
+    assert prepared.unknown["of"] == len(log)
+    assert prepared.unknown["events"] == len(log) - len(unknown) > 100
+    with pytest.raises(
+        DataError, match=r"Add those items, or leave these interactions out: data.unknown_items: drop"
+    ):
+        prepare_sequences(replace(options, drop_unknown_items=False), tmp_path / "no", **small)
+
+
+@pytest.mark.parametrize("compress", [0, 60])
+def test_a_log_none_of_whose_items_is_known_is_refused_in_one_line(tmp_path, compress):
+    changes = LogChanges(compress=Compress(compress=compress) if compress else None)
+    options, setup = _changed(tmp_path, changes, _log(2), drop_unknown_items=True)
+    pq.write_table(pa.table({"item_id": [-5], "categories": [["a"]]}), options.items)
+    message = r"drop leaves none of 4,000 interactions: .*such as 1023, 1054, 1085. Check data.columns.item"
+    with pytest.raises(DataError, match=message):
+        setup.build()
+    with pytest.raises(DataError, match=message):
+        prepare_sequences(options, tmp_path / "out", changes=changes)
 
 
 def test_a_killed_preparation_of_a_compressed_log_goes_on_from_what_is_whole(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.scenario.settings import describe_unknown_items
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import DataError
 from nonet.models.generation.corpus import Corpus
@@ -116,6 +117,20 @@ def test_a_shipped_scenario_has_the_same_artifacts_prepared_on_disk_as_in_memory
     assert mapped.repeats == built.repeats
     for stage, mask in built.targets.items():
         np.testing.assert_array_equal(mapped.targets[stage], mask)
+
+
+@pytest.mark.parametrize("how", ["memory", "disk"])
+def test_facts_count_the_events_of_unknown_items(ring, tmp_path, how):
+    items = pq.read_table(ring.scenario.parent / "items.parquet")
+    pq.write_table(items.slice(3), tmp_path / "items.parquet")
+    changes = [f"data.prepare={how}", f"data.items={tmp_path / 'items.parquet'}", "data.unknown_items=drop"]
+    changes += ["data.events={compress: 1d}"]
+    scenario, beside = load_scenario(ring.scenario, changes)
+    facts = Tokeniser().prepare(make_data_setup(scenario, beside), str(tmp_path / how))["data"]
+    counts = facts["unknown_items"]
+    assert (counts["items"], counts["of"]) == (3, 960)
+    assert 0 < counts["events"] == 960 - facts["compressed"]["rows"]
+    assert f"{counts['events']} of 960 interactions name one of 3 items" in describe_unknown_items(facts)
 
 
 def test_what_the_driver_does_not_read_is_refused_where_it_is_read(ring, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nonet.models.deepfm import find_columns, find_separating_columns
 from nonet.samples.sequences import TRAIN, Sequences
-from nonet.workers.roles import DataSetup, describe_data, make_sequences, read_savings
+from nonet.workers.roles import DataSetup, describe_data, make_sequences, read_preparation_facts
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 
@@ -36,8 +36,7 @@ class ClickTokeniser(DistributeWorker):
             facts["data"] = {**facts["data"], "notice": f"{notice} {warning}".strip()}
         if data.stored is not None:
             facts["data"]["stored"] = data.stored.write(seq, {"sequences": artifact["path"]})
-        if data.compress is not None:
-            facts["data"]["compressed"] = read_savings(Path(run_folder) / "artifacts")
+        facts["data"] |= read_preparation_facts(Path(run_folder) / "artifacts")
         return {"artifacts": {"sequences": artifact}, "tokenizer": {}, **facts}
 
 
