@@ -178,7 +178,7 @@ GIVEN = {
     "deploy/run/panel.py": {"_result"},
     "deploy/tune/search.py": {"on_trial_complete"},
     # A method of exported recommenders, and operation ids of the HTTP interface.
-    "deploy/serving/offline/export.py": {"titles"},
+    "deploy/serving/offline/exported.py": {"titles"},
     "deploy/serving/service/app.py": {"events", "examples", "healthz", "readyz", "versions", "metrics"},
     # Sections of benchmarks are named on the command line; doubles have the names of what they stand for.
     "bench/embedding/sections.py": {"rows_1m", "rows_8m", "small", "adam", "growth", "eviction", "rows_100m"},

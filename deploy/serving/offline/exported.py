@@ -142,7 +142,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _opens_other_format(setup: RunSetup, description: Mapping[str, Any]) -> bool:
+def _is_read_from_subfolder(setup: RunSetup, description: Mapping[str, Any]) -> bool:
     """Return whether the model is opened from `TRANSFORMERS_FOLDER` instead of from `DENSE_WEIGHTS`."""
     return description["format"] > 1 and MODELS.get(setup.model["use"]).imports != ""
 
@@ -151,7 +151,7 @@ def _check_files(folder: Path, setup: RunSetup, description: Mapping[str, Any]) 
     """Raise DataError if a file or folder of an export does not exist."""
     counts = [f"transitions/{get_count_file_name(name)}" for name in (*COUNTS, "meta")]
     needed = [
-        TRANSFORMERS_FOLDER if _opens_other_format(setup, description) else DENSE_WEIGHTS,
+        TRANSFORMERS_FOLDER if _is_read_from_subfolder(setup, description) else DENSE_WEIGHTS,
         "sequences/items.parquet",
         "sids/sids.parquet",
         "catalogue",
@@ -175,7 +175,7 @@ def _load_recommender(
         counts = {name: folder / "transitions" / get_count_file_name(name) for name in (*COUNTS, "meta")}
     layers = {table: [_map_layer(folder / "rows" / table)] for table in setup.tables}
     reader = MappedReader(description["version"], layers, setup.make_table_specs())
-    if not _opens_other_format(setup, description):
+    if not _is_read_from_subfolder(setup, description):
         return load_recommender(folder / DENSE_WEIGHTS, counts, reader, setup, corpus)
     load_model = load_heavy(MODELS.get(setup.model["use"]).imports)
     other_format = folder / TRANSFORMERS_FOLDER

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+import shutil
+import sys
 import time
 
 import numpy as np
@@ -18,10 +22,10 @@ from nonet.deploy.opened import RequestFeatures
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
-from nonet.errors import ConfigError, StoreError
+from nonet.errors import ConfigError, DataError, StoreError
 from nonet.models.inference import InferenceEngine
 from nonet.samples.sequences import TEST
-from nonet.samples.stores import StoreJoin, create_store
+from nonet.samples.stores import StoreJoin, create_store, open_store
 from nonet.workers.roles.evaluation import load_recommender
 
 USERS, TOP = 20, 10
@@ -136,9 +140,16 @@ def test_server_table_of_users_and_one_user_get_the_same_lists(run, client, tmp_
         _check_same(of_server, [(each["item"], each["score"]) for each in shown])
 
 
-def test_an_export_gives_the_lists_of_the_server(run, client, tmp_path):
-    export_run(str(run.folder.path), tmp_path / "out")
-    exported = Exported(tmp_path / "out")
+@pytest.fixture(scope="module")
+def export(run, tmp_path_factory):
+    """Export the run, and return the folder."""
+    folder = tmp_path_factory.mktemp("exported") / "out"
+    export_run(str(run.folder.path), folder)
+    return folder
+
+
+def test_an_export_gives_the_lists_of_the_server(run, client, export):
+    exported = Exported(export)
     now = int(time.time())
     for history in ([1001, 1002, 1003], [1017]):
         listed = ask(client, history=history, time=now, k=TOP)["items"]
@@ -146,6 +157,78 @@ def test_an_export_gives_the_lists_of_the_server(run, client, tmp_path):
             [(each["item"], each["score"]) for each in listed],
             [(item, score) for item, _, score in exported.recommend(history, k=TOP)],
         )
+    user_ids = run.open().corpus.seq.user_id
+    for row, history in _make_histories(run).items():
+        user = int(user_ids[row])
+        listed = ask(client, history=history, user=user, time=now, k=TOP)["items"]
+        _check_same(
+            [(each["item"], each["score"]) for each in listed],
+            [(item, score) for item, _, score in exported.recommend(history, TOP, user=user, time=now)],
+        )
+    assert not exported.missing
+
+
+def test_an_export_has_the_rows_of_its_items_and_names_the_stores_of_users(run, export, tmp_path):
+    description = json.loads((export / "export.json").read_text())
+    joins = description["joins"]
+    assert (joins["item"]["use"], description["copied_stores"]) == ("stores/item", ["item"])
+    assert joins["member"]["use"].endswith("segments")
+    assert set(joins) == {"item", "member"}  # margins are only read by rewards
+    ids = run.open().corpus.item_id
+    source = open_store(run.open().scenario.data.join["item"].use)
+    copy = open_store(str(export / "stores" / "item"))
+    assert copy.collect_stats()["rows"] == 2 * len(ids)
+    for at in (0, 5 * 3600 + 1, 5 * 3600 + 2):
+        ours, theirs = (each.multi_get(ids, ["discount"], [at] * len(ids)) for each in (copy, source))
+        assert ours.values["discount"].to_pylist() == theirs.values["discount"].to_pylist()
+        assert len(ours.values) == len(ids)
+
+
+def test_an_export_counts_a_store_that_is_absent_and_takes_another(
+    run, export, tmp_path, capsys, monkeypatch
+):
+    there = Exported(export)
+    moved = shutil.copytree(export, tmp_path / "out")
+    description = json.loads((moved / "export.json").read_text())
+    segments = description["joins"]["member"]["use"]
+    description["joins"]["member"]["use"] = f"{tmp_path}/nowhere"
+    (moved / "export.json").write_text(json.dumps(description))
+    history = [{"item": 1001, "time": 6 * 3600}, {"item": 1002, "time": 7 * 3600}]
+    expected = there.recommend(history, TOP, user=101, time=8 * 3600)
+    absent, replaced = Exported(moved), Exported(moved, {"member": segments})
+    assert replaced.recommend(history, TOP, user=101, time=8 * 3600) == expected
+    assert not replaced.missing
+    assert absent.recommend(history, TOP, user=101, time=8 * 3600) != expected
+    assert absent.missing == {"member": 1}
+    for address, problem in (
+        (f"{tmp_path}/wrong", "there is no store"),
+        ("ftp://host/name", "there are a folder"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            Exported(moved, {"member": address})
+    monkeypatch.setattr(sys, "argv", ["example.py", "1001", "--user", "101"])
+    runpy.run_path(str(moved / "example.py"))
+    assert "the columns of the join member were missing in 1 answers" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["example.py", "1001", "--user", "101", "--store", f"member={segments}"])
+    runpy.run_path(str(moved / "example.py"))
+    assert "missing" not in capsys.readouterr().out
+
+
+def test_an_export_without_the_store_of_its_items_is_refused_and_none_is_made_of_a_run_without_it(
+    run, export, tmp_path, monkeypatch
+):
+    moved = shutil.copytree(export, tmp_path / "out")
+    shutil.rmtree(moved / "stores")
+    with pytest.raises(DataError, match="it has no stores/item; copy the whole folder"):
+        Exported(moved)
+
+    def fail(*arguments, **options):
+        raise StoreError("the store is away")
+
+    monkeypatch.setattr(StoreJoin, "open", fail)
+    with pytest.raises(StoreError, match="the store is away"):
+        export_run(str(run.folder.path), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_columns_are_those_of_each_events_own_time(run, monkeypatch):
