@@ -13,7 +13,13 @@ import typer
 
 import nonet
 from nonet import errors, plug
+from nonet.controller.scenario.stage import STAGES
 from nonet.deploy.cli import app
+from nonet.models import MODELS
+from nonet.models.tokenizer.kinds.base import TOKENIZERS
+from nonet.samples.sources.base import SOURCES
+from nonet.verbs import VERBS, SupportedVerbs
+from nonet.workers.engines.base import ENGINES
 
 FOLDER = Path(__file__).parent / "reference"
 _RETURNED = ("GroupFuture", "Rollouts")  # classes that users do not construct
@@ -149,7 +155,60 @@ def _shorten(value: object) -> str:
     return f"({', '.join(re.sub('^_', '', p.name) for p in parameters.values() if p.name != 'self')})"
 
 
-PAGES = {"cli.md": write_commands, "errors.md": write_errors, "python.md": write_names}
+def write_verbs() -> str:
+    """Return the page of the verbs that runs have, from what the shipped kinds declare."""
+    models = {name: MODELS.get(name).verbs for name in MODELS.list_shipped()}
+    notes: dict[str, int] = {}
+
+    def describe(supported: SupportedVerbs, verb: str) -> str:
+        limit = supported.find_limit(verb)
+        return "yes" if limit is None else f"no ({notes.setdefault(limit, len(notes) + 1)})"
+
+    verbs_by_cells: dict[str, list[str]] = {}
+    for verb in VERBS:
+        cells = " | ".join(describe(supported, verb) for supported in models.values())
+        verbs_by_cells.setdefault(cells, []).append(f"`{verb}`")
+    verbs_by_limit: dict[tuple[str, str], list[str]] = {}
+    for part, registry in {
+        "source": SOURCES,
+        "tokenizer": TOKENIZERS,
+        "engine": ENGINES,
+        "stage": STAGES,
+    }.items():
+        for name in registry.list_shipped():
+            for verb in VERBS:
+                if limit := registry.get(name).verbs.find_limit(verb):
+                    verbs_by_limit.setdefault((f"{part} `{name}`", limit), []).append(f"`{verb}`")
+    return "\n".join(
+        [
+            "# Verbs by kind of run",
+            "",
+            "A run has a verb if its model and its other parts have it. A command refuses a run without the verb before anything "
+            "starts, and `nonet plan` lists the verbs that a run lacks. `/recommend` and `/score` are paths of the server.",
+            "",
+            f"| verbs | {' | '.join(f'`{name}`' for name in models)} |",
+            f"|---|{'---|' * len(models)}",
+            *(f"| {', '.join(verbs)} | {cells} |" for cells, verbs in verbs_by_cells.items()),
+            "",
+            *(f"{number}. Such a run {note}." for note, number in notes.items()),
+            "",
+            "All other shipped parts have all verbs, except these:",
+            "",
+            *(
+                f"- The {part} has no {', '.join(verbs)}: it {limit}."
+                for (part, limit), verbs in verbs_by_limit.items()
+            ),
+            "",
+        ]
+    )
+
+
+PAGES = {
+    "cli.md": write_commands,
+    "errors.md": write_errors,
+    "python.md": write_names,
+    "verbs.md": write_verbs,
+}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

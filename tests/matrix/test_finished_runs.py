@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 from cells import CHECKS, Cell
 from covering import ROWS
 from finished import make_run
@@ -12,6 +13,7 @@ from stranger import MODELS, Shop
 
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import find_verb_limit
+from nonet.deploy.cli import app
 from nonet.verbs import VERBS
 
 PLAIN = [(kind, ("integers",) if index % 2 else ()) for index, kind in enumerate(MODELS)]
@@ -65,6 +67,25 @@ class FinishedRuns:
         return shop, make_run(scenario, folder / "runs" / scenario.stem), scenario
 
 
+STARTING = {"run", "resume", "tune", "submit", "tradeoff"}
+"""Verbs that start a run on Ray, or go on with one."""
+SERVING = {"serve", "top"}
+"""Verbs of a server in a process of its own; `/recommend` and `/score` ask its app in this process."""
+WITHOUT_RUNS = {
+    *("bench", "doctor", "import", "new", "pack", "parity", "plan", "schema", "scenarios"),
+    *("samples stats", "store get", "store put", "store stats"),
+}
+"""Verbs that take no run, of which `test_plan_cells.py` has `plan`."""
+TOGETHER = {
+    "detach": "attach",
+    "set": "attach",
+    "versions": "publish",
+    "promote": "publish",
+    "rollback": "publish",
+}
+"""Verbs that the check of another verb tries too."""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return FinishedRuns(tmp_path_factory.mktemp("shops"))
@@ -95,3 +116,25 @@ def test_a_verb_works_or_is_refused_in_one_line(request, runs, kind, variants, v
     names |= {"FILE": shop.folder / "articles.parquet", "OUT": tmp_path / "out"}
     assert limit in cell.refuse(*(names.get(word, word) for word in words))
     assert not (tmp_path / "out").exists()
+
+
+def list_commands(command, name=""):
+    """Yield the commands of the command line, and those of their groups."""
+    for word, inner in getattr(command, "commands", {}).items():
+        full_name = f"{name} {word}".strip()
+        if getattr(inner, "commands", None):
+            yield from list_commands(inner, full_name)
+        else:
+            yield full_name
+
+
+def test_every_verb_is_in_the_matrix():
+    """A command, or a verb that kinds declare, without a place in the matrix fails here."""
+    commands = set(list_commands(typer.main.get_command(app)))
+    placed = {*CHECKS, *STARTING, *SERVING, *TOGETHER}
+    assert commands - placed == WITHOUT_RUNS
+    assert set(VERBS) - placed == {"run --seeds"}
+    words = {
+        " ".join(name.split()[:2]) if name.split()[0] in ("items", "reward") else name for name in placed
+    }
+    assert {word for word in words if word.partition(" -")[0] not in commands} == {"/recommend", "/score"}
