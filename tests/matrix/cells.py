@@ -162,6 +162,11 @@ def check_recommendation_of_all(cell: Cell) -> None:
         assert set(items) <= set(cell.shop.item_ids)
 
 
+def list_of_last_stage(cell: Cell, answer: Any) -> list[dict[str, Any]]:
+    """Return the rows of the last stage, which is the one that is served, in an answer of `nonet recommend`."""
+    return answer["items"][list(cell.scenario.stages)[-1]]
+
+
 def check_serving(cell: Cell) -> None:
     """A server lists items, scores them as it lists them, and knows a posted event; another program gets the same list."""
     run, user = cell.copy_run(), cell.shop.user_ids[3]
@@ -180,6 +185,8 @@ def check_serving(cell: Cell) -> None:
         time = (START_MS + EVENTS * EVENT_MS) // 1000
         post(client, "/events", user=stranger["user"], events=[{"item": items[0], "time": time}])
         assert not post(client, "/recommend", **stranger)["cold_start"]
+    answer = cell.ask("recommend", cell.folder.path, "--user", user, "--top", TOP)
+    assert [row["item"] for row in list_of_last_stage(cell, answer)] == items
     assert recommend_for_users(cell, run, "user_id")[user] == items
 
 
@@ -213,7 +220,11 @@ def check_export(cell: Cell) -> None:
     lines = out.getvalue().splitlines()
     assert cell.shop.titles[0] in lines[0]
     known = {str(item) for item in cell.shop.item_ids}
-    assert sum(1 for line in lines[1:] if line.split()[1] in known) == 10
+    listed = [line.split()[1] for line in lines[1:] if line.split()[1] in known]
+    assert len(listed) == 10
+    liked = [word for item in history for word in ("--items", item)]
+    answer = list_of_last_stage(cell, cell.ask("recommend", cell.folder.path, *liked))
+    assert [str(row["item"]) for row in answer] == listed
 
 
 def check_new_items(cell: Cell) -> None:
