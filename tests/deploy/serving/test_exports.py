@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+
+pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+
 from backbones import folder_of
+from safetensors.torch import load_file, save_file
 from served_run import TrainedRun
 
 from nonet.deploy.opened import RequestFeatures
@@ -30,7 +38,8 @@ KINDS = {
     "hf of bf16": ({**HF, "precision": "bf16", "lora": {"rank": 2}}, False, False),
 }
 
-FAST = ("decoder without tables and memory", "hf with LoRA")
+FAST = ("hf with LoRA",)
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "hugging-face.md"
 
 
 def make_run(folder, model, memory=False, tables=True):
@@ -96,6 +105,27 @@ def test_an_export_needs_nothing_else_and_gives_the_lists_of_the_server(kind, tm
     assert str(tmp_path) not in (tmp_path / "elsewhere" / "export.json").read_text()
     weights = [path.name for path in (tmp_path / "elsewhere").rglob("*model*.safetensors")]
     assert weights == ["model.safetensors"]
+
+
+def test_the_page_says_how_transformers_alone_gives_the_same_list(tmp_path):
+    options = {"lora": {"rank": 2}, "prompt": "films liked : {history} next"}
+    run = make_run(tmp_path, HF | options, tables=False)
+    export_run(str(run.folder.path), tmp_path / "out")
+    others = tmp_path / "out" / "transformers" / "nonet.safetensors"
+    weights = load_file(others)  # of the rating, the kind and the time of an event
+    save_file({name: torch.zeros_like(weight) for name, weight in weights.items()}, others)
+    block = re.search(r'```python title="ask.py"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(block[1].replace("DIR", str(tmp_path / "out")), names)
+    exported = Exported(tmp_path / "out")
+    expected = exported.recommend(names["history"], 5)
+    scores = {item: names["scores"][item] for item, _, _ in expected}
+    assert scores == pytest.approx(
+        {item: score for item, _, score in expected}, abs=1e-4
+    )  # two beam searches
+    unseen = [item for item in names["listed"] if item not in names["history"]]
+    assert unseen[:5] == [item for item, _, _ in expected]
 
 
 @pytest.fixture(scope="module")
