@@ -146,13 +146,13 @@ class StageValidation:
         )
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Request the validation of the checkpoint that the stage begins from, which `select` may select.
+        """Request the validation of the checkpoint that the stage begins from, for `select` and for reports.
 
         Args:
             checkpoint: The folder of that checkpoint, or None if there is none.
         """
         self._start_name = None if checkpoint is None else checkpoint.name
-        if not self.rule.last and checkpoint is not None and self.record.start is None:
+        if checkpoint is not None and self.record.start is None:
             self._start_future = self._validate(self._stage.name, str(checkpoint))
 
     def select(self) -> StageSelection:

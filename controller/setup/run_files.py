@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from nonet import yaml
 from nonet.atomic import make_folder, write_whole
@@ -101,6 +102,26 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
     if not run.scenario.exists():
         write_whole(run.scenario, yaml.dump(to_document(scenario)).encode())
     return hashlib.sha256(run.scenario.read_bytes()).hexdigest()
+
+
+def write_start(run: RunFolder, folder: Path, command: str) -> None:
+    """Write how a run is started: the folder of its scenario, and the command unless it is empty."""
+    record = {"command": command} if command else {}
+    run.write_json("command.json", {**record, "folder": str(folder.absolute())})
+
+
+def resolve_tables(run: RunFolder, data: dict[str, Any]) -> None:
+    """Make the paths of tables in a finished run's `data` absolute, as they are relative to the folder of its scenario."""
+    start = run.read_json("command.json") or {}
+    folder = Path(start.get("folder", Path.cwd()))  # earlier versions did not store it
+
+    def resolve(options: dict[str, Any], key: str) -> None:
+        if options.get(key) and ":" not in options[key]:
+            options[key] = str(folder / options[key])
+
+    for key in ("interactions", "items"):
+        resolve(data, key)
+    resolve(data.get("labels") or {}, "path")
 
 
 def check_same(scenario: Scenario, run: RunFolder) -> None:

@@ -72,7 +72,7 @@ def create_from_data(
             data["missing"] = distinct_texts
         text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent)
         _write_files({target.parent / reward_path: render_reward(name), target: text})
-    yield f"{source.place} is read as {source.form}" + (
+    yield f"{source.place} is read as {source.describe_form()}" + (
         f": {roles}" if (roles := source.describe_roles()) else ""
     )
     yield from (f"note: {note}" for note in notes)

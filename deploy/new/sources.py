@@ -98,6 +98,11 @@ class DataSource:
     interactions: SourceTable | None = None
     items: SourceTable | None = None
 
+    def describe_form(self) -> str:
+        """Return the name of the format for messages: that of the importer, or JSON lines, which the importer of CSV reads."""
+        table = self.interactions
+        return "JSON lines" if table and table.text and table.text.kind == "json" else self.form
+
     def describe_roles(self) -> str:
         """Return the column of each role as text; "" for data sets whose columns an importer knows."""
         if self.interactions is None:
@@ -298,8 +303,8 @@ def _find_interactions(
         )
     raise ConfigError(
         f"--data {closest.path}{_describe_form(closest)}: no column looks like the {' or the '.join(missing_roles)}; it has "
-        f"{join_names(closest.names)}. Name it: "
-        f"--column {missing_roles[0]}=NAME"
+        f"{join_names(closest.names)}. Name {'it' if len(missing_roles) == 1 else 'them'}: "
+        + " ".join(f"--column {role}=NAME" for role in missing_roles)
     )
 
 

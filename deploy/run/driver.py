@@ -28,6 +28,7 @@ from nonet.controller.setup import (
     read_copies,
     record_resume,
     resolve_sources,
+    write_start,
 )
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
@@ -325,8 +326,8 @@ def _start_controller(
     ensure_ray()
     if "RAY_ADDRESS" in os.environ:
         reap_orphaned_runs()
-    if command:
-        run.write_json("command.json", {"command": command})
+    if not resume:
+        write_start(run, folder, command)
     task = ControllerTask(
         scenario, str(folder), str(run.path), resume, detached, read_orphan_timeout_s(), write_token(run)
     )

@@ -15,7 +15,8 @@ from nonet.samples.tables.table_format import ROLES
 from nonet.samples.tables.times import convert_to_seconds, find_implausible
 
 NAMES = {
-    "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session",
+    "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session "
+    "customer member visitor",
     "item": "itemid item iid movieid productid asin sku articleid videoid trackid songid newsid product",
     "time": "timestamp time ts tsms unixtime datetime eventtime createdat date eventdate",
     "event": "event eventtype action actiontype behavior behaviour type",

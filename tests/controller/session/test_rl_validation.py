@@ -243,3 +243,12 @@ def test_rewards_as_earlier_versions_kept_them_are_read(tmp_path):
     )
     rewards = ValidationRecord(folder, "rl").rewards
     assert [(each["reward"], each["missing"]) for each in rewards.values()] == [(0.2, 0.1), (0.3, 0.0)]
+
+
+def test_a_stage_that_ends_with_its_last_step_has_the_metric_before_it_for_a_tradeoff(tmp_path):
+    rule = ValidationRule("ndcg@10", last=True)
+    validation, asked = judged(tmp_path, {10: 0.1, 20: 0.2, 30: 0.3, 40: 0.05}, {}, rule=rule)
+    selected = validation.select()
+    assert (selected.start, selected.best["step"]) == (False, 40)
+    assert Path(asked[0]).name == "start"
+    assert validation.record.start["metrics"] == {"ndcg@10": 0.1}

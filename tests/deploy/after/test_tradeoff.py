@@ -6,7 +6,15 @@ import pytest
 from ring_world import Ring
 from run_folders import folder_of
 
-from nonet.deploy.after.tradeoff import _build_curve, draw_curve, format_curve, run_tradeoff
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import write_start
+from nonet.deploy.after.tradeoff import (
+    _build_curve,
+    _make_point_scenario,
+    draw_curve,
+    format_curve,
+    run_tradeoff,
+)
 from nonet.errors import ConfigError
 
 
@@ -67,3 +75,14 @@ def test_what_cannot_be_swept_is_told_before_anything_runs(tmp_path, sweep, told
     run = folder_of(Ring(tmp_path), tmp_path / "run")
     with pytest.raises(ConfigError, match=told):
         run_tradeoff(str(run.path), sweep)
+
+
+def test_tables_beside_the_scenario_are_found_from_any_folder(tmp_path):
+    run = folder_of(Ring(tmp_path), tmp_path / "run")
+    write_start(run, tmp_path / "shop", "")
+    scenario, _ = load_scenario(run.scenario)
+    document = scenario.data.model_copy(update={"interactions": "log.parquet", "items": "builtin:items"})
+    scenario = scenario.model_copy(update={"data": document})
+    point = _make_point_scenario(run, scenario, "rl", {"from": str(run.path), "stage": "pretrain"}, {}, ())
+    data = point.scenario.data
+    assert (data.interactions, data.items) == (str(tmp_path / "shop" / "log.parquet"), "builtin:items")
