@@ -1,6 +1,7 @@
 from .checks import check_reward as check_reward
 from .checks import check_scenario as check_scenario
 from .checks import is_own_code as is_own_code
+from .checks import list_event_needs as list_event_needs
 from .hidden import hide_in_command as hide_in_command
 from .hidden import restore_values as restore_values
 from .options import BetweenStep as BetweenStep

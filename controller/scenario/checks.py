@@ -19,6 +19,7 @@ from nonet.errors import ConfigError
 from nonet.models import Model
 from nonet.plugins import is_reference
 from nonet.rl.rewards import check_options, find_reward
+from nonet.samples.sources import EventNeeds
 from nonet.suggest import suggest_sentence
 from nonet.workers.roles import Weights
 from nonet.workers.roles.kinds import get_shipped_roles
@@ -38,6 +39,10 @@ def check_scenario(scenario: Scenario) -> None:
         raise ConfigError(
             f"{scenario.name}: no run supports {'; '.join(conflicts)}; change or remove these keys"
         )
+    source = scenario.data.source
+    source.spec.needs(
+        source.get_options(), list_event_needs(scenario)
+    )  # Raises an error for needs that it cannot meet.
     for metric in scenario.evaluate.metrics:
         scenario.model.spec.check_metric(metric, scenario.evaluate.width)
     scenario.model.spec.check(scenario)
@@ -99,6 +104,7 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
     model = scenario.model
     if scenario.weights.shard != Weights().shard and not model.spec.makes_lists:
         yield f"weights.shard with model.use: {model.use}"
+    yield from _find_source_conflicts(scenario)
     yield from _find_role_conflicts("roles", scenario.roles, scenario)
     yield from _find_evaluator_conflicts("roles", scenario.roles, model)
     engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
@@ -115,6 +121,46 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
         if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
             key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
             yield f"stages.{name}.{key} in a stage that rolls out"
+
+
+def list_event_needs(scenario: Scenario) -> EventNeeds:
+    """Return what the stages read of events besides their items, users and times."""
+    targets = {
+        name: condition
+        for name, stage in scenario.stages.items()
+        if (condition := getattr(stage, "target", None))
+    }
+    joins = scenario.data.join
+    joined_columns = {column for join in joins.values() for column in join.sources}
+    features = {
+        feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]
+    }
+    propensities = {
+        options.column
+        for stage in scenario.stages.values()
+        if (options := getattr(stage, "propensity", None)) is not None
+    }
+    columns = sorted((features | propensities) - {"item", "user", "event"} - joined_columns)
+    if any(getattr(stage, "weight", None) for stage in scenario.stages.values()):
+        columns.append("event")
+    timed_joins = tuple(name for name, join in joins.items() if join.as_of != "newest")
+    return EventNeeds(targets, tuple(columns), timed_joins)
+
+
+def _find_source_conflicts(scenario: Scenario) -> Iterator[str]:
+    """Yield what the source of samples does not give to the model and the stages, as its kind declares."""
+    source, model = scenario.data.source, scenario.model
+    unit = "users" if model.spec.makes_lists else "events"
+    if unit not in source.spec.units:
+        yield f"data.source: {source.use} with model.use: {model.use} (the model reads {unit}, leave data.source out)"
+    if scenario.data.join and not source.spec.targets:
+        yield f"data.join with data.source: {source.use}"
+    for name, stage in scenario.stages.items():
+        if getattr(stage, "target", None) and not source.spec.targets:
+            yield f"stages.{name}.target with data.source: {source.use}"
+        for key in ("weight", "propensity"):
+            if getattr(stage, key, None) and not source.spec.weights:
+                yield f"stages.{name}.{key} with data.source: {source.use}"
 
 
 def _find_role_conflicts(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:

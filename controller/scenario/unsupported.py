@@ -34,22 +34,14 @@ def list_unsupported_roles(scenario: Scenario) -> tuple[str, ...]:
 
 def _find_unsupported(scenario: Scenario) -> Iterator[str]:
     """Yield every key that can only be planned, with its value or a remark in parentheses."""
-    data = scenario.data
     if scenario.storage:
         yield "storage (runs are stored in a local folder)"
-    if data.join and not data.source.spec.targets:
-        yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:
         yield f"model.use: {scenario.model.use}"
     engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
     if engine is not None and not engine.spec.runs:
         yield f"roles.trainer.engine: {engine.use}"
     for name, stage in scenario.stages.items():
-        if getattr(stage, "target", None) and not data.source.spec.targets:
-            yield f"stages.{name}.target with data.source: {data.source.use}"
-        for key in ("weight", "propensity"):
-            if getattr(stage, key, None) and not data.source.spec.weights:
-                yield f"stages.{name}.{key} with data.source: {data.source.use}"
         yield from stage.kind.find_unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.find_unsupported(scenario)
 

@@ -15,6 +15,7 @@ from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
     Scenario,
+    list_event_needs,
     make_table_arguments,
     make_tier_arguments,
 )
@@ -67,13 +68,15 @@ def make_run_setup(scenario: Scenario) -> RunSetup:
 def make_source_options(scenario: Scenario) -> dict[str, Any]:
     """Return the arguments of `open_source`: the source, its options and, if the scenario names one, the engine.
 
-    The options are limited to the time before the held-out events, if the split has such a time.
+    The options are limited to the time before the held-out events, if the split has such a time, and name what stages read of
+    events.
     """
     data = scenario.data
     takes_engine = data.source.spec.engines != ("local",)
     engine_option = {"engine": data.engine} if data.engine and takes_engine else {}
+    options = data.source.spec.needs(data.source.get_options(), list_event_needs(scenario))
     training_end = get_training_end({"use": data.split.use, **data.split.get_options()})
-    options = data.source.spec.until(data.source.get_options(), training_end)
+    options = data.source.spec.until(options, training_end)
     return {"use": data.source.address, **options, **engine_option}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -12,8 +12,11 @@ from pydantic import Field, field_validator
 
 from nonet.errors import ConfigError, DataError
 from nonet.options import Count, Positive, StrictModel
+from nonet.samples.tables import compile_condition, list_names
+from nonet.suggest import join_names, suggest_sentence
 
 if TYPE_CHECKING:
+    from nonet.samples.sources.base import EventNeeds
     from nonet.samples.streams import Stream
 
 
@@ -40,6 +43,13 @@ class FileSourceOptions(StrictModel):
             description="unit of times that are plain numbers; by default determined by their name or size"
         ),
     ] = None
+    columns: Annotated[
+        dict[str, str],
+        Field(
+            description="list columns with a value for each item, by the name that conditions and features use; by default they "
+            "have that name"
+        ),
+    ] = {}
     where: str | None = None
     map: list[str] = []
     workers: Positive = 1
@@ -58,12 +68,19 @@ class FileSourceOptions(StrictModel):
                 )
         return value
 
-    def make_stream(self, seed: int) -> Stream:
-        """Return the stream of the rows of the files in the random order of a seed, after the functions of `map`."""
+    def make_stream(self, seed: int, event_columns: Sequence[str] = ()) -> Stream:
+        """Return the stream of the rows of the files in the random order of a seed, after the functions of `map`.
+
+        Args:
+            seed: Seed of the order.
+            event_columns: Columns of events that are read besides items and times, by the names that conditions use.
+        """
         from nonet.samples.streams import read
 
         role_columns = tuple(filter(None, (self.user, self.items, self.time)))
-        columns = None if self.map else role_columns  # A map may read any column.
+        lists = [self.get_list_column(name) for name in event_columns]
+        # A map may read any column.
+        columns = None if self.map else tuple(dict.fromkeys([*role_columns, *lists]))
         stream = read(
             self.path, format=self.format, columns=columns, where=self.where, on_bad_rows=self.on_bad_rows
         )
@@ -72,6 +89,47 @@ class FileSourceOptions(StrictModel):
         for function in self.map:
             stream = stream.map(function, workers=self.workers)
         return stream.shuffle(seed, in_group=self.in_group).prefetch(self.ahead)
+
+    def get_list_column(self, name: str) -> str:
+        """Return the list column in the files of a column of events."""
+        return self.columns.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRunOptions:
+    """The options of a source of files in a run.
+
+    Attributes:
+        source: The options of the source.
+        engine: The engine of the scenario; None for the default.
+        until: Unix seconds from which on the scenario's split holds events out; None for no end (`add_end`).
+        targets: Condition on target events by stage (`add_needs`).
+        columns: Columns of events that the model and weights read (`add_needs`).
+    """
+
+    source: FileSourceOptions
+    engine: str | None = None
+    until: int | None = None
+    targets: Mapping[str, str] = field(default_factory=dict[str, str])
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> FileRunOptions:
+        """Parse the options of a run, which are those of the source and the other fields of this class."""
+        own = {name: value for name, value in options.items() if name in _RUN_KEYS}
+        source = {name: value for name, value in options.items() if name not in _RUN_KEYS}
+        own["columns"] = tuple(own.pop("event_columns", ()))
+        return cls(FileSourceOptions.model_validate(source), **own)
+
+    def list_event_columns(self, stage: str | None = None) -> list[str]:
+        """Return the list columns that the events of a stage need, by the names that conditions use; None for all stages."""
+        conditions = [condition for name, condition in self.targets.items() if stage in (None, name)]
+        named = sorted(set().union(*map(list_names, conditions)) - {*_ROLE_COLUMNS, "true", "false"})
+        return list(dict.fromkeys([*self.columns, *named]))
+
+
+_RUN_KEYS = ("engine", "until", "targets", "event_columns")
+_ROLE_COLUMNS = ("user_id", "item_id", "timestamp")
 
 
 def pin_files(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -89,17 +147,6 @@ def _find_matching(path: str) -> list[str]:
         return [path]  # The URIs of single files would lose the options after the `?`.
     scheme = path.partition("://")[0] + "://" if is_remote else ""
     return [scheme + file for file in find_parquet(path, "data.source")[1]]
-
-
-def parse_options(options: Mapping[str, Any]) -> tuple[FileSourceOptions, str | None, int | None]:
-    """Parse the options of a run.
-
-    Returns:
-        The options of the source; the engine of the scenario, or None; and the unix seconds from which on the scenario's split
-        holds events out (`add_end`), or None.
-    """
-    source_options = {name: value for name, value in options.items() if name not in ("engine", "until")}
-    return FileSourceOptions.model_validate(source_options), options.get("engine"), options.get("until")
 
 
 def detect_time_unit(options: FileSourceOptions) -> str | None:
@@ -153,11 +200,28 @@ def add_end(options: Mapping[str, Any], end: int | None) -> Mapping[str, Any]:
     return {**options, "until": end}
 
 
+def add_needs(options: Mapping[str, Any], needs: EventNeeds) -> Mapping[str, Any]:
+    """Add to the options the conditions on target events and the columns of events that the stages of a run read.
+
+    Raises:
+        ConfigError: If stores are read as of each event's time, and there is no column of times.
+    """
+    if needs.timed_joins and options.get("time") is None:
+        name = needs.timed_joins[0]
+        raise ConfigError(
+            f"data.join.{name} reads its store as of each event's time, and data.source: parquet has no `time`; name the list "
+            f"column of times, or say data.join.{name}.as_of: newest"
+        )
+    own = {"targets": dict(needs.targets), "event_columns": list(needs.columns)}
+    return {**options, **{name: value for name, value in own.items() if value}}
+
+
 def check_files(options: Mapping[str, Any]) -> None:
     """Check the columns of the files, and that all times are before the end. Raises DataError with counts over all files."""
     from nonet.samples.sources._dense_rows import flatten_lists
 
-    file_options, _, end = parse_options(options)
+    run_options = FileRunOptions.parse(options)
+    file_options, end = run_options.source, run_options.until
     feed = file_options.make_stream(seed=0).open()
     schema = feed.leaves[0].schema
     if file_options.map:
@@ -171,9 +235,37 @@ def check_files(options: Mapping[str, Any]) -> None:
         raise DataError(
             f"data.source: column {file_options.user!r} is {kind}; it must hold whole numbers or text"
         )
+    _check_targets(run_options, schema)
     unit = detect_time_unit(file_options)
     if file_options.time is not None and end is not None:
         _check_end(file_options, unit, end)
+
+
+def _check_targets(options: FileRunOptions, schema: pa.Schema) -> None:
+    """Check the columns of events that stages read, and their conditions, against the schema of the files.
+
+    Raises:
+        DataError: A column is missing or is no list column.
+        ConfigError: A condition is not valid.
+    """
+    from nonet.samples.sources._dense_rows import flatten_lists, make_event_table
+
+    lists = {}
+    for name in options.list_event_columns():
+        column = options.source.get_list_column(name)
+        if column not in schema.names:
+            raise DataError(
+                f"data.source: no list column {column!r} for {name!r}, which the run reads of each event; the files have "
+                f"{join_names(schema.names)}.{suggest_sentence(column, schema.names)} Write it, or name another: "
+                f"data.source.columns: {{{name}: <column>}}"
+            )
+        lists[name] = flatten_lists(pa.array([], schema.field(column).type), column)[0]
+    user_type = schema.field(options.source.user).type
+    item_ids, _ = flatten_lists(pa.array([], schema.field(options.source.items).type), options.source.items)
+    times = None if options.source.time is None else np.zeros(0, np.int64)
+    events = make_event_table(pa.array([], user_type), item_ids, times, lists)
+    for stage, condition in options.targets.items():
+        compile_condition(condition, events.schema, name=f"stages.{stage}.target with data.source: parquet")
 
 
 def _check_end(options: FileSourceOptions, unit: str | None, end: int) -> None:

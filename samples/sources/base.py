@@ -41,12 +41,31 @@ def _ignore_end(options: Options, end: int | None) -> Options:
     return options
 
 
+def _ignore_needs(options: Options, needs: EventNeeds) -> Options:
+    return options
+
+
 def _skip_check(options: Options) -> None:
     pass
 
 
 def _explain_nothing(options: Options, seed: int, engine: str | None) -> list[str]:
     return ["the source determines its rows and their order"]
+
+
+@dataclass(frozen=True, slots=True)
+class EventNeeds:
+    """What the stages of a run read of events besides their items, users and times.
+
+    Attributes:
+        targets: Condition on target events by stage.
+        columns: Columns that features of the model and propensities read; "event", the kinds of events, if stages weight them.
+        timed_joins: Names of the joins that read stores as of each event's time, or do if the store has versions.
+    """
+
+    targets: Mapping[str, str]
+    columns: tuple[str, ...] = ()
+    timed_joins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,15 +77,17 @@ class SampleSource:
         options: The class of the source's options in a scenario.
         epoch: Function (options, rows) that returns the number of rows of an epoch, given that of the prepared sequences; it
             returns None for an endless stream.
+        units: The units of samples that it gives, "users" or "events" (`SampleRequest.unit`).
         engines: Allowed values of `data.engine`: "local" reads in the trainer's process, "ray" on Ray Data.
-        targets: Whether stages that use it may have a `target:`.
+        targets: Whether stages that use it may have a `target:`, and its events columns of stores (`data.join`).
         weights: Whether samples have types and columns of events, which a stage's `weight:` and `propensity:` read.
         pin: Function (options) that returns the options that a run keeps from its start on, such as the files that a pattern
             matches then.
         until: Function (options, end) that returns the options of a run; `end` is the unix seconds from which on data.split holds
             events out, or None.
-        check: Function (options) that raises an error before a run starts if files cannot be read with the options that `until`
-            returns.
+        needs: Function (options, `EventNeeds`) that returns the options of a run, with what its stages read of events.
+        check: Function (options) that raises an error before a run starts if files cannot be read with the options that `needs`
+            and `until` return.
         explain: Function (options, seed, engine) that returns lines that describe the rows and their order, or its dotted path.
         verbs: The verbs that work for runs with the source.
     """
@@ -74,11 +95,13 @@ class SampleSource:
     open: str | Callable[..., Samples]
     options: type[StrictModel] = StrictModel
     epoch: Callable[[Options, int], int | None] = _keep_row_count
+    units: tuple[str, ...] = ("users", "events")
     engines: tuple[str, ...] = ("local",)
     targets: bool = True
     weights: bool = True
     pin: Callable[[Options], Options] = _keep_options
     until: Callable[[Options, int | None], Options] = _ignore_end
+    needs: Callable[[Options, EventNeeds], Options] = _ignore_needs
     check: Callable[[Options], None] = _skip_check
     explain: str | Callable[[Options, int, str | None], list[str]] = _explain_nothing
     verbs: SupportedVerbs = ALL_VERBS

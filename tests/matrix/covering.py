@@ -18,6 +18,6 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("click", ("join", "labels", "compressed", "stored", "disk")),
     ("hf-lora", ("streams", "memory", "no tables", "align")),
     ("click", ("file ids", "warm", "integers")),
-    ("hstu", ("parquet", "warm")),
+    ("hstu", ("join", "parquet", "warm")),
 )
 """(kind of model, variants) of each run. `test_every_pair_that_can_be_run_is_in_a_row` fails where a pair is missing."""

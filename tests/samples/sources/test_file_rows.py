@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.controller.scenario import check_runnable, load_scenario
+from nonet.controller.scenario import check_scenario, load_scenario
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import ItemIndex
-from nonet.samples.sources import SampleRequest
+from nonet.samples.sequences import build_sequences
+from nonet.samples.sources import EventNeeds, SampleRequest
 from nonet.samples.sources._dense_rows import DenseRowConverter
 from nonet.samples.sources._parquet_options import FileSourceOptions, check_files, detect_time_unit
-from nonet.samples.sources.parquet import SPEC, FileWindows
+from nonet.samples.sources.parquet import SPEC, FileWindows, _read_joins
+from nonet.samples.sources.shuffled import UserWindows
+from nonet.samples.stores import Join, StoreFiller, StoreJoins
 
 DAY = 86_400
 EVENTS = [[1, 2], [2, 3]]
@@ -119,16 +128,49 @@ def test_a_missing_value_in_a_column_that_is_not_read_is_harmless(tmp_path):
         source(bad).batch(0, 0, 1)
 
 
-@pytest.mark.parametrize("key", ["weight={buy: 5}", "propensity={column: p}"])
-def test_weights_that_files_cannot_carry_are_refused_before_the_run(tmp_path, key):
-    (tmp_path / "s.yaml").write_text(
+OWN = """
+from nonet.plug import SampleSource
+
+SOURCE = SampleSource(print, targets=False, weights=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("stages.pretrain.weight={buy: 5}", "stages.pretrain.weight with data.source: own.py:SOURCE"),
+        ("stages.pretrain.propensity={column: p}", "stages.pretrain.propensity with data.source"),
+        ("stages.pretrain.target=rating >= 4", "stages.pretrain.target with data.source"),
+        ("data.join.item={use: s.store, columns: [a]}", "data.join with data.source"),
+    ],
+)
+def test_what_a_source_does_not_declare_is_refused_by_the_plan(tmp_path, change, says):
+    (tmp_path / "own.py").write_text(OWN)
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: x\nseed: 7\ndata: {interactions: i.parquet, source: {use: 'own.py:SOURCE'}}\n"
+        "tokenizer: {use: rq_kmeans, vectors: [cooccurrence]}\nmodel: {use: sid_decoder}\n"
+        "stages: {pretrain: {steps: 2, batch: {users: 8}, lr: 1e-3}}\nevaluate: {metrics: [recall@10]}\n"
+    )
+    with pytest.raises(ConfigError, match=f"no run supports .*{re.escape(says)}"):
+        check_scenario(load_scenario(path, [change])[0])
+    files = ["data.source={use: parquet, path: /data/x.parquet, time: t}"]
+    check_scenario(load_scenario(path, [*files, change])[0])
+
+
+def test_a_store_is_read_as_of_times_that_files_must_have(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(
         "name: x\nseed: 7\ndata: {interactions: i.parquet, source: {use: parquet, path: /data/x.parquet}}\n"
         "tokenizer: {use: rq_kmeans, vectors: [cooccurrence]}\nmodel: {use: sid_decoder}\n"
         "stages: {pretrain: {steps: 2, batch: {users: 8}, lr: 1e-3}}\nevaluate: {metrics: [recall@10]}\n"
     )
-    scenario, _ = load_scenario(tmp_path / "s.yaml", [f"stages.pretrain.{key}"])
-    with pytest.raises(ConfigError, match=rf"stages.pretrain.{key.split('=')[0]} with data.source: parquet"):
-        check_runnable(scenario)
+    join = "data.join.item={use: s.store, columns: [a]}"
+    with pytest.raises(
+        ConfigError, match=r"data.join.item reads .* has no `time`.* data.join.item.as_of: newest"
+    ):
+        check_scenario(load_scenario(path, [join])[0])
+    check_scenario(load_scenario(path, [join, "data.join.item.as_of=newest"])[0])
 
 
 def test_an_index_finds_texts_sparse_numbers_and_close_numbers_and_says_what_it_lacks():
@@ -182,3 +224,141 @@ def test_the_catalogue_is_hashed_once_for_all_steps(tmp_path, monkeypatch):
         assert [make() for make in made.batch(step, 0, 1)]
         made.ledger.apply_step(step)
     assert len(built) == 1
+
+
+@pytest.fixture(params=[False, True], ids=["integers", "texts"])
+def twice(tmp_path, request):
+    """The same events as interactions, as lists by user, and the versions of a column in a store of items."""
+    dice, text = np.random.default_rng(0), request.param
+    users = [f"u{user:02}" if text else user for user in range(20)]
+    ids = [f"i{item}" if text else item for item in range(7)]
+    lists = {"user_id": users, "item_id": [], "at": [], "stars": [], "event": [], "p": []}
+    for _ in users:
+        count = int(dice.integers(0, 12))
+        lists["item_id"].append([ids[i] for i in dice.integers(0, 7, count)])
+        lists["at"].append((1_700_000_000 + np.arange(count) * DAY).tolist())
+        lists["stars"].append([float(i) for i in dice.integers(1, 6, count)])
+        lists["event"].append(dice.choice(["buy", "view"], count).tolist())
+        lists["p"].append(dice.random(count).astype(np.float32).tolist())
+    kinds = {"event": pa.list_(pa.string()), "stars": pa.list_(pa.float64()), "p": pa.list_(pa.float32())}
+    table = pa.table({name: pa.array(values, kinds.get(name)) for name, values in lists.items()})
+    pq.write_table(table, tmp_path / "lists.parquet", row_group_size=6)
+    counts = [len(row) for row in lists["item_id"]]
+    names = ("item_id", "event", "at", "stars", "p")
+    flat = {name: [value for row in lists[name] for value in row] for name in names}
+    log = pa.table(
+        {
+            "user_id": [user for user, count in zip(users, counts, strict=True) for _ in range(count)],
+            "item_id": flat["item_id"],
+            "event": flat["event"],
+            "timestamp": flat["at"],
+            "rating": pa.array(flat["stars"], pa.float32()),
+            "p": pa.array(flat["p"], pa.float32()),
+        }
+    )
+    versions = {
+        "item_id": ids * 2,
+        "since": np.repeat([0, 1_700_000_000 + 5 * DAY], 7),
+        "stock": np.arange(14),
+    }
+    pq.write_table(pa.table(versions), tmp_path / "versions.parquet")
+    StoreFiller(str(tmp_path / "versions.parquet"), "item_id", "since", None, {}).pack(
+        str(tmp_path / "stock.store"), lambda done, total: None
+    )
+    return log, ids, tmp_path
+
+
+def _list_events(samples, steps=1):
+    """What a step says of each event, apart from the order of rows and the names of samples."""
+    rows = []
+    for make in [make for step in range(steps) for make in samples.batch(step, 0, 1)]:
+        batch = make()
+        offsets = batch.item.offsets.tolist()
+        names = ("rating", "p", "stock")
+        columns = [batch.context[name].values.tolist() for name in names if name in batch.context]
+        fields = [batch.item.values, batch.time.values, batch.event.values, batch.loss_mask.values]
+        events = list(zip(*(field.tolist() for field in fields), *columns, strict=True))
+        rows += [
+            (batch.context["user"][row].item(), events[start:stop])
+            for row, (start, stop) in enumerate(itertools.pairwise(offsets))
+        ]
+    return sorted(rows)
+
+
+def test_targets_weights_features_and_joins_of_files_are_those_of_the_same_interactions(twice):
+    log, ids, folder = twice
+    items = pa.table({"item_id": ids})
+    condition = "rating >= 3 and event == 'buy' and not item_id == 'i3'" if ids[0] == "i0" else "rating >= 3"
+    seq, _ = build_sequences(
+        log, items, split={"use": "leave_last_out", "test": 0}, targets={"pretrain": condition}
+    )
+    joins = StoreJoins({"item": Join(use=str(folder / "stock.store"), columns=["stock"])})
+    sids = np.zeros((7, 2), np.int32)
+    features = ("item", "user", "stock", "p")
+    ask = SampleRequest(
+        "pretrain", 7, "users", 20, 50, "pretrain", 1 << 16, features, lambda: seq, lambda: items, sids, joins
+    )
+    shown = seq.__class__(**{**vars(seq), "joined": partial(_read_joins, joins, np.array(ids))})
+    in_log = UserWindows(replace(ask, events=lambda: shown))
+    needs = EventNeeds(
+        {"pretrain": condition, "other": "event == 'view'"}, ("p", "rating", "event"), ("item",)
+    )
+    options = {"path": str(folder / "lists.parquet"), "time": "at", "columns": {"rating": "stars"}}
+    options = SPEC.needs(options, needs)
+    SPEC.check(options)
+    in_files = FileWindows(ask, options)
+    assert set(features) <= set(in_files.schema)
+    found = _list_events(in_files)
+    assert found == _list_events(in_log)
+    assert len(found) > 5
+    assert any(mask for _, events in found for _, _, _, mask, *_ in events)
+    assert not all(mask for _, events in found for _, _, _, mask, *_ in events)
+
+
+@pytest.mark.parametrize(
+    ("targets", "columns", "says"),
+    [
+        (
+            {"pretrain": "ratng > 3"},
+            (),
+            "no list column 'ratng' for 'ratng'.*data.source.columns: {ratng: <column>}",
+        ),
+        (
+            {"pretrain": "stars > 'a'"},
+            (),
+            r"stages.pretrain.target with data.source: parquet: .* column 'stars'",
+        ),
+        ({}, ("brand",), "no list column 'brand' for 'brand', which the run reads of each event"),
+    ],
+)
+def test_a_condition_or_a_feature_that_files_lack_is_refused_before_the_run(twice, targets, columns, says):
+    _, _, folder = twice
+    options = {"path": str(folder / "lists.parquet"), "time": "at"}
+    with pytest.raises(ConfigError, match=says):
+        SPEC.check(SPEC.needs(options, EventNeeds(targets, columns)))
+
+
+def test_a_kind_of_event_that_the_interactions_lack_is_refused(twice):
+    log, ids, folder = twice
+    seq, _ = build_sequences(
+        log.filter(pc.field("event") == "buy"), None, split={"use": "leave_last_out", "test": 0}
+    )
+    items = pa.table({"item_id": ids})
+    ask = SampleRequest(
+        "pretrain",
+        7,
+        "users",
+        20,
+        8,
+        None,
+        1 << 16,
+        (),
+        lambda: seq,
+        lambda: items,
+        np.zeros((7, 2), np.int32),
+    )
+    options = SPEC.needs({"path": str(folder / "lists.parquet")}, EventNeeds({}, ("event",)))
+    with pytest.raises(
+        DataError, match="of a kind that the interactions lack, the first: 'view'; there are buy"
+    ):
+        FileWindows(ask, options).batch(0, 0, 1)
