@@ -125,6 +125,10 @@ class ModelSpec:
         runs: Whether this version can run it, or only plan it.
         lower_is_better: Names of its metrics for which lower values are better.
         results: Dotted path of the class that reads what was predicted for the test events (`RankResults`).
+        engine: Dotted path of the class that answers questions by a version, called with its dense weights, its other files by
+            name, a reader of its rows, and its number; "" for `InferenceEngine`.
+        version_files: Files of a checkpoint that a version has besides weights and rows, by name.
+        request_features: Dotted path of the class that makes questions from requests (`RequestFeatures`).
     """
 
     options: ClassVar[type[StrictModel]] = StrictModel
@@ -143,6 +147,9 @@ class ModelSpec:
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     results: ClassVar[str] = "nonet.models.ranking:RankResults"
+    engine: ClassVar[str] = ""
+    version_files: ClassVar[Mapping[str, str]] = {}
+    request_features: ClassVar[str] = "nonet.deploy.opened:RequestFeatures"
 
     @property
     def verbs(self) -> SupportedVerbs:

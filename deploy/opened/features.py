@@ -24,6 +24,7 @@ from nonet.deploy.opened.posted import check_event
 from nonet.errors import DeadlineExceeded
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import EventHistory, Question, choose_beam_width
+from nonet.plugins import load_heavy
 from nonet.samples.sequences import ALLOW
 
 MAX_PER_REQUEST = 1000
@@ -108,22 +109,30 @@ class RequestFeatures:
         Raises:
             ConfigError: A store does not exist, or lacks a column that the model reads.
         """
+        features_class = load_heavy(run.scenario.model.spec.request_features)
+        defaults, class_options = features_class.list_options(run)
         joins = HistoryJoins(run.replace_stores(stores or {}), run.setup.features)
         joins.check()
         stored = run.events if store is None else run.open_events(store)
         histories = UserHistories(
             run.corpus,
             run.beside / "events.jsonl",
-            stored=stored,
+            defaults,
+            stored,
             window=run.setup.history,
             n_items=len(run.catalogues.get_newest().item_id),
             options=journal,
             read_only=not posts,
         )
         window, width = run.setup.history, run.scenario.evaluate.width
-        features = cls(run.corpus, histories, window, width, block, joins or None)
+        features = features_class(run.corpus, histories, window, width, block, joins or None, **class_options)
         features.renew(run.catalogues.get_newest())
         return features
+
+    @classmethod
+    def list_options(cls, run: OpenedRun) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return the values of columns that a posted event lacks, None for the usual ones, and further arguments of the class."""
+        return None, {}
 
     def renew(self, catalogue: Catalogue) -> None:
         """Use a later version of the catalogue: new items become known, and removed items are never shown."""
@@ -153,7 +162,7 @@ class RequestFeatures:
             return list(prepared)
         histories = self._joins.add_columns([self._get_history_to_join(each) for each in prepared])
         return [
-            _replace_events(each, events, self._joins.names)
+            self._replace_events(each, events, self._joins.names)
             for each, events in zip(prepared, histories, strict=True)
         ]
 
@@ -178,14 +187,31 @@ class RequestFeatures:
             future = self._joins.submit(self._get_history_to_join(prepared), within_s)
             events, missing = await wait_for(wrap_future(future), within_s)
         except (TimeoutError, DeadlineExceeded):
-            events, missing = self._joins.fill_missing(prepared.question.events), self._joins.names
-        return _replace_events(prepared, events, self._joins.names, missing)
+            events = self._joins.fill_missing(self._get_history_to_join(prepared).events)
+            missing = self._joins.names
+        return self._replace_events(prepared, events, self._joins.names, missing)
 
     def _get_history_to_join(self, prepared: PreparedQuestion) -> HistoryToJoin:
         """Return the events of a question with the own ids of their items and of its user."""
         question = prepared.question
         item_ids = self.items.get_id_array(question.events.item)
         return HistoryToJoin(question.events, item_ids, get_user_id(question.user, self._user_ids))
+
+    def _replace_events(
+        self,
+        prepared: PreparedQuestion,
+        events: EventHistory,
+        joins: tuple[str, ...],
+        missing: tuple[str, ...] = (),
+    ) -> PreparedQuestion:
+        """Return a prepared question with joined columns, the names of its joins, and those that are missing."""
+        question = self._add_joined(prepared.question, events)
+        return replace(prepared, question=question, joins=joins, missing=missing)
+
+    @staticmethod
+    def _add_joined(question: Question, events: EventHistory) -> Question:
+        """Return a question with the joined columns of the history that `_get_history_to_join` returned."""
+        return replace(question, events=events)
 
     def prepare_list_question(
         self,
@@ -244,6 +270,7 @@ class RequestFeatures:
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
         time: int | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> PreparedQuestion:
         """Make the question for the scores of items, without joined columns; unknown and withdrawn items are left out.
 
@@ -254,6 +281,7 @@ class RequestFeatures:
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
             time: Unix seconds of the request, by default the present.
+            values: Values of the request by column, which only models of single events read.
 
         Returns:
             The question, with the left out items in `unknown`.
@@ -262,6 +290,8 @@ class RequestFeatures:
             Refused: The request is wrong.
             Away: The store of users' events does not answer.
         """
+        if values:
+            raise Refused("bad_values", "values: this model reads no columns of a request; leave them out")
         if not 1 <= len(items) <= MAX_PER_REQUEST:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MAX_PER_REQUEST}")
         events, seen_items, user_key, is_cold, _ = self.read_events(user, history, time)
@@ -329,7 +359,7 @@ class RequestFeatures:
         """
         if not 1 <= len(events) <= MAX_PER_REQUEST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MAX_PER_REQUEST}")
-        now = _get_present()
+        now = get_present()
         return self._convert_events([{"time": now, **_drop_none(event)} for event in events], now)
 
     def _make_posted_event(
@@ -377,7 +407,7 @@ class RequestFeatures:
             raise Refused(
                 "bad_history", "an event of the history has no item; an event is {item, time, event, values}"
             )
-        known, unknown = self._convert_events(given, _get_present() if time is None else time)
+        known, unknown = self._convert_events(given, get_present() if time is None else time)
         events = sort_events(self.histories.make_events(known))
         return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown
 
@@ -422,15 +452,7 @@ class RequestFeatures:
         return np.unique(np.concatenate([masked_items, self._withdrawn_cache[2]]))
 
 
-def _replace_events(
-    prepared: PreparedQuestion, events: EventHistory, joins: tuple[str, ...], missing: tuple[str, ...] = ()
-) -> PreparedQuestion:
-    """Return a prepared question with other events, the names of its joins, and those that are missing."""
-    question = replace(prepared.question, events=events)
-    return replace(prepared, question=question, joins=joins, missing=missing)
-
-
-def _get_present() -> int:
+def get_present() -> int:
     """Return the present time in unix seconds."""
     return int(clock.time())
 

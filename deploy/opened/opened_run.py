@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from nonet.deploy.opened.artifacts import check_selected, find_artifacts
 from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
+from nonet.models.inference import ClickEngine, InferenceEngine, PrefixStates
+from nonet.plugins import load_heavy
 from nonet.samples.stores import Join
 from nonet.samples.tokenised import StoredSequences, UserEvents
 from nonet.workers import check_base, check_base_sha256, read_base
@@ -187,8 +189,13 @@ class OpenedRun:
         if (base := read_base(checkpoint / "dense")) is not None:
             source["base"] = base
         newest = self.catalogues.get_newest()
-        return VersionContents.from_commit(
+        contents = VersionContents.from_commit(
             checkpoint, self.setup, newest.folders, newest.trie.version, source
+        )
+        files = self.scenario.model.spec.version_files
+        return replace(
+            contents,
+            counts={**contents.counts, **{name: checkpoint / file for name, file in files.items()}},
         )
 
     def load_recommender(self, version: Version, device: str = "cpu") -> Recommender:
@@ -212,6 +219,26 @@ class OpenedRun:
         label = f"version {version.number} of {self.folder.id}"
         check_base(recommender.model, version.source.get("base"), label)
         return recommender
+
+    def load_engine(
+        self, version: Version, device: str = "cpu", states: PrefixStates | None = None
+    ) -> InferenceEngine | ClickEngine:
+        """Load the engine that answers questions by a version.
+
+        Args:
+            version: The version to load.
+            device: The device that computes the model.
+            states: Cache of users' states between questions; None for none.
+
+        Raises:
+            CheckpointError: The run does not have the version's catalogue or its base model.
+        """
+        engine_class = self.scenario.model.spec.engine
+        if not engine_class:
+            return InferenceEngine(self.load_recommender(version, device), version.number, states)
+        dense, files = self.registry.locate_files(version)
+        rows = self.registry.open_rows(version.number, self.setup.make_table_specs())
+        return load_heavy(engine_class)(dense, files, rows, version.number)
 
     def publish_newest(self, *, mid_stage: bool = False) -> Version:
         """Publish and serve the newest checkpoint that a stage selected, unless it was published before.

@@ -159,6 +159,7 @@ class Client:
         history: Sequence[Mapping[str, Any] | int | str] | None = None,
         explain: bool = False,
         time: int | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> Recommendation:
         """Score items for a user or for a history.
 
@@ -168,6 +169,7 @@ class Client:
             history: Item ids, newest last, or events {"item", "time", "event", "values"}, to use instead of the user's events.
             explain: Whether to add titles, scores without votes, and votes.
             time: Unix seconds of the request, by default the server's current time.
+            values: Values of the request by column of the data, which click models read.
 
         Returns:
             The items in their order, without the unknown ones.
@@ -175,7 +177,14 @@ class Client:
         Raises:
             ServerError: The server refused the request or did not answer.
         """
-        body = {"items": list(items), "user": user, "history": history, "explain": explain, "time": time}
+        body = {
+            "items": list(items),
+            "user": user,
+            "history": history,
+            "explain": explain,
+            "time": time,
+            "values": values,
+        }
         return _parse_recommendation(self.call("POST", "/score", body))
 
     def post_events(

@@ -1,4 +1,5 @@
 from .baselines import predict_baseline as predict_baseline
+from .labels import EventLabeller as EventLabeller
 from .leaks import find_columns as find_columns
 from .leaks import find_separating_columns as find_separating_columns
 from .metrics import check_metric as check_metric
@@ -11,3 +12,4 @@ from .model import save_clicks as save_clicks
 from .results import ClickResults as ClickResults
 from .scorer import ClickRequest as ClickRequest
 from .scorer import ClickScorer as ClickScorer
+from .scorer import convert_values as convert_values

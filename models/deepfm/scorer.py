@@ -108,31 +108,12 @@ class ClickScorer:
             past=self.find_items([event["item"] for event in events]),
             past_time=np.array([event["time"] for event in events], np.int64),
             label=np.array(codes, np.int64),
-            columns=self.convert_values(columns),
+            columns=convert_values(columns, self.model.known.columns),
         )
 
     def find_items(self, ids: Sequence[Any]) -> np.ndarray:
         """Return the indices of item ids, int64; -1 for unknown ones."""
         return np.array([self._item_index.get(str(item), -1) for item in ids], np.int64)
-
-    def convert_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the values of columns that are features to numbers, text to its hash; others are left out.
-
-        Raises:
-            ConfigError: A value does not fit its column.
-        """
-        converted = {}
-        for name, known_values in self.model.known.columns.items():
-            if name not in values:
-                continue
-            is_number = known_values.dtype.kind == "f"
-            try:
-                numbers = float(values[name]) if is_number else as_numbers(pa.array([values[name]]))[0]
-            except (pa.ArrowException, TypeError, ValueError):
-                kind = "a number" if is_number else "a whole number or text"
-                raise ConfigError(f"{name}: {values[name]!r} is not {kind}") from None
-            converted[name] = known_values.dtype.type(numbers)
-        return converted
 
     def score(self, requests: Sequence[ClickRequest]) -> list[np.ndarray]:
         """Return the click probabilities [m] float32 of each request's items; NaN for unknown items."""
@@ -205,3 +186,23 @@ def _parse_id(text: str) -> int:
     except ValueError:
         return NONE
     return number if -(1 << 63) <= number < 1 << 63 else NONE
+
+
+def convert_values(values: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Convert values to the type of their columns, text to its hash; values without a column are left out.
+
+    Raises:
+        ConfigError: A value does not fit its column.
+    """
+    converted = {}
+    for name, known_values in columns.items():
+        if values.get(name) is None:
+            continue
+        is_number = known_values.dtype.kind == "f"
+        try:
+            number = float(values[name]) if is_number else as_numbers(pa.array([values[name]]))[0]
+        except (pa.ArrowException, TypeError, ValueError):
+            kind = "a number" if is_number else "a whole number or text"
+            raise ConfigError(f"{name}: {values[name]!r} is not {kind}") from None
+        converted[name] = known_values.dtype.type(number)
+    return converted

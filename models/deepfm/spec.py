@@ -13,8 +13,8 @@ from nonet.models import MODELS, ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
 from nonet.verbs import COMPARING_VERBS, TRAINING_VERBS, VERBS, SupportedVerbs
 
-_VERBS = (*TRAINING_VERBS, *COMPARING_VERBS)
-_REASON = "predicts clicks and recommends no lists; score items with it as a reward of another run: {use: ctr, model: RUN}"
+_VERBS = (*TRAINING_VERBS, *COMPARING_VERBS, "serve", "/score", "publish", "export", "score")
+_REASON = "predicts clicks and recommends no lists; score items: /score of nonet serve, or nonet score RUN --data FILE --out FILE"
 
 
 class DeepFmOptions(StrictModel):
@@ -40,6 +40,12 @@ class DeepFmSpec(ModelSpec):
     blocks: ClassVar[bool] = False
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
     results: ClassVar[str] = "nonet.models.deepfm:ClickResults"
+    engine: ClassVar[str] = "nonet.models.inference:ClickEngine"
+    version_files: ClassVar[Mapping[str, str]] = {
+        "click_model": "clicks/model.json",
+        "click_events": "clicks/events.npz",
+    }
+    request_features: ClassVar[str] = "nonet.deploy.opened:ClickRequestFeatures"
 
     @property
     def verbs(self) -> SupportedVerbs:

@@ -48,8 +48,14 @@ class Catalogue:
         """Open the artifacts.
 
         Args:
-            folders: Folder of each artifact by kind: `sequences` (for the item table), `sids` and `catalogue` (the trie).
+            folders: Folder of each artifact by kind: `sequences` (for the item table), `sids` and `catalogue` (the trie). Without
+                `sids`, as in a run of a click model, an item's only code is its dense index.
         """
+        if "sids" not in folders:
+            items = read_items(folders)
+            index_sids = np.arange(len(items), dtype=np.int32)[:, None]
+            trie = Trie.build(index_sids, (len(items),))
+            return cls(folders, items, index_sids, tuple(trie.codes), trie)
         sid_table = pq.read_table(Path(folders["sids"]) / "sids.parquet")
         levels = [sid_table[name].to_numpy() for name in sid_table.column_names if name != "item"]
         trie = Trie.load(Path(folders["catalogue"]))

@@ -1,3 +1,5 @@
+from .click_engine import LABEL as LABEL
+from .click_engine import ClickEngine as ClickEngine
 from .engine import InferenceEngine as InferenceEngine
 from .filters import FilterCache as FilterCache
 from .filters import ItemFilter as ItemFilter

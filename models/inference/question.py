@@ -7,8 +7,9 @@ a prompt are the same bytes online and offline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,9 @@ class Question:
         explain: Whether to return also the scores of the model alone and the shares of the votes.
         traffic: Name of the caller or the request, which determines the version that answers if there is no user.
         within: Filter that the items of a list must pass; None for none.
+        time: Unix seconds of the request; None if the model does not read it.
+        values: Values of the request by column, for models that read them.
+        asked_columns: Joined columns [m] of `asked` as of `time`, for models that read them; None for none.
     """
 
     events: EventHistory
@@ -82,6 +86,9 @@ class Question:
     explain: bool = False
     traffic: str = ""
     within: ItemFilter | None = None
+    time: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    asked_columns: Mapping[str, np.ndarray] | None = None
 
     @property
     def tokens(self) -> int:

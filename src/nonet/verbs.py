@@ -18,7 +18,16 @@ STEERING_VERBS: tuple[str, ...] = ("tradeoff", "attach", "detach", "set")
 COMPARING_VERBS = ("run --seeds", "report --compare", "evaluate")
 """Verbs that compute metrics of finished runs again, or compare them."""
 
-ANSWERING_VERBS = ("recommend", "recommend --users", "serve", "/recommend", "/score", "publish", "export")
+ANSWERING_VERBS = (
+    "recommend",
+    "recommend --users",
+    "serve",
+    "/recommend",
+    "/score",
+    "score",
+    "publish",
+    "export",
+)
 """Verbs that answer questions by a version of a run, or make one that can; those with a slash are paths of the server."""
 
 ADDING_VERBS = ("items add", "items add --withdraw", "store append")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet import yaml
 from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
@@ -15,12 +17,15 @@ from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_data_setup, make_run_setup
 from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.random import rng
+from nonet.samples.stores.packed import PackedStore
+from nonet.workers.roles.click.data import ClickData
 from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
 from nonet.workers.roles.click.trainer import ClickTrainer
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.runtime.worker import Place
 
+HOUR = 3600  # seconds
 SCENARIO = """
 name: likes
 seed: 5
@@ -94,3 +99,32 @@ def make_click_run(folder, *, steps=None, scenario=None, name="clicks"):
     stages = {"train": scores.pop("train")}
     run.write_json("report.json", {"name": options.name, "baselines": scores, "stages": stages})
     return run
+
+
+def add_columns(folder):
+    """Give the items of `make_likes` a brand and a price, and each item's deal a new value every 5 hours in a store."""
+    items = pq.read_table(folder / "items.parquet")
+    count = len(items)
+    items = items.append_column("brand", pa.array([f"brand {i % 7}" for i in range(count)]))
+    items = items.append_column("price", pa.array([float(i % 5) if i % 9 else None for i in range(count)]))
+    pq.write_table(items, folder / "items.parquet")
+    store = PackedStore.create(
+        folder / "deals", pa.schema([("deal", pa.int64())]), key=pa.int64(), versions=True
+    )
+    item, time = np.meshgrid(np.arange(1000, 1000 + count), np.arange(0, 40, 5) * HOUR)
+    store.put(item.ravel(), pa.table({"deal": time.ravel() // HOUR}), time.ravel())
+    store.close()
+
+
+def change_scenario(folder, **sections):
+    """Write the scenario of `make_likes` with other values in some sections, and return its path."""
+    scenario = yaml.read(folder / "likes.yaml")
+    for name, values in sections.items():
+        scenario[name] |= values
+    (folder / "changed.yaml").write_text(json.dumps(scenario))
+    return folder / "changed.yaml"
+
+
+def open_click_data(run):
+    """Open the artifacts of a click model's run as its roles do."""
+    return ClickData(make_run_setup(load_scenario(run.scenario)[0]), run.find_artifacts())

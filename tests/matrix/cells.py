@@ -190,6 +190,16 @@ def check_serving(cell: Cell) -> None:
     assert recommend_for_users(cell, run, "user_id")[user] == items
 
 
+def check_refused_path(cell: Cell, path: str) -> None:
+    """A server that lacks a path refuses a request in one line that names another one."""
+    with cell.serve(cell.copy_run()) as client:
+        answer = client.post(path, json={"user": cell.shop.user_ids[3]})
+        assert answer.status_code == 422, answer.text
+        message = answer.json()["error"]["message"]
+        assert "ask /" in message
+        assert "\n" not in message
+
+
 def check_scoring(cell: Cell) -> None:
     """A server scores items of the shop for a user."""
     with cell.serve(cell.copy_run()) as client:

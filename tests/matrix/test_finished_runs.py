@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from cells import CHECKS, Cell
+from cells import CHECKS, Cell, check_refused_path
 from covering import ROWS
 from finished import make_run
 from stranger import MODELS, Shop
@@ -110,6 +110,11 @@ def test_a_verb_works_or_is_refused_in_one_line(request, runs, kind, variants, v
             if item := HOLES.get((verb, name)):
                 request.applymarker(pytest.mark.xfail(reason=f"hole {item}", strict=True))
         check(cell)
+        return
+    if (
+        words[0] == "serve" and find_verb_limit(cell.scenario, "serve") is None
+    ):  # only a path of the server is refused
+        check_refused_path(cell, verb)
         return
     names = {"RUN": folder.path, "SCENARIO": scenario, "USER": shop.user_ids[0], "ITEM": shop.item_ids[0]}
     names |= {"FILE": shop.folder / "articles.parquet", "OUT": tmp_path / "out"}

@@ -24,7 +24,14 @@ from nonet.deploy.opened import Away, OpenedRun
 from nonet.deploy.serving.service.follower import RunFollower
 from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
-from nonet.models.inference import Answer, InferenceEngine, PrefixStates, Question, TensorBatch
+from nonet.models.inference import (
+    Answer,
+    ClickEngine,
+    InferenceEngine,
+    PrefixStates,
+    Question,
+    TensorBatch,
+)
 from nonet.workers.registry import ServingState
 
 _MAX_IDLE_LANES = 3  # number of versions that stay built without traffic, so that a rollback is immediate
@@ -40,7 +47,7 @@ class Building(Away):
 class VersionLane:
     """A lane: the engine of a built version, and the queue of its questions."""
 
-    def __init__(self, engine: InferenceEngine, queue: TensorBatch[Question, Answer]):
+    def __init__(self, engine: InferenceEngine | ClickEngine, queue: TensorBatch[Question, Answer]):
         self.engine, self.queue = engine, queue
 
 
@@ -278,10 +285,8 @@ class EnginePool:
         """Build the lane of a version and add it to the built ones; if that fails, record the reason in `problems`."""
         turn = self._target_state.turn
         try:
-            recommender = self._run.load_recommender(self._run.registry.read_version(version), self._device)
-            engine = InferenceEngine(
-                recommender, version, PrefixStates(self._state_bytes) if self._state_bytes else None
-            )
+            states = PrefixStates(self._state_bytes) if self._state_bytes else None
+            engine = self._run.load_engine(self._run.registry.read_version(version), self._device, states)
             if self._state_bytes and engine.states is None:
                 raise ConfigError(
                     f"state_bytes is {self._state_bytes}, but this model keeps no states of users between requests; "

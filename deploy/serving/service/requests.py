@@ -81,6 +81,9 @@ class ScoreRequest(_UserRequest):
     """A request to score items for a user."""
 
     items: list[Id] = Field(description="Items to score.")
+    values: dict[Text, Any] | None = Field(
+        None, description="Values of the request by column of the data, which click models read."
+    )
 
 
 class EventsRequest(_StrictRequest):
@@ -105,8 +108,8 @@ class Scored(BaseModel):
 
     Attributes:
         item: The item's id.
-        score: Log-probability in nats; None in an answer by a fallback, or for an item that is not
-            recommended.
+        score: Log-probability in nats, or the probability of a click by a click model; None in an answer by a
+            fallback, or for an item that is not recommended.
         title: The item's title, if `explain` was requested.
     """
 

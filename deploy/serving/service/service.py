@@ -162,6 +162,7 @@ class RecommendationService:
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
             time=request.time,
+            values=request.values,
         )
         return await self._answer("score", request, make_question, spent_s, caller_name)
 

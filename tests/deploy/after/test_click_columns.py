@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from likes_world import make_click_run, make_likes
+from likes_world import add_columns, change_scenario, make_click_run, make_likes, open_click_data
 
-from nonet import yaml
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_run_setup
 from nonet.deploy.after import evaluate_run
 from nonet.errors import ConfigError
 from nonet.models.deepfm.model import ClickModel
-from nonet.models.deepfm.scorer import ClickScorer
+from nonet.models.deepfm.scorer import ClickScorer, convert_values
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.sequences.sequences import TEST
-from nonet.samples.stores.packed import PackedStore
 from nonet.samples.tables.keys import NONE, compute_keys
 from nonet.types import Jagged, Rollouts
 from nonet.workers.roles.click.data import ClickData
@@ -27,34 +21,11 @@ from nonet.workers.roles.click.data import ClickData
 HOUR = 3600
 
 
-def add_columns(folder):
-    """Give the items of `make_likes` a brand and a price, and each item's deal a new value every 5 hours in a store."""
-    items = pq.read_table(folder / "items.parquet")
-    count = len(items)
-    items = items.append_column("brand", pa.array([f"brand {i % 7}" for i in range(count)]))
-    items = items.append_column("price", pa.array([float(i % 5) if i % 9 else None for i in range(count)]))
-    pq.write_table(items, folder / "items.parquet")
-    store = PackedStore.create(
-        folder / "deals", pa.schema([("deal", pa.int64())]), key=pa.int64(), versions=True
-    )
-    item, time = np.meshgrid(np.arange(1000, 1000 + count), np.arange(0, 40, 5) * HOUR)
-    store.put(item.ravel(), pa.table({"deal": time.ravel() // HOUR}), time.ravel())
-    store.close()
-
-
-def change(folder, **sections):
-    scenario = yaml.read(folder / "likes.yaml")
-    for name, values in sections.items():
-        scenario[name] |= values
-    (folder / "changed.yaml").write_text(json.dumps(scenario))
-    return folder / "changed.yaml"
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = make_likes(tmp_path_factory.mktemp("columns"))
     add_columns(folder)
-    scenario = change(
+    scenario = change_scenario(
         folder,
         data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal"]}}},
         sparse={
@@ -67,12 +38,8 @@ def run(tmp_path_factory):
     return make_click_run(folder, steps=20, scenario=scenario)
 
 
-def open_data(run):
-    return ClickData(make_run_setup(load_scenario(run.scenario)[0]), run.find_artifacts())
-
-
 def test_a_row_has_columns_of_its_item_and_the_newest_joined_value_before_its_own_time(run):
-    clicks = open_data(run).label_events("train")
+    clicks = open_click_data(run).label_events("train")
     index = np.arange(60)
     bags = clicks.batch(index)
     item, hour = clicks.seq.item[index], clicks.seq.time[index] // HOUR
@@ -89,7 +56,7 @@ def test_a_row_has_columns_of_its_item_and_the_newest_joined_value_before_its_ow
 
 
 def test_the_checkpoint_scores_an_item_with_its_columns_as_of_the_time_of_the_prompt(run):
-    clicks = open_data(run).label_events("train")
+    clicks = open_click_data(run).label_events("train")
     reward = load_reward("ctr", ".", {"model": str(run.path)}, name="click")
     reward.setup()
     first = clicks.find_rows(TEST)[::4] - 2  # the first validation row: all its history was trained on
@@ -118,11 +85,11 @@ def test_a_feature_that_no_table_has_is_refused_with_the_columns_that_there_are(
 def test_compressed_and_stored_events_train_a_click_model_and_are_evaluated(tmp_path):
     folder = make_likes(tmp_path)
     plain = make_click_run(folder, steps=20, name="plain")
-    stored = change(folder, data={"sequences": {"use": f"{folder}/users"}})
+    stored = change_scenario(folder, data={"sequences": {"use": f"{folder}/users"}})
     stored = make_click_run(folder, steps=20, name="stored", scenario=stored)
     assert stored.read_json("results/tokenise.json")["data"]["stored"].startswith(f"{folder}/users-")
     assert stored.read_json("report.json")["stages"] == plain.read_json("report.json")["stages"]
-    compressed = change(folder, data={"events": {"compress": "2h", "by": "category"}})
+    compressed = change_scenario(folder, data={"events": {"compress": "2h", "by": "category"}})
     compressed = make_click_run(folder, steps=20, name="compressed", scenario=compressed)
     facts = compressed.read_json("results/tokenise.json")["data"]
     assert facts["events"] < plain.read_json("results/tokenise.json")["data"]["events"]
@@ -154,7 +121,7 @@ def make_requests(scorer, clicks, index):
 
 
 def test_a_scorer_of_a_checkpoint_predicts_what_the_evaluator_predicted(run):
-    clicks = open_data(run).label_events("train")
+    clicks = open_click_data(run).label_events("train")
     scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
     index = clicks.find_rows(TEST)
     answers = scorer.score(make_requests(scorer, clicks, index))
@@ -183,7 +150,7 @@ def test_an_event_without_a_label_is_history_and_neither_liked_nor_disliked(run)
 def test_a_value_that_does_not_fit_its_column_is_one_line(run):
     scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
     assert scorer.make_request(100, [1002], values={"age": 3, "rating": 5}).columns == {}
-    scorer.model.known.columns["age"] = np.zeros(80, np.float32)
-    assert scorer.convert_values({"age": "3"}) == {"age": 3.0}
+    columns = {"age": np.zeros(80, np.float32)}
+    assert convert_values({"age": "3", "rating": 5}, columns) == {"age": 3.0}
     with pytest.raises(ConfigError, match=r"^age: 'old' is not a number$"):
-        scorer.convert_values({"age": "old"})
+        convert_values({"age": "old"}, columns)

@@ -1,0 +1,112 @@
+"""A click model behind HTTP, in files and in exports: the evaluator's probabilities, from published versions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from likes_world import add_columns, change_scenario, make_click_run, make_likes, open_click_data
+from starlette.testclient import TestClient
+
+from nonet.deploy.serving import describe_versions, promote_version, publish_checkpoint, rollback_version
+from nonet.deploy.serving.service import ServeConfig
+from nonet.deploy.serving.start import build_single_process_app
+from nonet.errors import ConfigError
+from nonet.samples.sequences.sequences import TEST
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = make_likes(tmp_path_factory.mktemp("clicks"))
+    add_columns(folder)
+    scenario = change_scenario(
+        folder,
+        data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal"]}}},
+        sparse={
+            "tables": {
+                "user": {},
+                "item": {"features": ["item", "liked"]},
+                "disliked": {},
+                "facts": {"features": ["brand", "price", "deal", "age"]},
+                "moment": {"features": ["hour", "recency", "activity", "taste"]},
+            }
+        },
+    )
+    return make_click_run(folder, steps=20, scenario=scenario)
+
+
+@pytest.fixture(scope="module")
+def client(run):
+    app = build_single_process_app(str(run.path), ServeConfig(deadline_s=20.0), True)
+    try:
+        with TestClient(app, raise_server_exceptions=False) as client:
+            yield client
+    finally:
+        app.state.service.engines.close()
+
+
+def ask(client, path, status=200, **body):
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_a_server_gives_the_evaluator_s_probability_of_each_test_event(run, client):
+    clicks = open_click_data(run).label_events("train")
+    expected = np.load(run.results / "train.npz")["test"]
+    seq, index = clicks.seq, clicks.find_rows(TEST)
+    for place in range(40):
+        at = index[place]
+        answer = ask(
+            client,
+            "/score",
+            user=int(seq.user_id[seq.user[at]]),
+            items=[1000 + int(seq.item[at]), 77],
+            time=int(seq.time[at]),
+        )
+        assert (answer["version"], answer["unknown"], answer["cold_start"]) == (1, [77], False)
+        assert answer["items"][0]["score"] == pytest.approx(float(expected[place]), abs=1e-6)
+
+
+def test_lists_are_refused_in_one_line_that_names_scores(client):
+    error = ask(client, "/recommend", 422, user=100, k=3)["error"]
+    assert error["message"] == "this run has a click model, which recommends no lists; ask /score with items"
+
+
+def test_posted_events_count_as_history_and_as_labels_when_they_have_them(client):
+    def score(user):
+        return ask(client, "/score", user=user, items=[1002, 1004])
+
+    assert score(7001)["cold_start"]
+    assert score(7001)["items"] == score(7002)["items"] == score(7003)["items"]
+    ask(client, "/events", user=7001, events=[{"item": 1006}])
+    ask(client, "/events", user=7002, events=[{"item": 1006, "values": {"rating": 5}}])
+    ask(client, "/events", user=7003, events=[{"item": 1006, "values": {"rating": 1}}])
+    scores = [[row["score"] for row in score(user)["items"]] for user in (7001, 7002, 7003)]
+    assert not score(7001)["cold_start"]
+    assert len({tuple(row) for row in scores}) == 3
+    given = ask(client, "/score", history=[{"item": 1006, "values": {"rating": 5}}], items=[1002, 1004])
+    assert [row["score"] for row in given["items"]] != scores[0]
+
+
+def test_values_of_a_request_are_columns_of_its_row(client):
+    old, young = (ask(client, "/score", user=100, items=[1002], values={"age": age}) for age in (7, 0))
+    assert old["items"] != young["items"]
+    assert (
+        "no column 'agee'; columns: age"
+        in ask(client, "/score", 422, user=100, items=[1002], values={"agee": 1})["error"]["message"]
+    )
+    assert (
+        "'old' is not a number"
+        in ask(client, "/score", 422, user=100, items=[1002], values={"age": "old"})["error"]["message"]
+    )
+
+
+def test_versions_of_a_click_model_are_published_promoted_and_rolled_back(run, client):
+    step = int(sorted(run.checkpoints.glob("step-*"))[-1].name.rpartition("-")[2])
+    row = publish_checkpoint(str(run.path), step)
+    assert [version["version"] for version in describe_versions(str(run.path))] == [1, row["version"]][
+        : row["version"]
+    ]
+    assert promote_version(f"{run.path}@1", None)["default"] == 1
+    with pytest.raises(ConfigError, match="no ancestor"):
+        rollback_version(str(run.path), None)
