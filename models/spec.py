@@ -128,6 +128,8 @@ class ModelSpec:
         engine: Dotted path of the class that answers questions by a version, called with its dense weights, its other files by
             name, a reader of its rows, and its number; "" for `InferenceEngine`.
         version_files: Files of a checkpoint that a version has besides weights and rows, by name.
+        export_folder: Dotted path of the function (`VersionToExport`, folder) that writes the folder of `nonet export`; "" for
+            the folder that `Exported` loads.
         request_features: Dotted path of the class that makes questions from requests (`RequestFeatures`).
     """
 
@@ -149,6 +151,7 @@ class ModelSpec:
     results: ClassVar[str] = "nonet.models.ranking:RankResults"
     engine: ClassVar[str] = ""
     version_files: ClassVar[Mapping[str, str]] = {}
+    export_folder: ClassVar[str] = ""
     request_features: ClassVar[str] = "nonet.deploy.opened:RequestFeatures"
 
     @property

@@ -2,6 +2,7 @@ from .appending import append_events as append_events
 from .artifacts import check_selected as check_selected
 from .artifacts import find_artifacts as find_artifacts
 from .click_features import ClickRequestFeatures as ClickRequestFeatures
+from .click_features import make_missing_values as make_missing_values
 from .fallback import FallbackRecommender as FallbackRecommender
 from .features import PreparedQuestion as PreparedQuestion
 from .features import RequestFeatures as RequestFeatures

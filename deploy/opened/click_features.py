@@ -90,7 +90,7 @@ class ClickRequestFeatures(RequestFeatures):
         if time is not None:
             events = events.filter_events(events.time < time)
         newest = self._find_newest_values(events)
-        history = events.item.astype(np.int64)
+        past_items = events.item.astype(np.int64)
         events = events.select_last(self._window)
         label = self._labels.label_events(events.columns, events.event, now)
         question = replace(
@@ -99,7 +99,7 @@ class ClickRequestFeatures(RequestFeatures):
             time=now,
             values=newest | self._convert_values(values or {}),
         )
-        return replace(prepared, question=question, cold_start=not len(history), history=history)
+        return replace(prepared, question=question, cold_start=not len(past_items), history=past_items)
 
     def _find_newest_values(self, events: EventHistory) -> dict[str, Any]:
         """Return the newest value of each column that is a feature and that an event has."""

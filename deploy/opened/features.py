@@ -172,7 +172,7 @@ class RequestFeatures:
             return list(prepared)
         read = self._joins.add_available_columns([self._get_history_to_join(each) for each in prepared])
         return [
-            _replace_events(each, events, self._joins.names, missing)
+            self._replace_events(each, events, self._joins.names, missing)
             for each, (events, missing) in zip(prepared, read, strict=True)
         ]
 

@@ -24,7 +24,6 @@ ANSWERING_VERBS = (
     "serve",
     "/recommend",
     "/score",
-    "score",
     "publish",
     "export",
 )

@@ -33,7 +33,7 @@ from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import Sequences
 
-_EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
+EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 _OPENED_OPTIONS = (
     "use",
     "memory",
@@ -112,6 +112,9 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
     served_run, corpus = exported.run, exported.corpus
     setup = served_run.setup
     spec = MODELS.get(setup.model["use"])
+    if spec.export_folder:
+        load_heavy(spec.export_folder)(exported, target)
+        return
     for name, path in exported.counts.items():
         make_folder(target / "transitions")
         shutil.copyfile(path, target / "transitions" / get_count_file_name(name))
@@ -126,7 +129,7 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
     joins, copied_stores = write_joins(select_joins(setup.joins, setup.features), corpus.item_id, target)
-    settings = {name: value for name, value in asdict(setup).items() if name in _EXPORTED_SETTINGS}
+    settings = {name: value for name, value in asdict(setup).items() if name in EXPORTED_SETTINGS}
     settings["model"] = _write_model(exported, spec, target)
     defaults = {name: value.item() for name, value in find_default_values(corpus.seq).items()}
     description = {

@@ -47,7 +47,7 @@ class Exported:
 
     def __init__(self, folder: str | Path, stores: Mapping[str, str] | None = None):
         folder = Path(folder)
-        description = _read_description(folder)
+        description = read_description(folder)
         setup = RunSetup(**description["setup"])
         _check_files(folder, setup, description)
         kinds = ("sequences", "sids", "catalogue", "transitions")
@@ -124,7 +124,7 @@ class Exported:
         )
 
 
-def _read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
     """Read export.json. Raises DataError if it does not exist, or is of a version that cannot be read."""
     try:
         description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
@@ -173,7 +173,7 @@ def _load_recommender(
     counts = {}
     if setup.memory:
         counts = {name: folder / "transitions" / get_count_file_name(name) for name in (*COUNTS, "meta")}
-    layers = {table: [_map_layer(folder / "rows" / table)] for table in setup.tables}
+    layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
     reader = MappedReader(description["version"], layers, setup.make_table_specs())
     if not _is_read_from_subfolder(setup, description):
         return load_recommender(folder / DENSE_WEIGHTS, counts, reader, setup, corpus)
@@ -183,7 +183,7 @@ def _load_recommender(
     return make_recommender(model, counts, reader, setup, corpus)
 
 
-def _map_layer(folder: Path) -> RowLayer:
+def map_layer(folder: Path) -> RowLayer:
     """Memory-map the rows of a table; the folder has one file per array."""
     return RowLayer.map_files({file.stem: file for file in folder.glob("*.npy")})
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from likes_world import add_columns, change_scenario, make_click_run, make_likes, open_click_data
+from likes_world import HOUR, add_columns, change_scenario, make_click_run, make_likes, open_click_data
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving import describe_versions, promote_version, publish_checkpoint, rollback_version
+from nonet.deploy.serving.offline import ExportedClicks, export_run
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError
@@ -110,3 +114,18 @@ def test_versions_of_a_click_model_are_published_promoted_and_rolled_back(run, c
     assert promote_version(f"{run.path}@1", None)["default"] == 1
     with pytest.raises(ConfigError, match="no ancestor"):
         rollback_version(str(run.path), None)
+
+
+def test_an_export_scores_as_the_server_does_and_its_example_runs(run, client, tmp_path):
+    export_run(str(run.path), tmp_path / "export")
+    exported = ExportedClicks(tmp_path / "export")
+    history = [{"item": 1006, "time": 30 * HOUR, "values": {"rating": 5}}, {"item": 1009, "time": 31 * HOUR}]
+    given = {"user": 101, "history": history, "time": 36 * HOUR, "values": {"age": 3}}
+    answer = ask(client, "/score", items=[1002, 1004], **given)
+    scores = exported.score([1002, 77, 1004], **given)
+    assert scores[1] is None
+    assert [scores[0], scores[2]] == pytest.approx([row["score"] for row in answer["items"]], abs=1e-6)
+    words = [sys.executable, str(tmp_path / "export" / "example.py"), "1006", "1009"]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "after item 6, item 9"
+    assert len(lines) == 11

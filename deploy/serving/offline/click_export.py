@@ -1,0 +1,186 @@
+"""The export of a click model: a folder that scores items without Ray and without the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.atomic import make_folder, write_whole
+from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missing_values, select_joins
+from nonet.deploy.serving.offline.export import EXPORTED_SETTINGS
+from nonet.deploy.serving.offline.exported import DENSE_WEIGHTS, FORMAT, map_layer, read_description
+from nonet.deploy.serving.offline.exported_stores import open_joins, write_joins
+from nonet.deploy.serving.offline.exporters import VersionToExport
+from nonet.embedding.reading import MappedReader
+from nonet.errors import DataError
+from nonet.models.deepfm import EventLabeller
+from nonet.models.generation import Corpus
+from nonet.models.inference import ClickEngine
+from nonet.workers.roles import RunSetup
+
+_EXAMPLE = '''"""Score items with this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from nonet.deploy.serving.offline import ExportedClicks
+from nonet.errors import NonetError
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("items", nargs="*", help="ids of a history, oldest first; by default those of three items")
+parser.add_argument("--user", help="the user's id")
+parser.add_argument("--store", action="append", default=[], metavar="NAME=ADDRESS", help="another store of a join")
+asked = parser.parse_args()
+if any("=" not in store for store in asked.store):
+    parser.error("argument --store: give NAME=ADDRESS")
+try:
+    model = ExportedClicks(Path(__file__).parent, dict(store.split("=", 1) for store in asked.store))
+    history = asked.items or model.items[:3]
+    probabilities = model.score(model.items, history=history, user=asked.user)
+except NonetError as error:
+    sys.exit(f"{parser.prog}: {error}")
+print("after", ", ".join(model.get_titles(history)) or "no item of the catalogue")
+for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
+    print(f"{probability:8.4f}  {item}  {model.get_titles([item])[0]}")
+for join, count in model.missing.items():
+    print(f"the columns of the join {join} were missing in {count} questions: --store {join}=ADDRESS names its store")
+'''
+_ITEMS_PER_QUESTION = 1000
+
+
+def write_click_folder(exported: VersionToExport, target: Path) -> None:
+    """Write the folder that `ExportedClicks` loads, and an example program.
+
+    Args:
+        exported: The version to write.
+        target: An empty folder.
+    """
+    run, seq = exported.run, exported.corpus.seq
+    shutil.copyfile(exported.dense, target / DENSE_WEIGHTS)
+    make_folder(target / "clicks")
+    for name, path in exported.counts.items():
+        shutil.copyfile(path, target / "clicks" / name)
+    for table, arrays in exported.merge_rows().items():
+        make_folder(target / "rows" / table)
+        for name, array in arrays.items():
+            np.save(target / "rows" / table / f"{name}.npy", array)
+    seq.slice_users(0, 0).save(target / "sequences")  # without users: an export has no events of them
+    items = Path(exported.corpus.folders["sequences"]) / "items.parquet"
+    shutil.copyfile(items, target / "sequences" / "items.parquet")
+    stage, setup = run.setup.target or "", run.setup
+    joins, copied_stores = write_joins(
+        select_joins(setup.joins, setup.features), exported.corpus.item_id, target
+    )
+    description = {
+        "format": FORMAT,
+        "run": run.folder.id,
+        "version": exported.version,
+        "setup": {name: value for name, value in asdict(setup).items() if name in EXPORTED_SETTINGS},
+        "target": {"stage": stage, "condition": str(getattr(run.scenario.stages[stage], "target", ""))},
+        "joins": joins,
+        "copied_stores": copied_stores,
+    }
+    (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
+    # Written last, because a folder without it is not an export.
+    write_whole(target / "export.json", json.dumps(description, indent=1).encode())
+
+
+class ExportedClicks:
+    """A click model with its items, loaded from a folder that `nonet export` wrote.
+
+    Args:
+        folder: The path of the folder.
+        stores: Addresses of stores by the name of their join, instead of those that the run had.
+
+    Attributes:
+        missing: Number of questions for which the store of a join was absent or did not answer, by the name of the join.
+
+    Raises:
+        DataError: The folder has no export, an incomplete one, or one of a newer version.
+        ConfigError: A given store does not exist, or has no column that the model reads.
+    """
+
+    def __init__(self, folder: str | Path, stores: Mapping[str, str] | None = None):
+        folder = Path(folder)
+        description = read_description(folder)
+        setup, target = RunSetup(**description["setup"]), description["target"]
+        try:
+            files = {path.name: path for path in (folder / "clicks").iterdir()}
+            layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
+            rows = MappedReader(description["version"], layers, setup.make_table_specs())
+            self.engine = ClickEngine(folder / DENSE_WEIGHTS, files, rows, description["version"])
+        except (OSError, KeyError) as error:
+            raise DataError(
+                f"{folder} is incomplete: {error}; copy the whole folder, or export the run again"
+            ) from None
+        self._corpus = Corpus.load({"sequences": str(folder / "sequences")})
+        seq = self._corpus.seq
+        joins = open_joins(
+            folder, description["joins"], description["copied_stores"], stores or {}, setup.features
+        )
+        self._features = ClickRequestFeatures(
+            self._corpus,
+            UserHistories(self._corpus, journal=None, defaults=make_missing_values(seq.columns)),
+            window=setup.history,
+            width=1,
+            joins=joins or None,
+            labels=EventLabeller(target["stage"], target["condition"], list(seq.columns), seq.event_names),
+            features=tuple(setup.features),
+        )
+        self.missing: Counter[str] = Counter()
+
+    @cached_property
+    def items(self) -> list[int | str]:
+        """The ids of all items."""
+        return self._corpus.item_id.tolist()
+
+    def get_titles(self, items: Sequence[int | str]) -> list[str]:
+        """Return the titles of items by their ids; unknown items are left out."""
+        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
+
+    def score(
+        self,
+        items: Sequence[int | str],
+        *,
+        user: int | str | None = None,
+        history: Sequence[Mapping[str, Any] | int | str] = (),
+        time: int | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> list[float | None]:
+        """Return the probability of a click on each item; None for unknown items.
+
+        Args:
+            items: Ids of the items.
+            user: The user's id.
+            history: The user's events: item ids, newest last, or {"item", "time", "event", "values"} each. An event is liked or
+                not by the run's target condition on its values, and neither without them.
+            time: Unix seconds of the request, by default the present. Events that are not older are left out.
+            values: Values of the request by column of the data.
+
+        Raises:
+            ConfigError: An argument is wrong.
+        """
+        scores: dict[str, float] = {}
+        for start in range(0, len(items), _ITEMS_PER_QUESTION):
+            prepared = self._features.prepare_score_question(
+                None if user is None else str(user),
+                list(history),
+                items[start : start + _ITEMS_PER_QUESTION],
+                time=time,
+                values=values,
+            )
+            [prepared] = self._features.read_available_columns([prepared])
+            self.missing.update(prepared.missing)
+            answer = self.engine.answer([prepared.question])[0]
+            ids = map(str, self._features.items.get_ids(answer.item))
+            scores |= dict(zip(ids, answer.score.tolist(), strict=True))
+        return [scores.get(str(item)) for item in items]
