@@ -5,6 +5,7 @@ Other options are in the folders that use them.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -207,3 +208,26 @@ class BetweenStep(BaseModel):
     def get_options(self) -> dict[str, Any]:
         """Return the keyword arguments of the worker."""
         return dict(self.model_extra or {})
+
+
+def resolve_stores(document: dict[str, Any], folder: Path) -> None:
+    """Make the addresses of local stores in a scenario absolute, so that a run finds them from every folder.
+
+    A relative address is looked for beside the scenario, then in the current folder. An address without a store is left as it is.
+
+    Args:
+        document: The scenario's document, which is changed.
+        folder: The folder of the scenario.
+    """
+    data = document.get("data")
+    joins = data.get("join") if isinstance(data, dict) else None
+    for join in joins.values() if isinstance(joins, dict) else ():
+        use = join.get("use") if isinstance(join, dict) else None
+        if not isinstance(use, str) or "://" in use:
+            continue
+        prefix, location = ("lmdb:", use.removeprefix("lmdb:")) if use.startswith("lmdb:") else ("", use)
+        if Path(location).is_absolute():
+            continue
+        found = next((place for place in (folder, Path.cwd()) if (place / location).is_dir()), None)
+        if found is not None:
+            join["use"] = f"{prefix}{(found / location).absolute()}"

@@ -30,7 +30,7 @@ from nonet.controller.cluster.placement import Placement
 from nonet.controller.record import Checkpoint
 from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.hidden import hide, is_hidden
-from nonet.controller.scenario.options import Data, Init
+from nonet.controller.scenario.options import Data, Init, resolve_stores
 from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
 from nonet.controller.scenario.sparse import Sparse
@@ -185,6 +185,8 @@ def load_scenario(
     document = yaml.read(path)
     for change in changes or ():
         _apply_change(document, change)
+    if isinstance(document, dict):
+        resolve_stores(document, path.parent)
     return make_scenario(document, str(source), _find_files(path), stored and yaml.read(stored)), path.parent
 
 

@@ -109,7 +109,8 @@ def _rank_items(
     # The baselines rank the items for one more, artificial event of the user.
     histories = _make_sequences(corpus.seq, row, events.item, events.time)
     users, positions = np.array([row]), np.array([len(events)])
-    ids, titles = corpus.item_id.tolist(), [str(text) for text in corpus.items["title"].to_pylist()]
+    ids = corpus.item_id.tolist()
+    titles = [text or str(id) for text, id in zip(corpus.items["title"].to_pylist(), ids, strict=True)]
     baselines = {
         name: make_baseline(config, len(titles), seed=scenario.seed, history=scenario.data.history)
         for name, config in make_baseline_options(scenario).items()

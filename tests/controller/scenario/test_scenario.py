@@ -5,6 +5,7 @@ import pytest
 from nonet import yaml
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
+from nonet.controller.scenario.options import resolve_stores
 from nonet.controller.scenario.scenario import (
     list_shipped_scenarios,
     load_scenario,
@@ -253,3 +254,24 @@ def test_an_engine_s_own_optimizer_is_the_default_and_one_that_is_named_stays(ch
 def test_an_optimizer_that_is_neither_is_told_what_there_is():
     with pytest.raises(ConfigError, match="input should be 'muon' or 'adamw', got 'adamx'"):
         load_scenario("quickstart", ["stages.pretrain.optimizer=adamx"])
+
+
+def test_a_relative_store_is_found_beside_the_scenario_or_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "shop" / "items.store").mkdir(parents=True)
+    (tmp_path / "here" / "users.lmdb").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    joins = {
+        "item": {"use": "items.store", "columns": ["price"]},
+        "user": {"use": "lmdb:users.lmdb", "columns": ["age"]},
+        "shop": {"on": "item", "use": "nowhere", "columns": ["size"]},
+        "far": {"on": "item", "use": "redis://cache:6379/x", "columns": ["stock"]},
+    }
+    document = {"data": {"join": joins}}
+    resolve_stores(document, tmp_path / "shop")
+    assert [join["use"] for join in document["data"]["join"].values()] == [
+        str(tmp_path / "shop" / "items.store"),
+        f"lmdb:{tmp_path / 'here' / 'users.lmdb'}",
+        "nowhere",
+        "redis://cache:6379/x",
+    ]
+    resolve_stores({"data": {"join": {"item": 3}}}, tmp_path)  # the validation refuses it
