@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ def read_sample(
     interactions: str,
     items: str | None,
     columns: Columns,
-    conditions: Sequence[str | None],
+    conditions: Mapping[str, str | None],
     changes: LogChanges | None = None,
 ) -> tuple[pa.Table, pa.Schema]:
     """Read and check the first row group of the interactions, and derive the schema of the items.
@@ -33,7 +33,7 @@ def read_sample(
         interactions: Path of the interactions.
         items: Path of the items; None if there are none.
         columns: Names of the columns, or the complete table format.
-        conditions: Conditions that are evaluated on the sample to check them; None entries are ignored.
+        conditions: Conditions that are evaluated on the sample to check them, by their keys; None entries are ignored.
         changes: Labels and compression of the log; None for none.
 
     Returns:
@@ -51,9 +51,9 @@ def read_sample(
     example = None if items is None else _make_item_example(file_schema, columns, items)
     table = table if changes is None else changes.apply_to_sample(table, example, to_table_format(columns))
     select_carried_columns(table.schema, None)
-    for condition in conditions:
+    for key, condition in conditions.items():
         if condition:
-            match_rows(condition, table, name="a condition of the data")
+            match_rows(condition, table, name=key)
     if example is None:
         return table, pa.schema([("item_id", table.schema.field("item_id").type)])
     item_schema = _derive_item_schema(example)

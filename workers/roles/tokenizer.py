@@ -187,7 +187,10 @@ class DataSetup:
             self.options.interactions,
             self.options.items,
             self.options.table_format,
-            (self.options.where, *self.options.targets.values()),
+            {
+                "data.where": self.options.where,
+                **{f"stages.{stage}.target": target for stage, target in self.options.targets.items()},
+            },
             self.changes,
         )
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.errors import DataError
+from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences
 from nonet.samples.sequences import Compress, Labels, Sequences, build_sequences
 from nonet.samples.tables import read_tables
@@ -276,6 +276,23 @@ def test_a_killed_preparation_of_a_compressed_log_goes_on_from_what_is_whole(tmp
     assert not [path.name for path in written if path.name in ("range-000000.json", "range-000001.json")]
     assert again.name == whole.name
     assert _files(again) == _files(whole)
+
+
+def test_a_sample_has_the_columns_of_labels_and_compression_that_conditions_name(tmp_path):
+    changes = LogChanges(
+        Labels(path=str(tmp_path / "labels"), within=150, name="bought"), False, Compress(compress=60)
+    )
+    options, setup = _changed(tmp_path, changes, _log(2), targets={"finetune": "bought == 1 and count > 1"})
+    sample, _ = setup.sample_tables()
+    assert {"bought", "count", "span", "kinds"} <= set(sample.column_names)
+    wrong = replace(setup, options=replace(options, targets={"finetune": "bougt == 1"}))
+    with pytest.raises(ConfigError, match=r"^stages.finetune.target: .*'bougt'.* Did you mean 'bought'"):
+        wrong.sample_tables()
+    by_category = replace(
+        setup, options=replace(options, items=None), compress=Compress(compress=60, by="category")
+    )
+    with pytest.raises(DataError, match=r"by: category wants data.items with a column categories"):
+        by_category.sample_tables()
 
 
 def test_a_label_file_whose_ids_have_another_type_is_refused(tmp_path):

@@ -64,10 +64,10 @@ def test_the_same_files_are_profiled_anew_for_another_list(tmp_path):
 
 def test_sequences_on_disk_and_the_sample_of_a_driver_follow_the_list(tmp_path):
     path, items = write_log(tmp_path), write_items(tmp_path)
-    table, _ = read_sample(path, items, ONLY_EMPTY, [])
+    table, _ = read_sample(path, items, ONLY_EMPTY, {})
     assert "NA" in table["user_id"].to_pylist()
     with pytest.raises(DataError, match="'NA'"):
-        read_sample(path, items, {}, [])
+        read_sample(path, items, {}, {})
     options = BuildOptions(path, items=items, split=SPLIT, missing=("",))
     seq, kept = prepare_sequences(options, tmp_path / "work").open()
     assert (len(seq), kept["categories"].to_pylist()[0]) == (3, ["NA", "x"])
