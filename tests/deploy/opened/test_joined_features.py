@@ -36,7 +36,7 @@ TOLERANCE = 1e-5  # the rounding of batches of other sizes; items whose scores a
 def run(tmp_path_factory):
     """Train a run whose model reads a column of the item and one of the user, which changed in the middle of the log."""
     folder = tmp_path_factory.mktemp("joined")
-    items, users = np.arange(1000, 1040), np.arange(100, 160)
+    items, users = np.arange(1000, 1041), np.arange(100, 160)  # one item more than the catalogue
     discounts = create_store(
         f"lmdb:{folder}/discounts", pa.schema([("discount", pa.int64())]), key=pa.int64(), versions=True
     )
