@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from nonet.models import MODELS, ModelSpec
 from nonet.models.generation import Corpus
 from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
-from nonet.samples.sequences import Sequences
 
 EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 _OPENED_OPTIONS = (
@@ -64,7 +63,7 @@ print("after", ", ".join(model.titles(history)) or "no item of the catalogue")
 for item, title, score in answer:
     print(f"{score:8.3f}  {item}  {title}")
 for join, count in model.missing.items():
-    print(f"the columns of the join {join} were missing in {count} answers: --store {join}=ADDRESS names its store")
+    print(f"join {join}: columns missing in {count} of 1 answers; --store {join}=ADDRESS names another store")
 '''
 
 
@@ -124,7 +123,8 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
             np.save(target / "rows" / table / f"{name}.npy", array)
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
-    _remove_events(corpus.seq, keep_users="user" in setup.features).save(target / "sequences")
+    # Without users: an export has no events of them, and the keys of their rows follow from their ids.
+    corpus.seq.slice_users(0, 0).save(target / "sequences")
     shutil.copyfile(
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
@@ -172,12 +172,3 @@ def _write_items(corpus: Corpus, path: Path) -> None:
     names = [name for name in ("item_id", "title") if name in corpus.items.column_names]
     table = corpus.items.select(names).append_column("codes", pa.array(corpus.sids.tolist()))
     pq.write_table(table.filter(pa.array(is_listed)), path)
-
-
-def _remove_events(seq: Sequences, keep_users: bool) -> Sequences:
-    """Return sequences without events, whose users have the keys of their sparse rows; or without users as well."""
-    empty = seq.slice_users(0, 0)
-    if not keep_users:
-        return empty
-    offsets = np.zeros(len(seq) + 1, seq.offsets.dtype)
-    return replace(empty, user_id=seq.user_id, user_key=seq.user_key, offsets=offsets)

@@ -208,7 +208,7 @@ def test_an_export_counts_a_store_that_is_absent_and_takes_another(
             Exported(moved, {"member": address})
     monkeypatch.setattr(sys, "argv", ["example.py", "1001", "--user", "101"])
     runpy.run_path(str(moved / "example.py"))
-    assert "the columns of the join member were missing in 1 answers" in capsys.readouterr().out
+    assert "join member: columns missing in 1 of 1 answers" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["example.py", "1001", "--user", "101", "--store", f"member={segments}"])
     runpy.run_path(str(moved / "example.py"))
     assert "missing" not in capsys.readouterr().out
