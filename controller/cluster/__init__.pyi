@@ -1,6 +1,7 @@
 from .live import read_live_view as read_live_view
 from .live import wait_for_settled_view as wait_for_settled_view
 from .pools import Elastic as Elastic
+from .pools import Env as Env
 from .pools import Pool as Pool
 from .topology import ANYWHERE as ANYWHERE
 from .topology import Domain as Domain

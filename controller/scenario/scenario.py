@@ -136,7 +136,7 @@ class Scenario(StrictModel):
     def _check_names(self) -> Scenario:
         """Check that every pool and role that is referred to exists."""
         known_pools = [*self.pools, "cpu"]
-        for path, pool in self._list_pool_names():
+        for path, pool in self.list_pool_names():
             if pool not in known_pools:
                 raise ValueError(
                     f"{path}: there is no pool {pool!r}{suggest_inline(pool, known_pools)}; pools: {', '.join(known_pools)}"
@@ -151,8 +151,8 @@ class Scenario(StrictModel):
                 )
         return self
 
-    def _list_pool_names(self) -> Iterator[tuple[str, str]]:
-        """Yield (path in the scenario, name of the pool) of every reference to a pool."""
+    def list_pool_names(self) -> Iterator[tuple[str, str]]:
+        """Yield (path in the scenario, name of the pool) for every reference to a pool."""
         for name, role in self.roles.items():
             if role.pool:
                 yield f"roles.{name}.pool", role.pool

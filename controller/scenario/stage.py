@@ -24,6 +24,8 @@ from nonet.workers.roles import CHUNK_TOKENS, Schedule
 from nonet.yaml import is_map
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from nonet.samples.sequences import Sequences
 
 
@@ -283,6 +285,18 @@ class StageKind:
     def list_item_columns(self, stage_options: Any) -> tuple[str, ...]:
         """Return the names of the item columns that the stage reads."""
         return ()
+
+    def check_items(self, name: str, stage_options: Any, items: pa.Table) -> None:
+        """Check that the items have what the stage reads of them.
+
+        Args:
+            name: The name of the stage.
+            stage_options: The options of the stage.
+            items: The item table; without rows if only its columns are known.
+
+        Raises:
+            ConfigError: The items lack a column, or no item may be recommended.
+        """
 
     def check_groups(self, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...]) -> None:
         """Check that the stage can run in the groups that are planned for it.

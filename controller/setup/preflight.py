@@ -10,18 +10,24 @@ There are three levels:
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from nonet.controller.cluster import Env
 from nonet.controller.plan import get_feature_dims
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
     LIBRARY,
     Scenario,
+    StageOptions,
     check_reward,
     check_runnable,
     check_scenario,
@@ -42,7 +48,7 @@ from nonet.controller.setup.worker_setup import (
 from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.plugins import PluginFiles, parse_file
-from nonet.rl.rewards import describe_missing_column, find_reward, list_columns
+from nonet.rl.rewards import describe_missing_column, find_reward, list_columns, load_reward
 from nonet.samples.profiles import measure_profile
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
@@ -154,47 +160,92 @@ def check_resumed(scenario: Scenario, run: RunFolder) -> None:
     """
     check_scenario(scenario)
     check_runnable(scenario)
-    _check_definition(scenario, read_copies(run), FileChecks())
+    with closing(StoreJoins(scenario.data.join)) as joins:
+        _check_definition(scenario, read_copies(run), joins, FileChecks())
 
 
 def _check_all_files(scenario: Scenario, folder: Path, checks: FileChecks) -> FileChecks:
     """Check the files and addresses of a scenario: first those that define the run, then its data."""
     files = PluginFiles(str(folder))
-    _check_definition(scenario, files, checks)
-    source = scenario.data.source
-    if checks.can_open_all("data.source", source.get_options()):
-        options = make_source_options(scenario)
-        source.spec.check({name: value for name, value in options.items() if name != "use"})
-    _check_data(scenario, folder, checks)
+    with closing(_select_joins(scenario, checks)) as joins:
+        reward_columns = _check_definition(scenario, files, joins, checks)
+        source = scenario.data.source
+        if checks.can_open_all("data.source", source.get_options()):
+            source_options = make_source_options(scenario)
+            source.spec.check({key: value for key, value in source_options.items() if key != "use"})
+        _check_data(scenario, folder, joins, checks, reward_columns)
     return checks
 
 
-def _check_definition(scenario: Scenario, files: PluginFiles, checks: FileChecks) -> None:
-    """Check the packages, the model's files, rewards, steps between rollout and rewards, and stores of a scenario."""
+def _check_definition(
+    scenario: Scenario, files: PluginFiles, joins: StoreJoins, checks: FileChecks
+) -> list[tuple[str, str]]:
+    """Check the packages, the model's files, rewards, steps between rollout and rewards, and stores of a scenario.
+
+    Returns:
+        Pairs (name of a reward, column of the items that it reads).
+    """
     _check_engine(scenario, checks)
     model = scenario.model
     if checks.can_open_all("model", model.get_options()):
         model.spec.check_files(scenario)
-    for stage, name, options in list_reward_options(scenario):
-        key, use = f"stages.{stage}.rewards.{name}", options.use or name
-        checks.can_open_all(key, options.get_options())
-        if not isinstance(use, str) or (checks.can_open(key, use) and _has_code(key, use, files, checks)):
-            use = files.make_absolute(use) if files.copies else use
-            check_reward(find_reward(use, files.folder, name=name), name, options)
+    reward_columns = list(_check_rewards(scenario, files, checks))
     for stage_name, stage in scenario.stages.items():
         for step in getattr(stage, "between", ()):
             key = f"stages.{stage_name}.between"
             if not isinstance(step.use, str) or _has_code(key, step.use, files, checks):
                 load_between_class(step, files, where=key)
-    _check_joins(scenario, checks)
+    _check_joins(scenario, joins, checks)
     stored = scenario.data.sequences
     if stored is not None and checks.can_open("data.sequences.use", stored.use):
         with suppress(StoreNotFoundError):  # the tokenise stage creates it
             open_store(stored.use, **stored.options).close()
-    for name, pool in scenario.pools.items():
-        for key in ("image", "python"):
-            if pool.env is not None and (value := getattr(pool.env, key)) and not checks.opens_addresses:
-                checks.unchecked.append(f"pools.{name}.env.{key}: {value}")
+    for name in sorted({pool for _, pool in scenario.list_pool_names()} & set(scenario.pools)):
+        _check_environment(f"pools.{name}.env", scenario.pools[name].env or Env(), checks)
+    return reward_columns
+
+
+def _check_environment(key: str, env: Env, checks: FileChecks) -> None:
+    """Raise ConfigError if the interpreter of a pool does not exist, where all workers are on this machine.
+
+    Args:
+        key: The key of the environment in the scenario.
+        env: The environment.
+        checks: The checks, to which interpreters and images are added that may be on other machines.
+    """
+    is_elsewhere = checks.allows_absent or os.environ.get("RAY_ADDRESS", "local") != "local"
+    if env.python and not is_elsewhere and shutil.which(env.python) is None:
+        raise ConfigError(
+            f"{key}.python: there is no executable {env.python}; give the path of an interpreter"
+        )
+    if not checks.opens_addresses:
+        texts = {"image": env.image, "python": env.python if is_elsewhere else None}
+        checks.unchecked += [f"{key}.{name}: {value}" for name, value in texts.items() if value]
+
+
+def _check_rewards(scenario: Scenario, files: PluginFiles, checks: FileChecks) -> Iterator[tuple[str, str]]:
+    """Check the rewards and their options; those that are shipped are constructed, which checks the folders that they name.
+
+    Yields:
+        Pairs (name of the reward, column that it reads), without the joined columns.
+    """
+    joined_columns = StoreJoins(scenario.data.join).names
+    for stage, name, options in list_reward_options(scenario):
+        key, use = f"stages.{stage}.rewards.{name}", options.use or name
+        opens_options = checks.can_open_all(key, options.get_options())
+        if isinstance(use, str) and not (checks.can_open(key, use) and _has_code(key, use, files, checks)):
+            continue
+        target = find_reward(files.make_absolute(use) if files.copies else use, files.folder, name=name)
+        check_reward(target, name, options)
+        columns = list_columns(target)
+        if isinstance(use, str) and "://" in use:
+            columns = options.get_options().get("columns", ())
+            if (check_reachable := getattr(target, "check_reachable", None)) is not None:
+                check_reachable(f"reward {name!r}", options.timeout_s)
+        elif isinstance(use, str) and not is_own_code(use) and opens_options:
+            reward = load_reward(use, options=options.get_options(), name=name)
+            columns = (*reward.columns, *getattr(reward, "opened_columns", ()))
+        yield from ((name, column) for column in columns if column not in joined_columns)
 
 
 def _has_code(key: str, use: str, files: PluginFiles, checks: FileChecks) -> bool:
@@ -227,43 +278,48 @@ def _check_engine(scenario: Scenario, checks: FileChecks) -> None:
     raise ConfigError(f"roles.trainer.engine: {package} is not installed: pip install 'nonet[{engine.use}]'")
 
 
-def _check_joins(scenario: Scenario, checks: FileChecks) -> None:
-    """Open every joined store, check that its columns fit the sparse tables, and close it.
+def _check_joins(scenario: Scenario, joins: StoreJoins, checks: FileChecks) -> None:
+    """Check that the columns of joined stores fit the sparse tables.
 
     Args:
         scenario: The scenario.
-        checks: Which stores are opened; the warnings of these are added to it.
+        joins: The joins whose stores are opened.
+        checks: The checks, to which the warnings of the stores are added.
 
     Raises:
         ConfigError: A column with a sparse table is a list, or neither whole numbers nor text.
         StoreError: A store cannot be read.
     """
-    joins = StoreJoins(
-        {
-            name: join
-            for name, join in scenario.data.join.items()
-            if checks.can_open(f"data.join.{name}.use", join.use)
-        }
-    )
     table_by_feature = make_run_setup(scenario).features
-    try:
-        column_kinds = joins.get_kinds()  # without columns that are lists
-        for name, kind in column_kinds.items():
-            if name in table_by_feature and kind != "int64":  # text is int64 too, by its hash
-                raise ConfigError(
-                    f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is {kind}; a table has rows of ids, "
-                    "whole numbers or text"
-                )
-        for name in set(joins.names) & set(table_by_feature) - set(column_kinds):
+    column_kinds = joins.get_kinds()  # without columns that are lists
+    for name, kind in column_kinds.items():
+        if name in table_by_feature and kind != "int64":  # text is int64 too, by its hash
             raise ConfigError(
-                f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is a list; models read one id per event"
+                f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is {kind}; a table has rows of ids, "
+                "whole numbers or text"
             )
-        checks.warnings += joins.list_warnings()
-    finally:
-        joins.close()
+    for name in set(joins.names) & set(table_by_feature) - set(column_kinds):
+        raise ConfigError(
+            f"sparse.tables.{table_by_feature[name]}: the joined column {name!r} is a list; models read one id per event"
+        )
+    checks.warnings += joins.list_warnings()
 
 
-def _check_data(scenario: Scenario, folder: Path, checks: FileChecks) -> None:
+def _select_joins(scenario: Scenario, checks: FileChecks) -> StoreJoins:
+    """Return the joins whose stores are opened from here."""
+    joins = scenario.data.join.items()
+    return StoreJoins(
+        {name: join for name, join in joins if checks.can_open(f"data.join.{name}.use", join.use)}
+    )
+
+
+def _check_data(
+    scenario: Scenario,
+    folder: Path,
+    joins: StoreJoins,
+    checks: FileChecks,
+    reward_columns: Sequence[tuple[str, str]],
+) -> None:
     """Read and split the data, and check them against the scenario; warnings about the data are added to `checks`.
 
     Of data that are prepared on disk, and of tables that are too large, only a sample is read.
@@ -283,7 +339,6 @@ def _check_data(scenario: Scenario, folder: Path, checks: FileChecks) -> None:
     paths |= {"labels.path": labels and labels.path}
     if not checks.can_open_all("data", paths):
         return
-    reward_columns = _list_reward_columns(scenario, folder, checks)
     is_sampled = checks.max_table_bytes is not None and any(
         _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
     )
@@ -300,8 +355,11 @@ def _check_data(scenario: Scenario, folder: Path, checks: FileChecks) -> None:
             checks.warnings += [note] if note else []
         event_columns = seq.feature_columns
         check_sequences(seq, data)
+        joins.check_ids(np.asarray(items["item_id"][:1]), seq.user_id)
     _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
-    _check_stage_columns(scenario, items.column_names)
+    for name, stage in scenario.stages.items():
+        _check_stage_columns(name, stage, items.column_names)
+        stage.kind.check_items(name, stage, items)
     scenario.model.spec.check_columns(scenario, event_columns, items.schema)
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
@@ -325,18 +383,6 @@ def _measure_table(path: str, key: str) -> int:
     return sum(info.size for info in filesystem.get_file_info(files))
 
 
-def _list_reward_columns(scenario: Scenario, folder: Path, checks: FileChecks) -> list[tuple[str, str]]:
-    """Return (name of the reward, column) for each column of the items that a reward reads, without joined columns."""
-    joined_columns = StoreJoins(scenario.data.join).names
-    return [
-        (name, column)
-        for stage, name, options in list_reward_options(scenario)
-        if f"stages.{stage}.rewards.{name}: {options.use or name}" not in checks.unchecked
-        for column in list_columns(find_reward(options.use or name, folder, name=name))
-        if column not in joined_columns
-    ]
-
-
 def _check_reward_columns(
     reward_columns: Sequence[tuple[str, str]], item_columns: Sequence[str], renamed_columns: Mapping[str, str]
 ) -> None:
@@ -352,11 +398,10 @@ def _check_reward_columns(
             raise ConfigError(describe_missing_column(name, column, item_columns, renamed_columns))
 
 
-def _check_stage_columns(scenario: Scenario, item_columns: Sequence[str]) -> None:
+def _check_stage_columns(name: str, stage: StageOptions, item_columns: Sequence[str]) -> None:
     """Raise ConfigError if a stage reads a column that the items lack."""
-    for name, stage in scenario.stages.items():
-        for column in set(stage.kind.list_item_columns(stage)) - set(item_columns):
-            raise ConfigError(
-                f"stages.{name}.column: items have no column {column!r}; they have {', '.join(item_columns)}."
-                f"{suggest_sentence(column, item_columns)}"
-            )
+    for column in set(stage.kind.list_item_columns(stage)) - set(item_columns):
+        raise ConfigError(
+            f"stages.{name}.column: items have no column {column!r}; they have {', '.join(item_columns)}."
+            f"{suggest_sentence(column, item_columns)}"
+        )

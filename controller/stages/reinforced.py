@@ -12,6 +12,8 @@ from nonet.errors import ConfigError
 from nonet.workers.roles import SceneSetup
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from nonet.controller.scenario import Scenario
     from nonet.models import ModelSize
     from nonet.samples.sequences import Sequences
@@ -61,6 +63,14 @@ class ReinforcedKind(StageKind):
         for index, step in enumerate(stage_options.between):
             path = f"stages.{stage}.between.{index}"
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
+
+    def check_items(self, name: str, stage_options: Reinforced, items: pa.Table) -> None:
+        """Raise ConfigError if a catalogue names a column that the items lack, or holds for no item."""
+        if (setup := self.make_scenes(stage_options)) is not None:
+            try:
+                setup.find_allowed_items(items)
+            except ConfigError as error:
+                raise ConfigError(f"stages.{name}: {error}") from None
 
     def check_groups(self, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError if stale rollouts share the trainer's weights."""

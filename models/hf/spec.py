@@ -171,8 +171,8 @@ class HfSpec(ModelSpec):
         from nonet.models.hf.text import make_layout, read_tokenizer
 
         for name, stage in scenario.stages.items():
-            if stage.kind.aligns:
-                read_tokenizer(options, f"stages.{name}")
+            if stage.kind.aligns or options.get("tokenizer"):
+                read_tokenizer(options, f"stages.{name}" if stage.kind.aligns else "model")
         check_heads(config)
         model = _build_meta_model(json.dumps(options.get("config"), sort_keys=True), options.get("path"))
         # The tokenizer appends a collision level to its own.

@@ -20,11 +20,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, get_type_hints
-
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from typing import Any, TypeVar
 
 from nonet.errors import ConfigError, DataError
+from nonet.options import find_wrong_option
 from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.base import Reward
 from nonet.rl.rewards.checks import score_checked
@@ -148,33 +147,9 @@ def check_options(target: Any, options: Mapping[str, Any], *, name: str | None =
         raise ConfigError(
             f"{title} needs the option {missing[0]!r}: add `{missing[0]}: ...` to it in the scenario."
         )
-    _check_option_types(title, target, options)
-
-
-def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> None:
-    """Check options against their annotations, bounds such as `Annotated[float, Field(gt=0)]` included.
-
-    Options without an annotation, or with one that cannot be resolved here, are left to the reward itself.
-
-    Raises:
-        ConfigError: an option does not fit its annotation.
-    """
-    try:
-        hints = get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)
-    except Exception:  # an annotation may use a name that is imported only for type checkers
-        return
-    for key in options.keys() & hints.keys():
-        try:
-            TypeAdapter(hints[key], config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
-                options[key]
-            )
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise ConfigError(
-                f"{title}: the option {key} is {options[key]!r}; {reason[0].lower()}{reason[1:]}."
-            ) from None
-        except PydanticUserError:  # not a type that pydantic can check
-            continue
+    if (wrong := find_wrong_option(target, options)) is not None:
+        key, reason = wrong
+        raise ConfigError(f"{title}: the option {key} is {options[key]!r}; {reason}.")
 
 
 def list_columns(target: Any) -> list[str]:

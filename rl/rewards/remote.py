@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -53,6 +55,27 @@ class HttpReward(Reward):
         self.columns, self._token_variable = list(columns), token
         if token is not None and not os.environ.get(token):
             raise ConfigError(f"{self.url}: token: the environment has no {token} in the reward's process")
+
+    @classmethod
+    def check_url(cls, url: str, title: str) -> None:
+        """Raise ConfigError if an address has no host or no valid port."""
+        try:
+            parts = urlsplit(url)
+            is_valid = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(f"{title}: {url} must be http://HOST:PORT/PATH")
+
+    @classmethod
+    def check_reachable(cls, title: str, timeout_s: float) -> None:
+        """Raise Unreachable if nothing accepts a connection at the address."""
+        parts = urlsplit(cls.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout_s).close()
+        except OSError as error:
+            raise Unreachable(f"{title}: {cls.url} cannot be reached: {error}; start the server") from None
 
     def score(self, r: Rollouts) -> Any:
         """Post the rollouts to the server and return its scores."""

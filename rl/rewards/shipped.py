@@ -167,6 +167,7 @@ class TextSimilarity(Reward):
 
     def __init__(self, column: str = "title", last: Annotated[int, Field(ge=1)] = 5):
         self.column, self.last = column, last
+        self.opened_columns = (column,)  # what `open` reads; it is looked for before a run starts
 
     def open(self, run: RunData) -> None:
         """Hash the words of the items' texts, and compute the inverse document frequencies of the hashed words."""

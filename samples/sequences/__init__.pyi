@@ -58,6 +58,7 @@ from .sums import count_duplicates as count_duplicates
 from .ties import shuffle_ties as shuffle_ties
 from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions
+from .transitions import check_kinds as check_kinds
 from .transitions import compute_decay as compute_decay
 from .transitions import select_kinds as select_kinds
 from .user_file import load_user_keys as load_user_keys

@@ -233,7 +233,13 @@ def select_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
     """Return which events have a kind that counts [N] bool. Raises ConfigError for an unknown kind."""
     if not options.events:
         return np.ones(len(seq.item), bool)
-    for kind in options.events:
+    check_kinds(seq, options.events)
+    return np.isin(seq.event, [seq.event_names.index(kind) for kind in options.events])
+
+
+def check_kinds(seq: Sequences, kinds: Sequence[str]) -> None:
+    """Raise ConfigError if a kind of event that a memory counts does not exist."""
+    for kind in kinds:
         if kind not in seq.event_names:
             known = (
                 f"its kinds are {join_names(seq.event_names)}"
@@ -243,7 +249,6 @@ def select_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
             raise ConfigError(
                 f"model.memory.events: the data has no event {kind!r}; {known}.{suggest_sentence(kind, seq.event_names)}"
             )
-    return np.isin(seq.event, [seq.event_names.index(kind) for kind in options.events])
 
 
 def compute_decay(time_F: np.ndarray, until: int, options: CountOptions) -> np.ndarray:

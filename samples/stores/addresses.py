@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from nonet.contracts import check_class, find_entry_point
 from nonet.errors import ConfigError
+from nonet.options import find_wrong_option
 from nonet.plugins import load_heavy
 from nonet.samples.stores.base import Store
 from nonet.suggest import join_names, suggest_sentence
@@ -48,7 +49,7 @@ def create_store(
     cls = find_store_class(scheme)
     if cls.made_elsewhere:
         raise ConfigError(f"store {use}: {cls.made_elsewhere}: {cls.creation_command}")
-    _check_options(cls, use, options)
+    check_options(use, options)
     return cls.create(location, schema, key=key, versions=versions, **options)
 
 
@@ -66,7 +67,7 @@ def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = Non
     """
     scheme, location = split_address(use)
     cls = find_store_class(scheme)
-    _check_options(cls, use, options)
+    check_options(use, options)
     if cls.takes_columns:
         options = {"columns": columns, **options}
     return cls(location, **options)
@@ -91,8 +92,12 @@ def find_store_class(scheme: str) -> Any:
     return cls
 
 
-def _check_options(cls: Any, use: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that the class of a store does not have."""
+def check_options(use: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that the stores at addresses of this kind do not have, or that has a wrong type."""
+    cls = find_store_class(split_address(use)[0])
+    if (wrong := find_wrong_option(cls, options)) is not None:
+        name, reason = wrong
+        raise ConfigError(f"store {use}: the option {name} is {options[name]!r}; {reason}")
     parameters = inspect.signature(cls).parameters.values()
     known_options = [
         parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY

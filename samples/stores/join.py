@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from nonet.errors import ConfigError, DataError
 from nonet.options import StrictModel
-from nonet.samples.stores.addresses import check_address, open_store
+from nonet.samples.stores.addresses import check_address, check_options, open_store
 from nonet.samples.stores.base import Store, simplify_type
 from nonet.samples.tables import as_numbers
 
@@ -71,6 +71,15 @@ class Join(StrictModel):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return use
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Join:
+        """Check that stores of this kind have the options."""
+        try:
+            check_options(self.use, self.options)
+        except ConfigError as error:
+            raise ValueError(f"options: {error}") from None
+        return self
 
     @property
     def sources(self) -> dict[str, str]:
@@ -313,6 +322,19 @@ class StoreJoins:
                 values_UW[prompt, beam] = values
                 columns[column] = values_UW
         return columns
+
+    def check_ids(self, items: np.ndarray, users: np.ndarray) -> None:
+        """Raise DataError if ids of items or users have another type than the keys of the stores that are read by them.
+
+        Args:
+            items: Ids of items [N].
+            users: Ids of users [M].
+        """
+        for name in self._joins:
+            try:
+                self.open_join(name).store.check_keys((items if self._get_key(name) == ITEM else users)[:1])
+            except DataError as error:
+                raise DataError(f"data.join.{name}: {error}") from None
 
     def close(self) -> None:
         """Close the stores that were opened."""

@@ -94,13 +94,13 @@ class SceneSetup:
         """Return the mask of the items in each scene's catalogue, [C, I] bool; None if every scene has all items.
 
         Raises:
-            ConfigError: A scene's catalogue is empty.
+            ConfigError: The catalogue of a scene is empty, although there are items, or names an unknown column.
         """
         if not any(self.catalogue):
             return None
         masks = [_match_items(items, condition) for condition in self.catalogue]
         for condition, mask_I in zip(self.catalogue, masks, strict=True):
-            if not mask_I.any():
+            if len(mask_I) and not mask_I.any():
                 raise ConfigError(
                     f"catalogue: {condition!r} holds for none of the {len(mask_I)} items; it must hold for at least one"
                 )

@@ -44,6 +44,7 @@ from nonet.samples.sequences import (
     Transitions,
     UnknownItems,
     build_sequences,
+    check_kinds,
     drop_unknown_events,
 )
 from nonet.samples.tables import (
@@ -328,12 +329,14 @@ def read_preparation_facts(root: Path) -> dict[str, Any]:
 
 
 def check_sequences(seq: Sequences, data: DataSetup) -> None:
-    """Check that the sequences have items that are known, users to test and targets to train on.
+    """Check that the sequences have items that are known, users to test, targets to train on and the memory's kinds of events.
 
     Raises:
         DataError: No item is known to the run that `init` names, no user is left to test, or no training event of a stage is a
             target.
+        ConfigError: A kind of event does not exist.
     """
+    check_kinds(seq, data.transitions.get("events", ()))
     if data.known and not data.known.count_known(seq)["known_items"]:
         raise DataError(
             f"init: none of the items is known to run {data.known.run}, so there is nothing to start from; name a run on items "

@@ -32,7 +32,7 @@ def test_what_a_plan_refuses_is_refused_in_one_line(refused, monkeypatch, check,
 def test_warnings_of_a_plan_are_shown(new, monkeypatch):
     pq.write_table(log(), "events.parquet")
     monkeypatch.setattr(
-        preflight, "_check_data", lambda _, __, checks: checks.warnings.append("the moon is full")
+        preflight, "_check_data", lambda _, __, ___, checks, *____: checks.warnings.append("the moon is full")
     )
     assert "warning: the moon is full" in new("mine.yaml", "--data", "events.parquet")[1]
 
