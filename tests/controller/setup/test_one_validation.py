@@ -96,7 +96,11 @@ def test_a_plan_refuses_every_wrong_value_that_a_run_refuses(ring, document):
         ({"stages.rl.rewards.own.ceiling": "abc"}, "the option ceiling is 'abc'"),
         ({"data.join": {"item": {"use": "none", "columns": ["price"]}}}, "there is no store"),
         ({"data.join": {"item": {"use": "texts", "columns": ["price"]}}}, "keys are text"),
-        ({"model": {"use": "hf", "config": GPT2, "lora": {"targets": ["nope"]}}}, "no layer 'nope'"),
+        pytest.param(
+            {"model": {"use": "hf", "config": GPT2, "lora": {"targets": ["nope"]}}},
+            "no layer 'nope'",
+            marks=pytest.mark.slow,  # imports transformers
+        ),
         ({**CLICKS, "sparse": {"tables": {"nope": {"dim": 8}}}}, "nope"),
         ({**CLICKS, "sparse": {"tables": {"rating": {"dim": 8}}}}, "is the label"),
         ({"model.memory": {"events": ["nope"]}}, "has no event 'nope'"),
