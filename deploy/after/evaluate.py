@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from nonet.controller.record import Checkpoints, RunFolder, find_run
-from nonet.controller.scenario import Scenario, check_supported, load_scenario
-from nonet.controller.setup import make_baseline_options, make_data_setup, make_run_setup
+from nonet.controller.record import Checkpoints, RunFolder
+from nonet.controller.setup import make_baseline_options, make_data_setup
+from nonet.deploy.opened import OpenedRun, read_run_interactions
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import Sequences, build_sequences
-from nonet.samples.tables import read_tables
+from nonet.suggest import join_names
 from nonet.workers.roles.click import ClickData, ClickEvaluator
 from nonet.workers.roles.evaluation import Evaluator
 
@@ -57,19 +57,15 @@ def evaluate_run(
         ConfigError: The run has not prepared its data, does not have the verb, or a metric or stage is unknown.
         DataError: The data cannot be used.
     """
-    folder = find_run(run)
-    scenario, _ = load_scenario(folder.scenario)
-    check_supported(scenario, "evaluate", folder.id)
-    facts = folder.read_facts()
-    if facts is None:
-        raise ConfigError(f"{folder.id} has not prepared its data yet: there is nothing to evaluate")
+    opened = OpenedRun.open(run, verb="evaluate")
+    folder, scenario = opened.folder, opened.scenario
     metric_names = list(metrics or scenario.evaluate.metrics)
     width = scenario.evaluate.width
     for metric in metric_names:
         scenario.model.spec.check_metric(metric, width)
     checkpoints = dict(_find_checkpoints(folder, list(scenario.stages), stages))
-    with _open_evaluator(scenario, facts, metric_names) as evaluator:
-        dropped = _load_other_data(evaluator, scenario, folder, data) if data else {}
+    with _open_evaluator(opened, metric_names) as evaluator:
+        dropped = _load_other_data(evaluator, opened, data) if data else {}
         results = {name: _evaluate_baseline(evaluator, name) for name in make_baseline_options(scenario)}
         results |= {
             stage: evaluator.evaluate(stage, str(checkpoint)) for stage, checkpoint in checkpoints.items()
@@ -121,17 +117,15 @@ def _find_checkpoints(
 
 
 @contextmanager
-def _open_evaluator(
-    scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]
-) -> Iterator[Evaluator | ClickEvaluator]:
+def _open_evaluator(opened: OpenedRun, metrics: Sequence[str]) -> Iterator[Evaluator | ClickEvaluator]:
     """Open the model's evaluator on the run's artifacts; its results are deleted with the context."""
     changes = {"metrics": list(metrics), "exhaustive": None, "shuffle_ties": False}
-    options = scenario.evaluate.model_copy(update=changes)
-    evaluator = load_heavy(scenario.model.spec.roles.get("evaluator", Evaluator))(
-        make_run_setup(scenario), options
+    options = opened.scenario.evaluate.model_copy(update=changes)
+    evaluator = load_heavy(opened.scenario.model.spec.roles.get("evaluator", Evaluator))(
+        opened.setup, options
     )
     with tempfile.TemporaryDirectory() as results_dir:
-        evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results_dir)
+        evaluator.open(opened.folders, results_dir)
         yield evaluator
 
 
@@ -142,21 +136,18 @@ def _evaluate_baseline(evaluator: Evaluator | ClickEvaluator, name: str) -> dict
     return result
 
 
-def _load_other_data(
-    evaluator: Evaluator | ClickEvaluator, scenario: Scenario, folder: RunFolder, data: Path
-) -> dict[str, int]:
+def _load_other_data(evaluator: Evaluator | ClickEvaluator, opened: OpenedRun, data: Path) -> dict[str, int]:
     """Replace the evaluator's events by those of other data.
 
     Returns:
         {"dropped_events": number of events that were left out because their items are unknown}.
 
     Raises:
-        DataError: No event has an item of the run.
+        DataError: No event has an item of the run, or a column that the model reads is missing.
     """
     path = data / _INTERACTIONS if data.is_dir() else data
-    setup = make_data_setup(scenario, folder.path)
-    interactions, _ = read_tables(str(path), None, setup.options.table_format)
-    interactions = setup.attach_labels(interactions)
+    folder, setup = opened.folder, make_data_setup(opened.scenario, opened.folder.path)
+    interactions = setup.attach_labels(read_run_interactions(str(path), opened.vocabulary))
     items = evaluator.corpus.items
     is_known = pc.is_in(
         interactions["item_id"].cast(pa.string()),
@@ -180,6 +171,16 @@ def _load_other_data(
         repeats=setup.options.repeats,
         strict=log is not None,
     )
+    if missing := [
+        name
+        for name in evaluator.corpus.seq.columns
+        if name in opened.setup.features and name not in seq.columns
+    ]:
+        sources = [opened.vocabulary.sources.get(name, name) for name in missing]
+        raise DataError(
+            f"{path} has no column {' and no column '.join(map(repr, sources))}, which the model of {folder.id} reads; "
+            f"it has {join_names(interactions.column_names)}. Add it"
+        )
     evaluator.set_events(_renumber_items(seq, seq_items, evaluator.corpus))
     return {"dropped_events": len(interactions) - len(known_events)}
 

@@ -21,14 +21,13 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from nonet.controller.record import RunFolder, find_run
-from nonet.controller.scenario import check_supported, load_scenario
-from nonet.controller.setup import make_run_setup
+from nonet.controller.record import RunFolder
+from nonet.deploy.opened import OpenedRun, Vocabulary, read_run_items
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import Corpus, Trie
 from nonet.models.tokenizer import KnownSids, compute_item_vectors
 from nonet.samples.sequences import Transitions
-from nonet.samples.tables import TableFormat, as_numbers, compute_keys, read_items
+from nonet.samples.tables import as_numbers, compute_keys
 from nonet.workers.roles import store_artifact, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
@@ -52,15 +51,14 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
             then.
         DataError: The table is wrong. Nothing has changed then.
     """
-    folder = find_run(run)
-    scenario, scenario_folder = load_scenario(folder.scenario)
-    check_supported(scenario, "items add" if items_path is not None else "items add --withdraw", folder.id)
-    artifacts = folder.find_artifacts()
-    corpus = make_run_setup(scenario).open_corpus(artifacts)
+    verb = "items add" if items_path is not None else "items add --withdraw"
+    opened = OpenedRun.open(run, verb=verb)
+    folder, scenario, corpus = opened.folder, opened.scenario, opened.catalogues.get_newest()
+    artifacts = dict(corpus.folders)
     known_items, known_ids = corpus.items, corpus.item_id
     is_listed_I = np.asarray(corpus.trie.leaf_of_item) >= 0
     new_items = (
-        _read_new_items(items_path, scenario.data.missing, known_items, known_ids, is_listed_I)
+        _read_new_items(items_path, opened.vocabulary, known_items, known_ids, is_listed_I)
         if items_path is not None
         else known_items.slice(0, 0)
     )
@@ -81,7 +79,7 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         known_sids = KnownSids(keys_M[: len(known_items)], corpus.sids, corpus.codes, f"run {folder.id}")
         options = scenario.tokenizer.get_options()
         vectors = compute_item_vectors(
-            items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=scenario_folder
+            items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=folder.path
         )
         sids_ML = known_sids.extend(vectors, keys_M)
     else:
@@ -177,7 +175,7 @@ def _extend_transitions(transitions: Transitions, item_count: int) -> Transition
 
 def _read_new_items(
     path: str,
-    missing: Sequence[str] | None,
+    vocabulary: Vocabulary,
     known_items: pa.Table,
     known_ids: np.ndarray,
     is_listed_I: np.ndarray,
@@ -186,12 +184,12 @@ def _read_new_items(
 
     Args:
         path: The table of new items.
-        missing: Texts that mean a missing value; None for the usual ones.
+        vocabulary: The run's names.
         known_items: The table [I] of the run's items.
         known_ids: The ids [I] of the run's items.
         is_listed_I: Whether each of the run's items is in the catalogue and not withdrawn.
     """
-    raw = read_items(path, TableFormat.from_options(None, missing))
+    raw = read_run_items(path, vocabulary)
     columns = []
     for field in known_items.schema:
         if field.name in raw.column_names:

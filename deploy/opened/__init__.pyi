@@ -1,9 +1,7 @@
-from .appending import append_events as append_events
 from .artifacts import check_selected as check_selected
 from .artifacts import find_artifacts as find_artifacts
 from .click_features import ClickRequestFeatures as ClickRequestFeatures
 from .click_features import make_missing_values as make_missing_values
-from .fallback import FallbackRecommender as FallbackRecommender
 from .features import PreparedQuestion as PreparedQuestion
 from .features import RequestFeatures as RequestFeatures
 from .histories import UserHistories as UserHistories
@@ -15,3 +13,7 @@ from .joins import select_joins as select_joins
 from .journal import JournalOptions as JournalOptions
 from .journal import StorageFull as StorageFull
 from .opened_run import OpenedRun as OpenedRun
+from .tables import iterate_user_ids as iterate_user_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import read_run_interactions as read_run_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import read_run_items as read_run_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .vocabulary import Vocabulary as Vocabulary

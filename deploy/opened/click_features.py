@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from nonet.deploy.opened.features import PreparedQuestion, RequestFeatures, get_present
+from nonet.deploy.opened.features import PreparedQuestion, RequestFeatures
 from nonet.deploy.opened.histories import UserHistories
 from nonet.deploy.opened.items import Refused
 from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin, get_user_id
 from nonet.deploy.opened.opened_run import OpenedRun
+from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import ConfigError
 from nonet.models.deepfm import EventLabeller, convert_values
 from nonet.models.generation import Corpus
@@ -30,6 +31,7 @@ class ClickRequestFeatures(RequestFeatures):
         width: Not used; as in `RequestFeatures`.
         block: Not used; the model reads exactly the newest events.
         joins: Readers of the model's joined columns; None for a model without them.
+        vocabulary: The names of the run.
         labels: Labels events by the target of the run.
         features: Names of the model's features.
     """
@@ -42,11 +44,12 @@ class ClickRequestFeatures(RequestFeatures):
         width: int,
         block: int = 1,
         joins: HistoryJoins | None = None,
+        vocabulary: Vocabulary | None = None,
         *,
         labels: EventLabeller,
         features: Sequence[str],
     ):
-        super().__init__(corpus, histories, window, width, 1, joins)
+        super().__init__(corpus, histories, window, width, 1, joins, vocabulary)
         self._labels = labels
         self._columns = {
             name: values for name, values in corpus.seq.columns.items() if name in features
@@ -69,13 +72,13 @@ class ClickRequestFeatures(RequestFeatures):
 
     def prepare_score_question(
         self,
-        user: str | None,
+        user: int | str | None,
         history: Sequence[Any] | None,
         items: Sequence[Any],
         *,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
-        time: int | None = None,
+        time: Any = None,
         values: Mapping[str, Any] | None = None,
     ) -> PreparedQuestion:
         """Make the question for the click probabilities of items, as `RequestFeatures.prepare_score_question`.
@@ -85,10 +88,10 @@ class ClickRequestFeatures(RequestFeatures):
         prepared = super().prepare_score_question(
             user, history, items, withdrawn=withdrawn, explain=explain, time=time
         )
-        now = get_present() if time is None else time
+        now = self.convert_time(time)
         events, *_ = self.read_events(user, history, time)
         if time is not None:
-            events = events.filter_events(events.time < time)
+            events = events.filter_events(events.time < now)
         newest = self._find_newest_values(events)
         past_items = events.item.astype(np.int64)
         events = events.select_last(self._window)
@@ -113,6 +116,7 @@ class ClickRequestFeatures(RequestFeatures):
 
     def _convert_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the values of a request to those of columns. Raises Refused for a wrong column or value."""
+        values = self.vocabulary.rename_values(values, self._columns)
         for name in values:
             if name not in self._columns:
                 known = ", ".join(self._columns) or "none"

@@ -21,11 +21,13 @@ from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin, get_user_id
 from nonet.deploy.opened.journal import JournalOptions
 from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.deploy.opened.posted import check_event
+from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import DeadlineExceeded
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import EventHistory, Question, choose_beam_width
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import ALLOW
+from nonet.samples.tables import IdKind
 
 MAX_PER_REQUEST = 1000
 """Maximum number of items of an answer, of items to score, and of events in a post."""
@@ -63,6 +65,7 @@ class RequestFeatures:
         width: Minimum number of beams.
         block: Number of events by which a window moves, at most `window`.
         joins: Readers of the model's joined columns; None for a model without them.
+        vocabulary: The names of the run; by default seconds, and the kinds of ids of the corpus.
     """
 
     def __init__(
@@ -73,7 +76,11 @@ class RequestFeatures:
         width: int,
         block: int = 1,
         joins: HistoryJoins | None = None,
+        vocabulary: Vocabulary | None = None,
     ):
+        self.vocabulary = vocabulary or Vocabulary(
+            IdKind.from_ids(corpus.seq.user_id), IdKind.from_ids(corpus.item_id)
+        )
         self.items, self.histories, self._joins = CatalogueItems(corpus), histories, joins
         self._user_ids = corpus.seq.user_id
         self._window, self._width, self._block = window, width, max(1, min(block, window))
@@ -125,7 +132,9 @@ class RequestFeatures:
             read_only=not posts,
         )
         window, width = run.setup.history, run.scenario.evaluate.width
-        features = features_class(run.corpus, histories, window, width, block, joins or None, **class_options)
+        features = features_class(
+            run.corpus, histories, window, width, block, joins or None, run.vocabulary, **class_options
+        )
         features.renew(run.catalogues.get_newest())
         return features
 
@@ -215,7 +224,7 @@ class RequestFeatures:
 
     def prepare_list_question(
         self,
-        user: str | None,
+        user: int | str | None,
         history: Sequence[Any] | None,
         k: int,
         *,
@@ -223,7 +232,7 @@ class RequestFeatures:
         where: str | None = None,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
-        time: int | None = None,
+        time: Any = None,
     ) -> PreparedQuestion:
         """Make the question for the k best items, without joined columns.
 
@@ -235,7 +244,7 @@ class RequestFeatures:
             where: A condition over item columns.
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
-            time: Unix seconds of the request, by default the present.
+            time: Time of the request in the run's unit or as ISO text, by default the present.
 
         Raises:
             Refused: The request is wrong.
@@ -245,12 +254,12 @@ class RequestFeatures:
         if not 1 <= k <= max_k:
             raise Refused("bad_k", f"k is {k}; with this catalogue it must be 1 to {max_k}")
         events, seen_items, user_key, is_cold, unknown = self.read_events(user, history, time)
-        excluded_items, unknown_excluded = self.items.find_indices(exclude)
+        excluded_items, unknown_excluded = self._find_items(exclude)
         hidden = [excluded_items, self._find_hidden_items(seen_items, withdrawn)]
         question = Question(
             self._select_window(events),
             user_key,
-            user=user or "",
+            user="" if user is None else str(user),
             top=k,
             width=choose_beam_width(self._width, k),
             hidden=np.unique(np.concatenate(hidden)),
@@ -263,13 +272,13 @@ class RequestFeatures:
 
     def prepare_score_question(
         self,
-        user: str | None,
+        user: int | str | None,
         history: Sequence[Any] | None,
         items: Sequence[Any],
         *,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
-        time: int | None = None,
+        time: Any = None,
         values: Mapping[str, Any] | None = None,
     ) -> PreparedQuestion:
         """Make the question for the scores of items, without joined columns; unknown and withdrawn items are left out.
@@ -280,7 +289,7 @@ class RequestFeatures:
             items: Ids of the items.
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
-            time: Unix seconds of the request, by default the present.
+            time: Time of the request in the run's unit or as ISO text, by default the present.
             values: Values of the request by column, which only models of single events read.
 
         Returns:
@@ -296,14 +305,12 @@ class RequestFeatures:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MAX_PER_REQUEST}")
         events, seen_items, user_key, is_cold, _ = self.read_events(user, history, time)
         withdrawn_ids = {str(item) for item in (*withdrawn, *self.items.get_ids(self.items.gone))}
-        item_indices, unknown = self.items.find_indices(
-            [item for item in items if str(item) not in withdrawn_ids]
-        )
+        item_indices, unknown = self._find_items([item for item in items if str(item) not in withdrawn_ids])
         unknown += [item for item in items if str(item) in withdrawn_ids]
         question = Question(
             self._select_window(events),
             user_key,
-            user=user or "",
+            user="" if user is None else str(user),
             top=0,
             width=0,
             hidden=self._find_hidden_items(seen_items, withdrawn),
@@ -313,13 +320,13 @@ class RequestFeatures:
         return PreparedQuestion(question, is_cold, unknown, events.item.astype(np.int64))
 
     def post(
-        self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
+        self, user: int | str, events: Sequence[Mapping[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
         """Store events of a user on disk.
 
         Args:
             user: The user's id.
-            events: {"item": id, "time": unix seconds, "event": kind, "values": values by column} each; all but
+            events: {"item": id, "time": in the run's unit or ISO text, "event": kind, "values": values by column} each; all but
                 "item" may be missing.
             id: The post's id; a post with a known id is ignored.
 
@@ -330,10 +337,11 @@ class RequestFeatures:
         Raises:
             Refused: An event is wrong.
         """
+        name = self.vocabulary.convert_user(user)
         known, unknown = self.check_posted_events(events)
         if not known:
             return 0, unknown, True
-        return len(known), unknown, self.histories.post(user, known, id)
+        return len(known), unknown, self.histories.post(name, known, id)
 
     def list_example_users(self, count: int) -> list[int | str]:
         """Return the ids of a few users of the data whose numbers of events are near the median."""
@@ -359,25 +367,31 @@ class RequestFeatures:
         """
         if not 1 <= len(events) <= MAX_PER_REQUEST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MAX_PER_REQUEST}")
-        now = get_present()
-        return self._convert_events([{"time": now, **_drop_none(event)} for event in events], now)
+        return self._convert_events(events, get_present(), spread=False)
 
-    def _make_posted_event(
-        self, event: Mapping[str, Any], item_index: int, default_time: int
-    ) -> dict[str, Any]:
-        """Convert one event to `UserHistories.post`'s form. Raises Refused if a value is not valid."""
-        event_time = event.get("time")
+    def _make_posted_event(self, event: Mapping[str, Any], item_index: int, time: int) -> dict[str, Any]:
+        """Convert one event to `UserHistories.post`'s form. Raises Refused if a value is not valid.
+
+        Args:
+            event: The event, as `post` takes it.
+            item_index: The dense index of its item.
+            time: Its unix seconds.
+        """
         converted = {
             "item": item_index,
-            "time": default_time if event_time is None else event_time,
+            "time": time,
             "event": event.get("event"),
-            "values": dict(event.get("values") or {}),
+            "values": self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults),
         }
         check_event(converted, self.histories.defaults, self.histories.kinds)
         return converted
 
+    def convert_time(self, time: Any) -> int:
+        """Return the time of a request as unix seconds; None is the present. Raises Refused for a wrong one."""
+        return get_present() if time is None else int(self.vocabulary.convert_times([time])[0])
+
     def read_events(
-        self, user: str | None, history: Sequence[Any] | None, time: int | None = None
+        self, user: int | str | None, history: Sequence[Any] | None, time: Any = None
     ) -> tuple[EventHistory, np.ndarray, int, bool, list[int | str]]:
         """Read a user's events, or make events from a history.
 
@@ -385,7 +399,7 @@ class RequestFeatures:
             user: The user's id.
             history: Events to use instead of the user's: item ids, newest last, or events as `post` takes them. Those without
                 a time are one second apart, the last one a second before the request.
-            time: Unix seconds of the request, by default the present.
+            time: Time of the request in the run's unit or as ISO text, by default the present.
 
         Returns:
             The events, the dense indices of seen items, the user's sparse key, whether there are no events, and
@@ -396,10 +410,11 @@ class RequestFeatures:
         """
         if user is None and history is None:
             raise Refused("bad_request", "give a `user`, or a `history` of item ids")
-        user_key = self.histories.get_key(user or "")
+        name = "" if user is None else self.vocabulary.convert_user(user)
+        user_key = self.histories.get_key(name)
         if history is None:
-            events = self.histories.get_events(user or "")
-            return events, self.histories.find_seen_items(user or "", events), user_key, not len(events), []
+            events = self.histories.get_events(name)
+            return events, self.histories.find_seen_items(name, events), user_key, not len(events), []
         if len(history) > _MAX_HISTORY_ITEMS:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_MAX_HISTORY_ITEMS}")
         given = [event if isinstance(event, Mapping) else {"item": event} for event in history]
@@ -407,30 +422,39 @@ class RequestFeatures:
             raise Refused(
                 "bad_history", "an event of the history has no item; an event is {item, time, event, values}"
             )
-        known, unknown = self._convert_events(given, get_present() if time is None else time)
+        known, unknown = self._convert_events(given, self.convert_time(time), spread=True)
         events = sort_events(self.histories.make_events(known))
         return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown
 
     def _convert_events(
-        self, events: Sequence[Mapping[str, Any]], now: int
+        self, events: Sequence[Mapping[str, Any]], now: int, *, spread: bool
     ) -> tuple[list[dict[str, Any]], list[Any]]:
         """Convert events to dense items, and return them and the ids of unknown items, whose events are left out.
 
         Args:
             events: Events as `post` takes them.
-            now: Unix seconds of the request. Events of known items without a time are one second apart before it.
+            now: Unix seconds of the request, the time of events without one.
+            spread: Whether these are instead one second apart, the last one a second before the request.
 
         Raises:
             Refused: An event is wrong.
         """
-        item_indices, unknown = self.items.find_indices([event["item"] for event in events])
+        item_indices, unknown = self._find_items([event["item"] for event in events])
         unknown_ids = set(unknown)
         known_events = [event for event in events if event["item"] not in unknown_ids]
-        start_time = now - len(known_events)
+        times = now - np.arange(len(known_events), 0, -1) if spread else np.full(len(known_events), now)
+        timed = [position for position, event in enumerate(known_events) if event.get("time") is not None]
+        times[timed] = self.vocabulary.convert_times([known_events[position]["time"] for position in timed])
         return [
-            self._make_posted_event(event, item, start_time + position)
-            for position, (event, item) in enumerate(zip(known_events, item_indices.tolist(), strict=True))
+            self._make_posted_event(event, item, time)
+            for event, item, time in zip(known_events, item_indices.tolist(), times.tolist(), strict=True)
         ], unknown
+
+    def _find_items(self, ids: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+        """Return the dense indices of known items, and the other ids. Raises Refused for a value that can be no id of the run."""
+        item_indices, unknown = self.items.find_indices(ids)
+        self.vocabulary.check_items(unknown)
+        return item_indices, unknown
 
     def _select_window(self, events: EventHistory) -> EventHistory:
         """Return the window that the model reads.
@@ -455,8 +479,3 @@ class RequestFeatures:
 def get_present() -> int:
     """Return the present time in unix seconds."""
     return int(clock.time())
-
-
-def _drop_none(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event without its fields that are None."""
-    return {name: value for name, value in event.items() if value is not None}

@@ -13,11 +13,13 @@ from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, check_supported, load_scenario
 from nonet.deploy.opened.artifacts import check_selected, find_artifacts
 from nonet.deploy.opened.catalogues import CatalogueVersions
+from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.models.inference import ClickEngine, InferenceEngine, PrefixStates
 from nonet.plugins import load_heavy
 from nonet.samples.stores import Join
+from nonet.samples.tables import IdKind
 from nonet.samples.tokenised import StoredSequences, UserEvents
 from nonet.workers import check_base, check_base_sha256, read_base
 from nonet.workers.registry import (
@@ -93,6 +95,15 @@ class OpenedRun:
     def corpus(self) -> Corpus:
         """The items, trie and users' events that the run was trained with, without joined columns (`RequestFeatures`)."""
         return Corpus.load(self.folders)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """How the users of the run name things: ids, times and columns."""
+        data, facts = self.scenario.data, self.folder.read_facts()
+        # Runs of earlier versions have no unit.
+        unit = facts["data"].get("time_unit") if facts is not None else None
+        users, items = (IdKind.from_ids(ids) for ids in (self.corpus.seq.user_id, self.corpus.item_id))
+        return Vocabulary(users, items, unit or "s", dict(data.columns), data.table_format.missing)
 
     def replace_stores(self, stores: Mapping[str, Mapping[str, Any]]) -> dict[str, Join]:
         """Return the joins of the run by name, with other stores.

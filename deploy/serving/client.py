@@ -120,7 +120,7 @@ class Client:
         scene: str | None = None,
         deadline_ms: float | None = None,
         explain: bool = False,
-        time: int | None = None,
+        time: int | str | None = None,
     ) -> Recommendation:
         """Recommend items for a user or for a history.
 
@@ -133,7 +133,7 @@ class Client:
             scene: The name of one of the run's scenes; it is returned with the answer.
             deadline_ms: Milliseconds after which a fallback answers; None for the server's default.
             explain: Whether to add titles, scores without votes, and votes.
-            time: Unix seconds of the request, by default the server's current time.
+            time: Time of the request in the unit of the run's log or as ISO text, by default the server's current time.
 
         Raises:
             ServerError: The server refused the request or did not answer.
@@ -158,7 +158,7 @@ class Client:
         *,
         history: Sequence[Mapping[str, Any] | int | str] | None = None,
         explain: bool = False,
-        time: int | None = None,
+        time: int | str | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> Recommendation:
         """Score items for a user or for a history.
@@ -168,8 +168,8 @@ class Client:
             user: The user's id.
             history: Item ids, newest last, or events {"item", "time", "event", "values"}, to use instead of the user's events.
             explain: Whether to add titles, scores without votes, and votes.
-            time: Unix seconds of the request, by default the server's current time.
             values: Values of the request by column of the data, which click models read.
+            time: Time of the request in the unit of the run's log or as ISO text, by default the server's current time.
 
         Returns:
             The items in their order, without the unknown ones.

@@ -188,8 +188,14 @@ def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> An
     """
     import torch
 
-    from nonet.deploy.opened import FallbackRecommender, OpenedRun, RequestFeatures
-    from nonet.deploy.serving.service import EnginePool, RecommendationService, ServerMetrics, make_app
+    from nonet.deploy.opened import OpenedRun, RequestFeatures
+    from nonet.deploy.serving.service import (
+        EnginePool,
+        FallbackRecommender,
+        RecommendationService,
+        ServerMetrics,
+        make_app,
+    )
 
     torch.set_num_threads(settings.threads)
     served_run = OpenedRun.open(run, address=settings.registry, verb="serve")

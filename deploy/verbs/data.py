@@ -151,7 +151,7 @@ def append(
     as_json: JsonOption = False,
 ) -> None:
     """Append events to the store of a run's sequences, for serving and `nonet recommend`."""
-    from nonet.deploy.opened import append_events
+    from nonet.deploy.after import append_events
 
     counts = append_events(run, events, store)
     if as_json:

@@ -123,7 +123,7 @@ def recommend(
     users: Annotated[
         Path | None,
         typer.Option(
-            help="Parquet file with a column user_id; the served version recommends for these users into --out."
+            help="Table with the run's column of users, or `all`; the served version recommends for these users into --out."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="With --users: the Parquet file to write.")] = None,

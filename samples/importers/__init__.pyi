@@ -6,4 +6,5 @@ from .text_form import TextForm as TextForm
 from .text_form import is_parquet_file as is_parquet_file
 from .text_tables import ENDINGS as ENDINGS
 from .text_tables import read_first_text_rows as read_first_text_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .text_tables import read_text as read_text  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .text_tables import read_text_schema as read_text_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -25,6 +25,7 @@ from .paths import count_rows as count_rows
 from .paths import pack_files as pack_files
 from .paths import read_first_rows as read_first_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import read_groups as read_groups  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import read_parquet as read_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import read_parquet_footer as read_parquet_footer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import read_parquet_schema as read_parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import read_unified_schema as read_unified_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

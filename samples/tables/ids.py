@@ -34,9 +34,11 @@ class IdKind:
 
     @classmethod
     def from_ids(cls, ids: pa.Array | pa.ChunkedArray | np.ndarray) -> IdKind:
-        """Return the kind of ids [N] int64 or text; object arrays hold text."""
+        """Return the kind of ids [N] int64 or text; object arrays hold text. Without ids, every integer and text is accepted."""
         array: Any = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
-        example = array[0].as_py() if len(array) else None
+        if not len(array):  # nothing is known of the ids, as in an export, which has no users
+            return cls(True, True)
+        example = array[0].as_py()
         if pa.types.is_integer(array.type):
             return cls(False, True, example)
         spells_integer = pc.any(pc.match_substring_regex(array, CANONICAL_INTEGER)).as_py()

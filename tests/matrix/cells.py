@@ -182,7 +182,7 @@ def check_serving(cell: Cell) -> None:
             assert row["score"] == pytest.approx(other["score"], abs=1e-3)
         stranger = {"user": "somebody new" if isinstance(user, str) else 77, "k": TOP}
         assert post(client, "/recommend", **stranger)["cold_start"]
-        time = (START_MS + EVENTS * EVENT_MS) // 1000
+        time = START_MS + EVENTS * EVENT_MS
         post(client, "/events", user=stranger["user"], events=[{"item": items[0], "time": time}])
         assert not post(client, "/recommend", **stranger)["cold_start"]
     answer = cell.ask("recommend", cell.folder.path, "--user", user, "--top", TOP)

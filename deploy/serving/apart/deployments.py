@@ -111,7 +111,7 @@ class FeaturesService:
         return self._features.get_journal_facts()
 
     async def post(
-        self, user: str, events: list[dict[str, Any]], id: str | None
+        self, user: int | str, events: list[dict[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
         """Call `RequestFeatures.post` in a thread, because it waits for the disk."""
         return await asyncio.to_thread(self._features.post, user, events, id)
@@ -153,8 +153,13 @@ def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any
         features: The handle of the features deployment.
         engine: The handle of the engine deployment.
     """
-    from nonet.deploy.opened import CatalogueItems, FallbackRecommender
-    from nonet.deploy.serving.service import RecommendationService, ServerMetrics, make_app
+    from nonet.deploy.opened import CatalogueItems
+    from nonet.deploy.serving.service import (
+        FallbackRecommender,
+        RecommendationService,
+        ServerMetrics,
+        make_app,
+    )
 
     served_run = OpenedRun.open(run, address=settings.registry)
     corpus = served_run.catalogues.get_newest()

@@ -65,7 +65,7 @@ class RemoteFeatures:
         return await _await_response(response, QUESTION_TIMEOUT_S)
 
     async def post(
-        self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
+        self, user: int | str, events: Sequence[Mapping[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
         """Call `RequestFeatures.post`. Raises its errors, and Away if the service does not answer.
 

@@ -20,10 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
-from nonet.deploy.opened import OpenedRun, RequestFeatures
+from nonet.deploy.opened import OpenedRun, RequestFeatures, iterate_user_ids
 from nonet.errors import DataError, WorkerLost
 from nonet.models.inference import InferenceEngine
 
+ALL_USERS = "all"
+"""The name of the table of all users of the run."""
 _USERS_PER_CHUNK = 4096  # read, sent to a process and written at once
 _USERS_PER_BATCH = 64  # that the model computes at once
 
@@ -56,7 +58,7 @@ class BatchRecommender:
         prepared = self._features.read_joined_columns(
             [
                 self._features.prepare_list_question(
-                    str(user_id), history=None, k=self._top, withdrawn=self._withdrawn
+                    user_id, history=None, k=self._top, withdrawn=self._withdrawn
                 )
                 for user_id in user_ids
             ]
@@ -85,7 +87,7 @@ def recommend_all(
 
     Args:
         run: The run's folder, its id, a prefix of its id, or `last`.
-        users: The file, with a column user_id.
+        users: A table with the run's column of users, Parquet or delimited text; "all" for all users of the run.
         out: The Parquet file to write.
         top: Number of items per user.
         workers: Number of processes, by default one per CPU.
@@ -95,13 +97,13 @@ def recommend_all(
         {"users": number of users, "version": number, "workers": number of processes, "file": the written file}.
 
     Raises:
-        DataError: The file has no column user_id or no rows.
+        DataError: The table cannot be read, has no column of users, no rows, or a value that can be no id of the run.
         ConfigError: The run has no checkpoint.
         WorkerLost: A process died.
     """
     served_run = OpenedRun.open(run, verb="recommend --users")
     version = served_run.registry.serving.default or served_run.publish_newest().number
-    chunks = _read_user_ids(users, chunk)
+    chunks = _read_user_ids(users, served_run, chunk)
     arguments = (str(served_run.folder.path), version, top)  # of `BatchRecommender`
     worker_count = max(1, workers if workers is not None else os.cpu_count() or 1)
     user_count = 0
@@ -165,13 +167,9 @@ def _recommend_in_worker(user_ids: list[Any]) -> pa.Table:
     return _worker_recommender.recommend(user_ids)
 
 
-def _read_user_ids(path: Path, chunk_size: int) -> Iterator[list[Any]]:
-    """Yield a file's user ids in chunks. Raises DataError if it is not Parquet or has no column user_id."""
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
-    if "user_id" not in file.schema_arrow.names:
-        column_names = ", ".join(file.schema_arrow.names)
-        raise DataError(f"{path} has no column user_id; it has {column_names}")
-    return (batch["user_id"].to_pylist() for batch in file.iter_batches(chunk_size, columns=["user_id"]))
+def _read_user_ids(users: Path, run: OpenedRun, chunk_size: int) -> Iterator[list[Any]]:
+    """Yield the ids of users in chunks; the arguments are those of `recommend_all`. Raises DataError for a wrong table."""
+    if str(users) != ALL_USERS:
+        return iterate_user_ids(users, run.vocabulary, chunk_size)
+    user_ids = run.corpus.seq.user_id
+    return (user_ids[start : start + chunk_size].tolist() for start in range(0, len(user_ids), chunk_size))

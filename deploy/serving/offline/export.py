@@ -139,6 +139,7 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         "setup": settings,
         "usual": defaults,
         "width": served_run.scenario.evaluate.width,
+        "vocabulary": served_run.vocabulary.to_dict(),
         "joins": joins,
         "copied_stores": copied_stores,
         "withdrawn": list(served_run.withdrawn),

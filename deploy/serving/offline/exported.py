@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nonet.deploy.opened import RequestFeatures, UserHistories
+from nonet.deploy.opened import RequestFeatures, UserHistories, Vocabulary
 from nonet.deploy.serving.offline.exported_stores import STORES, open_joins
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import DataError
@@ -69,6 +69,9 @@ class Exported:
             window=setup.history,
             width=description["width"],
             joins=joins or None,
+            vocabulary=Vocabulary.from_dict(description["vocabulary"])
+            if "vocabulary" in description
+            else None,
         )
         self._withdrawn = tuple(description.get("withdrawn", ()))
         self.missing: Counter[str] = Counter()

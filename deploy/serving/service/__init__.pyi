@@ -5,6 +5,7 @@ from .config import ServeConfig as ServeConfig
 from .config import ServicesConfig as ServicesConfig
 from .config import read_config as read_config
 from .engines import EnginePool as EnginePool
+from .fallback import FallbackRecommender as FallbackRecommender
 from .follower import RunFollower as RunFollower
 from .metrics import ServerMetrics as ServerMetrics
 from .service import JOIN_SHARE as JOIN_SHARE

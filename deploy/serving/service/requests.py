@@ -19,6 +19,8 @@ def _check_text(text: str) -> str:
 Text = Annotated[StrictStr, AfterValidator(_check_text)]
 Id = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | Annotated[Text, Field(max_length=512)]
 
+Time = StrictInt | Annotated[Text, Field(max_length=64)]
+
 
 class _StrictRequest(BaseModel):
     """A body that refuses unknown fields, and numbers that are not finite."""
@@ -31,13 +33,13 @@ class Event(_StrictRequest):
 
     Attributes:
         item: The item's id.
-        time: Unix seconds, by default the current time.
+        time: In the unit of the run's log, or ISO 8601 text; by default the current time.
         event: The kind of event.
         values: Values by column of the data.
     """
 
     item: Id
-    time: int | None = None
+    time: Time | None = None
     event: Text | None = None
     values: dict[Text, Any] | None = None
 
@@ -52,8 +54,9 @@ class _UserRequest(_StrictRequest):
         None,
         description="Item ids, newest last, or events as in /events, to use instead of the user's events.",
     )
-    time: StrictInt | None = Field(
-        None, ge=0, lt=1 << 40, description="Unix seconds of the request, by default the current time."
+    time: Time | None = Field(
+        None,
+        description="Time of the request in the unit of the run's log, or ISO text; by default the current time.",
     )
     scene: Annotated[Text, Field(max_length=64)] | None = Field(
         None, description="Name of one of the run's scenes, returned with the answer."

@@ -20,9 +20,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from nonet.deploy.opened import Away, CatalogueItems, FallbackRecommender, PreparedQuestion, Refused
+from nonet.deploy.opened import Away, CatalogueItems, PreparedQuestion, Refused
 from nonet.deploy.serving.access import CircuitBreaker, RateLimiter
 from nonet.deploy.serving.service.engines import Building
+from nonet.deploy.serving.service.fallback import FallbackRecommender
 from nonet.deploy.serving.service.metrics import ServerMetrics
 from nonet.deploy.serving.service.requests import (
     Event,
@@ -176,7 +177,7 @@ class RecommendationService:
         """
         self._check_limits(caller)
         events = [event.model_dump() for event in request.events]
-        arguments = (str(request.user), events, request.id)
+        arguments = (request.user, events, request.id)
         if inspect.iscoroutinefunction(self.features.post):  # a proxy of another service
             accepted, unknown, is_new_id = await self.features.post(*arguments)
         else:  # in a thread, because it waits for the disk
@@ -351,14 +352,16 @@ class RecommendationService:
         return rows
 
 
-def _get_user_and_history(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
-    """Return the user's id as text, and the item ids or events of the history, each None if the request lacks it."""
+def _get_user_and_history(
+    request: RecommendRequest | ScoreRequest,
+) -> tuple[int | str | None, list[Any] | None]:
+    """Return the user's id, and the item ids or events of the history, each None if the request lacks it."""
     history = request.history
     if history is not None:
         history = [
             event.model_dump(exclude_none=True) if isinstance(event, Event) else event for event in history
         ]
-    return (None if request.user is None else str(request.user)), history
+    return request.user, history
 
 
 def _to_finite(value: np.floating) -> float | None:

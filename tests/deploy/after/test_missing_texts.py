@@ -1,4 +1,4 @@
-"""Tables that come after a run are read with the run's `data.missing`."""
+"""Tables that come after a run are read with the run's `data.missing` and `data.columns`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.controller.scenario import load_scenario
+from nonet.deploy.opened import Vocabulary, tables
+from nonet.errors import DataError
+from nonet.samples.tables import IdKind
 
 evaluate = importlib.import_module("nonet.deploy.after.evaluate")  # the face has a function of this name
 items = importlib.import_module("nonet.deploy.after.items")
-appending = importlib.import_module("nonet.deploy.opened.appending")
-
-SCENARIO = """
-name: visits
-data: {interactions: visits.parquet, missing: ['?']}
-stages: {pretrain: {epochs: 1}}
-"""
+appending = importlib.import_module("nonet.deploy.after.append")
+VOCABULARY = Vocabulary(IdKind(True, True), IdKind(True, True), columns={"item": "sku"}, missing=("?",))
 
 
 class _ReadError(Exception):
@@ -28,44 +25,54 @@ class _ReadError(Exception):
 
 
 @pytest.fixture
-def run(tmp_path):
-    (tmp_path / "visits.yaml").write_text(SCENARIO)
-    scenario, _ = load_scenario(tmp_path / "visits.yaml")
-    return SimpleNamespace(scenario=scenario, path=tmp_path, id="visits")
+def formats(monkeypatch):
+    """Return the formats with which interactions are checked, which is where reading ends."""
+    noted: list = []
 
-
-def recorder(formats: list):
-    """Make a reader that notes the format it is called with."""
-
-    def read(*arguments, **_):
-        formats.append(arguments[-1])
+    def check(_, table_format, label):
+        noted.append(table_format)
         raise _ReadError
 
-    return read
+    monkeypatch.setattr(tables, "check_interactions", check)
+    return noted
 
 
-def test_other_events_are_evaluated_with_the_run_s_missing_texts(run, monkeypatch):
-    formats: list = []
-    monkeypatch.setattr(evaluate, "read_tables", recorder(formats))
+@pytest.fixture
+def events(tmp_path):
+    pq.write_table(pa.table({"user_id": ["NA"], "sku": ["b"], "timestamp": [1]}), tmp_path / "more.parquet")
+    return tmp_path / "more.parquet"
+
+
+def test_other_events_are_evaluated_with_the_run_s_missing_texts(formats, events, monkeypatch):
+    monkeypatch.setattr(
+        evaluate, "make_data_setup", lambda *_: SimpleNamespace(attach_labels=lambda table: table)
+    )
+    opened = SimpleNamespace(vocabulary=VOCABULARY, scenario=None, folder=SimpleNamespace(path=events.parent))
     with pytest.raises(_ReadError):
-        evaluate._load_other_data(None, run.scenario, run, run.path / "other.parquet")
+        evaluate._load_other_data(None, opened, events)
     assert formats[0].missing == ("?",)
+    assert formats[0].columns == {"item": "sku"}
 
 
-def test_events_are_appended_with_the_run_s_missing_texts(run, monkeypatch):
-    formats: list = []
-    opened = SimpleNamespace(scenario=run.scenario, events=object(), corpus=SimpleNamespace(seq=None))
-    monkeypatch.setattr(appending, "read_interactions", recorder(formats))
+def test_events_are_appended_with_the_run_s_missing_texts(formats, events, monkeypatch):
+    opened = SimpleNamespace(vocabulary=VOCABULARY, events=object(), corpus=SimpleNamespace(seq=None))
     monkeypatch.setattr(appending.OpenedRun, "open", lambda _, verb: opened)
     with pytest.raises(_ReadError):
-        appending.append_events("visits", "more.parquet")
+        appending.append_events("visits", str(events))
     assert formats[0].missing == ("?",)
 
 
-def test_new_items_may_have_ids_that_the_run_s_list_allows(run):
-    pq.write_table(pa.table({"item_id": ["NA", "b"]}), run.path / "new.parquet")
+def test_new_items_may_have_ids_that_the_run_s_list_allows(tmp_path):
+    pq.write_table(pa.table({"sku": ["NA", "b"]}), tmp_path / "new.parquet")
+    (tmp_path / "new.csv").write_text("sku\nNA\nb\n")
     known, ids = pa.table({"item_id": ["a"]}), np.array(["a"])
-    rows = items._read_new_items(
-        str(run.path / "new.parquet"), run.scenario.data.missing, known, ids, np.ones(1, bool)
-    )
-    assert rows["item_id"].to_pylist() == ["NA", "b"]
+    for name in ("new.parquet", "new.csv"):
+        rows = items._read_new_items(str(tmp_path / name), VOCABULARY, known, ids, np.ones(1, bool))
+        assert rows["item_id"].to_pylist() == ["NA", "b"]
+
+
+def test_a_table_without_the_run_s_column_is_refused_with_the_name_of_the_column(tmp_path):
+    pq.write_table(pa.table({"article": ["b"]}), tmp_path / "new.parquet")
+    with pytest.raises(DataError, match="no column 'sku', in which the run has the item") as error:
+        tables.read_run_items(str(tmp_path / "new.parquet"), VOCABULARY)
+    assert "\n" not in str(error.value)

@@ -174,7 +174,7 @@ def test_a_stopped_seed_ends_the_command_and_says_how_to_go_on(ring, typed, monk
     monkeypatch.setattr(api, "run", lambda *_, **__: SimpleNamespace(state="stopped"))
     code, out, err = typed("run", ring.scenario, "--seeds", "1,2", "--run-dir", "many")
     assert (code, out) == (130, "")
-    assert f"--run-dir {tmp_path / 'many'}" in err
+    assert f"nonet resume {tmp_path / 'many'}" in err
     assert not (tmp_path / "many" / "seeds.json").exists()
 
 

@@ -7,9 +7,10 @@ from redis_server import REDIS, RedisServer
 from served_run import ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.opened import FallbackRecommender, RequestFeatures
+from nonet.deploy.opened import RequestFeatures
 from nonet.deploy.serving.service import (
     EnginePool,
+    FallbackRecommender,
     RecommendationService,
     ServeConfig,
     ServerMetrics,
@@ -37,7 +38,7 @@ def test_histories_out_of_a_store_answer_alike_and_its_end_is_a_marked_fall_back
     )
     app = make_app(RecommendationService(features, engines, fallback, settings, ServerMetrics()))
     with TestClient(app) as stored:
-        for user in (101, 105, "nobody"):
+        for user in (101, 105, 999):
             assert ask(stored, user=user, k=5) == ask(client, user=user, k=5)
         assert features.histories._stored is not None
         redis.kill()

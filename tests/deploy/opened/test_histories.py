@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from served_run import TrainedRun
 
-from nonet.deploy.opened import UserHistories, append_events
+from nonet.deploy.after import append_events
+from nonet.deploy.opened import UserHistories
 from nonet.errors import ConfigError
 from nonet.samples.tokenised import StoredSequences
 

@@ -61,7 +61,7 @@ def test_services_apart_answer_as_one_process_does(url, served):
 
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     with TestClient(app) as client:
-        for user in (101, 105, "nobody"):
+        for user in (101, 105, 999):
             here = client.post("/recommend", json={"user": user, "k": 5}).json()
             status, there = asked(url, user=user, k=5)
             assert status == 200

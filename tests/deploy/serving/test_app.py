@@ -43,7 +43,7 @@ def test_a_history_in_place_of_a_user_and_what_it_excludes(client):
 
 
 def test_a_user_nobody_knows_is_answered_and_marked(client):
-    answer = ask(client, user="nobody at all", k=3)
+    answer = ask(client, user=999, k=3)
     assert answer["cold_start"]
     assert len(answer["items"]) == 3
     assert not ask(client, user=103, k=3)["cold_start"]
@@ -67,13 +67,13 @@ def test_scores_of_named_items_are_those_of_lists(client):
 
 
 def test_posted_events_are_in_the_next_answer_and_a_post_with_an_id_counts_once(client):
-    before = ask(client, user="new one", k=5, explain=True)
+    before = ask(client, user=998, k=5, explain=True)
     assert before["cold_start"]
-    post = {"user": "new one", "events": [{"item": 1005}, {"item": 1006, "values": {"rating": 5}}], "id": "a"}
+    post = {"user": 998, "events": [{"item": 1005}, {"item": 1006, "values": {"rating": 5}}], "id": "a"}
     assert ask(client, "/events", **post) == {"accepted": 2, "unknown": [], "again": False}
     assert ask(client, "/events", **post)["again"]
-    assert ask(client, "/events", user="newer one", events=[1005, {"item": 1007}])["accepted"] == 2
-    after = ask(client, user="new one", k=5, explain=True)
+    assert ask(client, "/events", user=996, events=[1005, {"item": 1007}])["accepted"] == 2
+    after = ask(client, user=998, k=5, explain=True)
     assert len(after["history"]) == 2
     assert not after["cold_start"]
     assert {1005, 1006}.isdisjoint(items(after))
@@ -123,7 +123,7 @@ def test_too_little_time_gives_a_fall_back_that_says_so(client):
     answer = ask(client, user=103, k=5, deadline_ms=0.001)
     assert (answer["reason"], answer["version"]) == ("deadline", None)
     assert answer["fallback"] == "transition_counter"
-    assert ask(client, user="unseen", k=5, deadline_ms=0.001)["fallback"] == "popularity"
+    assert ask(client, user="997", k=5, deadline_ms=0.001)["fallback"] == "popularity"
     assert all(row["score"] is None for row in answer["items"])
     assert len(set(items(answer))) == 5
 

@@ -165,7 +165,9 @@ def test_other_folders_and_exports_of_newer_versions_are_refused(decoder, tmp_pa
 def test_the_example_program_refuses_wrong_arguments_in_one_line(decoder, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="has no join 'mine'"):
         run_example(decoder, capsys, monkeypatch, "--store", "mine=lmdb:nowhere")
-    assert run_example(decoder, capsys, monkeypatch, "nothing").startswith("after no item of the catalogue\n")
+    with pytest.raises(SystemExit, match="'nothing' can be no id of this run"):
+        run_example(decoder, capsys, monkeypatch, "nothing")
+    assert run_example(decoder, capsys, monkeypatch, "9").startswith("after no item of the catalogue\n")
 
 
 def test_an_export_that_fails_leaves_no_folder(decoder, tmp_path):

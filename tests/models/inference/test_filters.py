@@ -12,11 +12,11 @@ from served_run import TrainedRun
 
 from nonet.deploy.opened import (
     CatalogueItems,
-    FallbackRecommender,
     Refused,
     RequestFeatures,
     UserHistories,
 )
+from nonet.deploy.serving.service import FallbackRecommender
 from nonet.models.generation import SubCatalogue, Trie
 from nonet.models.inference import FilterCache, InferenceEngine, ItemFilter
 from nonet.models.inference import filters as filters_module
@@ -59,7 +59,7 @@ def test_a_filter_gives_the_list_of_hiding_what_it_leaves_out(world, where):
 
 def test_questions_with_other_filters_and_without_one_merge(world):
     engine, features = world
-    users = ["103", "105", "nobody", "110", "111", "103"]
+    users = ["103", "105", "999", "110", "111", "103"]
     questions = [asked(features, where, user) for where, user in zip([*WHERES, None], users, strict=True)]
     together = engine.answer(questions)
     for question, answer in zip(questions, together, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nonet.deploy.opened.items import CatalogueItems
+from nonet.deploy.opened import CatalogueItems
 from nonet.models.generation import Corpus, VoteOptions, Voters
 from nonet.models.inference import Answer, FilterCache, Question, make_empty_events, pack_questions
 from nonet.types import Jagged

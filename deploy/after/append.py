@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from nonet.deploy.opened.opened_run import OpenedRun
+from nonet.deploy.opened import OpenedRun, read_run_interactions
 from nonet.errors import ConfigError
 from nonet.models.inference import find_default_values
-from nonet.samples.tables import as_numbers, read_interactions
+from nonet.samples.tables import as_numbers
 
 
 def append_events(run: str, events_path: str, store: str | None = None) -> dict[str, int]:
@@ -39,7 +39,7 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
             f"{served_run.folder.id} keeps the events of users in its folder, where none can be appended; name a store: "
             "data.sequences: {use: lmdb:FOLDER}, or --store lmdb:FOLDER"
         )
-    table = read_interactions(events_path, served_run.scenario.data.table_format)
+    table = read_run_interactions(events_path, served_run.vocabulary)
     item_ids = as_numbers(table["item_id"])
     catalogue_ids = as_numbers(pa.array(served_run.corpus.item_id.tolist()))
     order = np.argsort(catalogue_ids)
