@@ -63,6 +63,11 @@ class MappedTextIds:
         """Read all ids as a list."""
         return self._column.to_pylist()
 
+    def __arrow_array__(self, type: Any = None) -> pa.Array:
+        """Return all ids as an Arrow array, without Python objects."""
+        ids = self._column.combine_chunks()
+        return ids if type is None else ids.cast(type)
+
     def astype(self, dtype: Any) -> np.ndarray:
         """Read all ids as an array of the given dtype."""
         return np.asarray(self).astype(dtype)

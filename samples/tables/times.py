@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from typing import Any
 
@@ -97,8 +98,9 @@ def convert_times(
         raise ConfigError(f"time unit {unit!r}: there are {', '.join(_PER_SECOND)}.")
     given: Any = values
     if isinstance(given, pa.Array | pa.ChunkedArray):
-        if pa.types.is_timestamp(given.type) and not given.null_count:
-            return convert_to_seconds(pa.chunked_array([given]), label)[0]
+        given = _parse_column(given)
+        if (pa.types.is_timestamp(given.type) or pa.types.is_date(given.type)) and not given.null_count:
+            return convert_to_seconds(given, label)[0]
         given = given.cast(pa.float64()) if pa.types.is_decimal(given.type) else given
         given = given.to_pylist() if given.null_count or not is_plain(given.type) else given.to_numpy()
     if isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
@@ -109,6 +111,15 @@ def convert_times(
     for i in sorted(set(range(len(given))).difference(numbers)):
         seconds[i] = _convert_moment(given[i], unit, label)
     return seconds
+
+
+def _parse_column(column: Any) -> pa.ChunkedArray:
+    """Parse a column of texts that are all digits or all ISO 8601; return other columns unchanged."""
+    column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    if (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) and not column.null_count:
+        with suppress(TypeError):  # Mixed or wrong texts are parsed one by one.
+            return _parse_text(column)
+    return column
 
 
 def _is_number(value: Any) -> bool:
@@ -177,7 +188,10 @@ def _parse_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """
     trimmed = pc.utf8_trim_whitespace(column)
     if pc.all(pc.match_substring_regex(trimmed, r"^-?\d+$")).as_py():
-        return trimmed.cast(pa.int64())
+        try:
+            return trimmed.cast(pa.int64())
+        except pa.ArrowException:
+            raise TypeError("text with more digits than a time has") from None
     has_zone = pc.match_substring_regex(trimmed, r"(Z|[+-]\d{2}:?\d{2})$")
     some_have_zone, all_have_zone = pc.any(has_zone).as_py(), pc.all(has_zone).as_py()
     all_are_dates = pc.all(pc.match_substring_regex(trimmed, r"^\d{4}-\d{2}-\d{2}$")).as_py()

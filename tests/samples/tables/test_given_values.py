@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError, DataError
+from nonet.samples.sequences.flat import MappedTextIds
 from nonet.samples.tables import IdKind, TableFormat, check_interactions, convert_ids, convert_times
 
 UNIX = 1_772_928_000
@@ -21,6 +22,10 @@ def test_numbers_are_in_the_unit_of_the_run_and_texts_and_timestamps_are_always_
     for unit, factor in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
         assert convert_times(np.array([UNIX * factor]), unit).tolist() == [UNIX]
     assert convert_times(pa.array([dt.datetime(2026, 3, 8)]), "ms").tolist() == [UNIX]
+    for column in (["2026-03-08T00:00:00Z", "2026-03-08"], [f"{UNIX}000"] * 2, [dt.date(2026, 3, 8)] * 2):
+        assert convert_times(pa.array(column), "ms").tolist() == [UNIX] * 2
+    mixed_zones = pa.chunked_array([["2026-03-08T00:00:00", "2026-03-08T01:00:00+01:00"]])
+    assert convert_times(mixed_zones, "ms").tolist() == [UNIX] * 2
     assert convert_times([], "s").tolist() == []
     assert convert_times([100, -1, 0], "s").tolist() == [100, -1, 0]  # times of a log that begins at 0
 
@@ -33,6 +38,7 @@ def test_numbers_are_in_the_unit_of_the_run_and_texts_and_timestamps_are_always_
         (str(UNIX), "us", "microseconds"),
         (UNIX * 1000, "ns", "nanoseconds"),
         (2**70, "ns", "nanoseconds"),
+        ("9" * 25, "ns", "nanoseconds"),
         *((value, "s", "seconds") for value in (True, None, float("nan"), float("inf"), "soon", [1])),
     ],
 )
@@ -86,3 +92,18 @@ def test_a_number_and_its_text_are_one_id(kind, value, expected):
 def test_what_can_be_no_id_of_the_run_is_refused(kind, value):
     with pytest.raises(DataError, match=r"^user: .* can be no id of this run, whose ids are (text|whole)"):
         convert_ids([value], kind, "user")
+
+
+def test_ids_of_mapped_sequences_and_of_an_empty_run_have_a_kind():
+    mapped = MappedTextIds(pa.chunked_array([["u1", "42"]], pa.large_string()))
+    assert IdKind.from_ids(mapped) == IdKind(True, True, "u1")
+    assert IdKind.from_ids(np.array([], object)) == IdKind(True, True)
+
+
+def test_a_column_of_texts_with_too_many_digits_is_refused_in_one_line():
+    table = pa.table({"user_id": ["a"], "item_id": [1], "at": ["9" * 25]})
+    for time_unit in (None, "s"):
+        with pytest.raises(
+            DataError, match=r"column 'at'.*(more digits than a time has|is no moment in seconds)"
+        ):
+            check_interactions(table, TableFormat({"time": "at"}, time_unit=time_unit), "log")
