@@ -15,6 +15,7 @@ from .run_folder import create_run as create_run
 from .run_folder import describe_place as describe_place
 from .run_folder import find_runs_root as find_runs_root
 from .run_folder import is_ray_job as is_ray_job
+from .run_folder import is_running as is_running
 from .run_folder import list_subjects_beside as list_subjects_beside
 from .run_folder import lock_run as lock_run
 from .run_folder import make_control_name as make_control_name

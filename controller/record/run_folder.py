@@ -233,6 +233,15 @@ def lock_run(run: RunFolder) -> FolderLock:
     return lock_folder(run.path)
 
 
+def is_running(run: RunFolder) -> bool:
+    """Return whether a process holds the lock of a run's folder."""
+    try:
+        lock_run(run).close()
+    except ConfigError:
+        return True
+    return False
+
+
 def create_run(name: str, folder: str | Path | None = None) -> RunFolder:
     """Return the folder of a new run, which may not exist yet.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
-from nonet.controller.record import CommandQueue, RunFolder, find_run, lock_run
+from nonet.controller.record import CommandQueue, RunFolder, find_run, is_running
 from nonet.controller.scenario import RewardOptions, check_supported, load_scenario
 from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
@@ -131,13 +131,13 @@ def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float 
     """
     folder = _find_active_run(run, "there is nothing to stop")
     write_whole(folder.stop_request, b"")
-    if not _wait_until(lambda: not folder.stop_request.exists() or not _is_running(folder), notice_s):
+    if not _wait_until(lambda: not folder.stop_request.exists() or not is_running(folder), notice_s):
         folder.stop_request.unlink(missing_ok=True)
         raise ConfigError(
             f"{folder.id} did not accept the request to stop within {notice_s:g} s; to stop a run on a cluster (--detach), set "
             "RAY_ADDRESS to that cluster"
         )
-    if not _wait_until(lambda: not _is_running(folder), timeout_s):
+    if not _wait_until(lambda: not is_running(folder), timeout_s):
         return f"{folder.id} stops after its current step; it has not ended within {timeout_s:g} s"
     folder.stop_request.unlink(missing_ok=True)
     return f"stopped {folder.id}"
@@ -163,18 +163,9 @@ def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
     folder = find_run(run)
     if folder.report.exists():
         raise ConfigError(f"{folder.id} has finished; {suggestion}")
-    if not _is_running(folder):
+    if not is_running(folder):
         raise ConfigError(f"{folder.id} is not in progress; continue it with: nonet resume {folder.id}")
     return folder
-
-
-def _is_running(folder: RunFolder) -> bool:
-    """Return whether a process holds the lock of the run's folder."""
-    try:
-        lock_run(folder).close()
-    except ConfigError:
-        return True
-    return False
 
 
 def _copy_source(folder: RunFolder, use: str) -> tuple[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import list_all_runs, name_run
+from nonet.controller.record import RunFolder, is_running, list_all_runs, name_run
 from nonet.controller.scenario import LIBRARY, find_scenario, list_shipped_scenarios, load_scenario
 from nonet.controller.setup import list_reward_options
 from nonet.errors import ConfigError
@@ -36,12 +37,10 @@ def describe_runs() -> list[dict[str, Any]]:
     rows = []
     for folder in list_all_runs():
         report = folder.read_json("report.json")
-        checkpoints = sorted(path.name for path in folder.checkpoints.glob("step-*"))
-        resumable = f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
         started = datetime.fromtimestamp(folder.scenario.stat().st_mtime).astimezone()
         row: dict[str, Any] = {
             "run": name_run(folder),
-            "state": "finished" if report else resumable,
+            "state": "finished" if report else _describe_unfinished(folder),
             "started": started.isoformat(timespec="seconds"),
         }
         if report and "total" in report.get("wall_s", {}):
@@ -51,6 +50,15 @@ def describe_runs() -> list[dict[str, Any]]:
             row |= {"stage": stage, **{name: round(value, 4) for name, value in metrics.items()}}
         rows.append(row)
     return rows
+
+
+def _describe_unfinished(run: RunFolder) -> str:
+    """Return the state of a run without a report."""
+    with suppress(OSError):  # a folder that cannot be written has no lock
+        if is_running(run):
+            return "running"
+    checkpoints = sorted(path.name for path in run.checkpoints.glob("step-*"))
+    return f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
 
 
 def format_runs(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from nonet.controller.record import RunFolder, lock_run
 from nonet.deploy.after import seeds
 from nonet.deploy.verbs import questions, running
 from nonet.deploy.verbs.listing import describe_runs, format_runs, format_versions
@@ -42,6 +43,8 @@ def test_runs_of_seeds_and_of_a_search_are_listed_by_names_that_commands_take(ru
     assert [row["run"] for row in found][2:] == ["many/seed-7", "many/seed-8", "search/trials/0/search-0-1"]
     assert found[2]["state"] == "resumable at step-000003"
     assert {"run", "state", "recall@5"} <= set(found[0]), "these keys were there before"
+    with lock_run(RunFolder(runs / "many" / "seed-7")):
+        assert describe_runs()[2]["state"] == "running"
 
 
 def test_a_torn_version_has_a_row_of_its_own():
