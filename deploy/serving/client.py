@@ -114,6 +114,7 @@ class Client:
         user: int | str | None = None,
         *,
         history: Sequence[Mapping[str, Any] | int | str] | None = None,
+        like: Sequence[str] | None = None,
         k: int = 10,
         exclude: Sequence[int | str] = (),
         where: str | None = None,
@@ -127,6 +128,7 @@ class Client:
         Args:
             user: The user's id.
             history: Item ids, newest last, or events {"item", "time", "event", "values"}, to use instead of the user's events.
+            like: Titles of items, newest last, instead of `history`.
             k: Number of items.
             exclude: Ids of items that must not be recommended.
             where: A condition over item columns, such as "price < 20".
@@ -141,6 +143,7 @@ class Client:
         body = {
             "user": user,
             "history": history,
+            "like": None if like is None else list(like),
             "k": k,
             "exclude": list(exclude),
             "where": where,

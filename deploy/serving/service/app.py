@@ -73,7 +73,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
 
     def hide_history(request: Request, body: RecommendRequest | ScoreRequest, listed: Listed) -> Listed:
         """Return the response after removing the user's history unless the caller may see it or sent it."""
-        if body.history is None and not access.may_see_histories(_get_token(request)):
+        if body.history is None and body.like is None and not access.may_see_histories(_get_token(request)):
             listed.history = None
         return listed
 

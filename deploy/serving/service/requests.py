@@ -54,6 +54,9 @@ class _UserRequest(_StrictRequest):
         None,
         description="Item ids, newest last, or events as in /events, to use instead of the user's events.",
     )
+    like: list[Annotated[Text, Field(max_length=512)]] | None = Field(
+        None, max_length=100, description="Titles of items, newest last, to use instead of `history`."
+    )
     time: Time | None = Field(
         None,
         description="Time of the request in the unit of the run's log, or ISO text; by default the current time.",

@@ -140,7 +140,8 @@ class RecommendationService:
         self._check_scene(request.scene)
         make_question = partial(
             self.features.prepare_list_question,
-            *_get_user_and_history(request),
+            request.user,
+            await self._find_history(request),
             request.k,
             exclude=request.exclude,
             where=request.where,
@@ -158,7 +159,8 @@ class RecommendationService:
         self._check_scene(request.scene)
         make_question = partial(
             self.features.prepare_score_question,
-            *_get_user_and_history(request),
+            request.user,
+            await self._find_history(request),
             request.items,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
@@ -204,6 +206,25 @@ class RecommendationService:
             scenes = ", ".join(self._scenes)
             known = f"the run has the scenes {scenes}" if scenes else "the run has no scenes, so omit scene"
             raise Refused("bad_scene", f"there is no scene {scene!r}: {known}")
+
+    async def _find_history(self, request: RecommendRequest | ScoreRequest) -> list[Any] | None:
+        """Return the item ids or events of a request's history or titles; None if it has neither.
+
+        Raises:
+            Refused: It has both, or a title is that of no item or of several.
+        """
+        history, titles = request.history, request.like
+        if titles is not None:
+            if history is not None:
+                raise Refused("bad_request", "give `history` or `like`, not both")
+            items = self.features.items
+            found = await asyncio.to_thread(lambda: [items.find_title(title) for title in titles])
+            return items.get_ids(np.array(found, np.int64))
+        if history is None:
+            return None
+        return [
+            event.model_dump(exclude_none=True) if isinstance(event, Event) else event for event in history
+        ]
 
     def _check_limits(self, caller: str) -> None:
         """Raise TooManyRequests if the limit of the caller or of the queue is reached."""
@@ -350,18 +371,6 @@ class RecommendationService:
                 row.own, row.vote = _to_finite(answer.own[index]), _to_finite(answer.vote[index])
             rows.append(row)
         return rows
-
-
-def _get_user_and_history(
-    request: RecommendRequest | ScoreRequest,
-) -> tuple[int | str | None, list[Any] | None]:
-    """Return the user's id, and the item ids or events of the history, each None if the request lacks it."""
-    history = request.history
-    if history is not None:
-        history = [
-            event.model_dump(exclude_none=True) if isinstance(event, Event) else event for event in history
-        ]
-    return request.user, history
 
 
 def _to_finite(value: np.floating) -> float | None:
