@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder
 from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missing_values, select_joins
-from nonet.deploy.serving.offline.export import EXPORTED_SETTINGS
+from nonet.deploy.serving.offline.export import EXPORTED_SETTINGS, write_description
 from nonet.deploy.serving.offline.exported import DENSE_WEIGHTS, FORMAT, map_layer, read_description
 from nonet.deploy.serving.offline.exported_stores import open_joins, write_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
 from nonet.embedding.reading import MappedReader
-from nonet.errors import DataError
 from nonet.models.deepfm import EventLabeller
 from nonet.models.generation import Corpus
 from nonet.models.inference import ClickEngine
@@ -52,7 +50,7 @@ print("after", ", ".join(model.get_titles(history)) or "no item of the catalogue
 for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
     print(f"{probability:8.4f}  {item}  {model.get_titles([item])[0]}")
 for join, count in model.missing.items():
-    print(f"the columns of the join {join} were missing in {count} questions: --store {join}=ADDRESS names its store")
+    print(f"join {join}: columns missing in {count} questions; --store {join}=ADDRESS names another store")
 '''
 _ITEMS_PER_QUESTION = 1000
 
@@ -89,9 +87,7 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
         "joins": joins,
         "copied_stores": copied_stores,
     }
-    (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
-    # Written last, because a folder without it is not an export.
-    write_whole(target / "export.json", json.dumps(description, indent=1).encode())
+    write_description(target, description, _EXAMPLE)
 
 
 class ExportedClicks:
@@ -113,15 +109,10 @@ class ExportedClicks:
         folder = Path(folder)
         description = read_description(folder)
         setup, target = RunSetup(**description["setup"]), description["target"]
-        try:
-            files = {path.name: path for path in (folder / "clicks").iterdir()}
-            layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
-            rows = MappedReader(description["version"], layers, setup.make_table_specs())
-            self.engine = ClickEngine(folder / DENSE_WEIGHTS, files, rows, description["version"])
-        except (OSError, KeyError) as error:
-            raise DataError(
-                f"{folder} is incomplete: {error}; copy the whole folder, or export the run again"
-            ) from None
+        files = {path.name: path for path in (folder / "clicks").iterdir()}
+        layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
+        rows = MappedReader(description["version"], layers, setup.make_table_specs())
+        self.engine = ClickEngine(folder / DENSE_WEIGHTS, files, rows, description["version"])
         self._corpus = Corpus.load({"sequences": str(folder / "sequences")})
         seq = self._corpus.seq
         joins = open_joins(

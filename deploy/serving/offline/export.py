@@ -144,9 +144,22 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         "copied_stores": copied_stores,
         "withdrawn": list(served_run.withdrawn),
     }
-    (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
+    write_description(target, description, _EXAMPLE)
+
+
+def write_description(target: Path, description: Mapping[str, Any], example: str) -> None:
+    """Write example.py and export.json into an export whose other files are complete.
+
+    Args:
+        target: The folder of the export.
+        description: The contents of export.json, to which the sizes of the files are added.
+        example: The program.
+    """
+    paths = sorted(path for path in target.rglob("*") if path.is_file())
+    sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
+    (target / "example.py").write_text(example, encoding="utf-8")
     # Written last, because a folder without it is not an export.
-    write_whole(target / "export.json", json.dumps(description, indent=1).encode())
+    write_whole(target / "export.json", json.dumps({**description, "files": sizes}, indent=1).encode())
 
 
 def _write_model(exported: VersionToExport, spec: ModelSpec, target: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.deploy.opened import RequestFeatures, UserHistories, Vocabulary
-from nonet.deploy.serving.offline.exported_stores import STORES, open_joins
+from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import DataError
 from nonet.models import MODELS
@@ -49,7 +49,6 @@ class Exported:
         folder = Path(folder)
         description = read_description(folder)
         setup = RunSetup(**description["setup"])
-        _check_files(folder, setup, description)
         kinds = ("sequences", "sids", "catalogue", "transitions")
         self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
         recommender = _load_recommender(folder, setup, description, self._corpus)
@@ -128,7 +127,7 @@ class Exported:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read export.json. Raises DataError if it does not exist, or is of a version that cannot be read."""
+    """Read export.json. Raises DataError if it cannot be read, is of a newer version, or lists files that the folder lacks."""
     try:
         description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         written_format = int(description["format"])
@@ -142,6 +141,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"{folder} is an export of format {written_format}, and this version of Nonet reads {_OLDEST_FORMAT} to {FORMAT}; "
             "open it with the version that wrote it, or export the run again"
         )
+    _check_files(folder, description.get("files", {}))  # exports of format 1 do not list their files
     return description
 
 
@@ -150,23 +150,22 @@ def _is_read_from_subfolder(setup: RunSetup, description: Mapping[str, Any]) -> 
     return description["format"] > 1 and MODELS.get(setup.model["use"]).imports != ""
 
 
-def _check_files(folder: Path, setup: RunSetup, description: Mapping[str, Any]) -> None:
-    """Raise DataError if a file or folder of an export does not exist."""
-    counts = [f"transitions/{get_count_file_name(name)}" for name in (*COUNTS, "meta")]
-    needed = [
-        TRANSFORMERS_FOLDER if _is_read_from_subfolder(setup, description) else DENSE_WEIGHTS,
-        "sequences/items.parquet",
-        "sids/sids.parquet",
-        "catalogue",
-        *(f"rows/{table}" for table in setup.tables),
-        *(counts if setup.memory else ()),
-        *(f"{STORES}/{name}" for name in description.get("copied_stores", ())),
-    ]
-    absent = [name for name in needed if not (folder / name).exists()]
-    if absent:
-        raise DataError(
-            f"{folder} is incomplete: it has no {absent[0]}; copy the whole folder, or export the run again"
-        )
+def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Raise DataError if a file of an export does not exist, or is cut.
+
+    Args:
+        folder: The folder of the export.
+        sizes: Size in bytes of each file by its path in the folder. JSON files may be edited.
+    """
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            problem = f"it has no {name}"
+        elif path.suffix != ".json" and path.stat().st_size != size:
+            problem = f"{name} has {path.stat().st_size} of {size} bytes"
+        else:
+            continue
+        raise DataError(f"{folder} is incomplete: {problem}; copy the whole folder, or export the run again")
 
 
 def _load_recommender(
@@ -187,7 +186,9 @@ def _load_recommender(
 
 
 def map_layer(folder: Path) -> RowLayer:
-    """Memory-map the rows of a table; the folder has one file per array."""
+    """Memory-map the rows of a table; the folder has one file per array. Raises DataError if it does not exist."""
+    if not folder.is_dir():
+        raise DataError(f"there are no rows in {folder}; copy the whole folder, or export the run again")
     return RowLayer.map_files({file.stem: file for file in folder.glob("*.npy")})
 
 
