@@ -15,14 +15,19 @@ import numpy as np
 from nonet.atomic import make_folder
 from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missing_values, select_joins
 from nonet.deploy.serving.offline.export import EXPORTED_SETTINGS, write_description
-from nonet.deploy.serving.offline.exported import DENSE_WEIGHTS, FORMAT, map_layer, read_description
+from nonet.deploy.serving.offline.exported import (
+    DENSE_WEIGHTS,
+    FORMAT,
+    map_layer,
+    open_setup,
+    read_description,
+)
 from nonet.deploy.serving.offline.exported_stores import open_joins, write_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
 from nonet.embedding.reading import MappedReader
 from nonet.models.deepfm import EventLabeller
 from nonet.models.generation import Corpus
 from nonet.models.inference import ClickEngine
-from nonet.workers.roles import RunSetup
 
 _EXAMPLE = '''"""Score items with this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
@@ -108,7 +113,7 @@ class ExportedClicks:
     def __init__(self, folder: str | Path, stores: Mapping[str, str] | None = None):
         folder = Path(folder)
         description = read_description(folder)
-        setup, target = RunSetup(**description["setup"]), description["target"]
+        setup, target = open_setup(folder, description, makes_lists=False), description["target"]
         files = {path.name: path for path in (folder / "clicks").iterdir()}
         layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
         rows = MappedReader(description["version"], layers, setup.make_table_specs())

@@ -48,7 +48,7 @@ class Exported:
     def __init__(self, folder: str | Path, stores: Mapping[str, str] | None = None):
         folder = Path(folder)
         description = read_description(folder)
-        setup = RunSetup(**description["setup"])
+        setup = open_setup(folder, description, makes_lists=True)
         kinds = ("sequences", "sids", "catalogue", "transitions")
         self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
         recommender = _load_recommender(folder, setup, description, self._corpus)
@@ -148,6 +148,15 @@ def read_description(folder: Path) -> dict[str, Any]:
 def _is_read_from_subfolder(setup: RunSetup, description: Mapping[str, Any]) -> bool:
     """Return whether the model is opened from `TRANSFORMERS_FOLDER` instead of from `DENSE_WEIGHTS`."""
     return description["format"] > 1 and MODELS.get(setup.model["use"]).imports != ""
+
+
+def open_setup(folder: Path, description: Mapping[str, Any], *, makes_lists: bool) -> RunSetup:
+    """Return the settings of the model. Raises DataError if it makes lists and should not, or the other way round."""
+    setup = RunSetup(**description["setup"])
+    if MODELS.get(setup.model["use"]).makes_lists != makes_lists:
+        kind, opener = ("a click model", "ExportedClicks") if makes_lists else ("a recommender", "Exported")
+        raise DataError(f"{folder} has {kind}; open it with nonet.deploy.serving.offline.{opener}")
+    return setup
 
 
 def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:

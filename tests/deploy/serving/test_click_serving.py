@@ -11,10 +11,10 @@ from likes_world import HOUR, add_columns, change_scenario, make_click_run, make
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving import describe_versions, promote_version, publish_checkpoint, rollback_version
-from nonet.deploy.serving.offline import ExportedClicks, export_run
+from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences.sequences import TEST
 
 
@@ -118,6 +118,8 @@ def test_versions_of_a_click_model_are_published_promoted_and_rolled_back(run, c
 
 def test_an_export_scores_as_the_server_does_and_its_example_runs(run, client, tmp_path):
     export_run(str(run.path), tmp_path / "export")
+    with pytest.raises(DataError, match=r"has a click model; open it with .*ExportedClicks$"):
+        Exported(tmp_path / "export")
     exported = ExportedClicks(tmp_path / "export")
     history = [{"item": 1006, "time": 30 * HOUR, "values": {"rating": 5}}, {"item": 1009, "time": 31 * HOUR}]
     given = {"user": 101, "history": history, "time": 36 * HOUR, "values": {"age": 3}}

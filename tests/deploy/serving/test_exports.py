@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from served_run import TrainedRun
 
 from nonet.deploy.opened import RequestFeatures
-from nonet.deploy.serving.offline import Exported, export_run
+from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run
 from nonet.errors import ConfigError, DataError
 from nonet.models.inference import InferenceEngine
 
@@ -164,6 +164,10 @@ def test_other_folders_and_exports_of_newer_versions_are_refused(decoder, tmp_pa
         Exported(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="has no join 'item'; its joins: none"):
         Exported(decoder, {"item": "redis://127.0.0.1:1/none"})
+    with pytest.raises(
+        DataError, match=r"has a recommender; open it with nonet.deploy.serving.offline.Exported$"
+    ):
+        ExportedClicks(decoder)
     with pytest.raises(ConfigError, match="an event of the history has no item"):
         Exported(decoder).recommend([{"time": 3}])
 
