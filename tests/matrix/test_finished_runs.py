@@ -107,9 +107,7 @@ def test_a_verb_works_or_is_refused_in_one_line(request, runs, kind, variants, v
                 request.applymarker(pytest.mark.xfail(reason=f"hole {item}", strict=True))
         check(cell)
         return
-    if (
-        words[0] == "serve" and find_verb_limit(cell.scenario, "serve") is None
-    ):  # only a path of the server is refused
+    if verb.startswith("/") and find_verb_limit(cell.scenario, "serve") is None:
         check_refused_path(cell, verb)
         return
     names = {"RUN": folder.path, "SCENARIO": scenario, "USER": shop.user_ids[0], "ITEM": shop.item_ids[0]}
