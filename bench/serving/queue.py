@@ -8,15 +8,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
 from nonet.bench.serving.hugging_face import HuggingFace
 from nonet.bench.serving.load import compute_median, find_best_rates
-from nonet.deploy.opened import OpenedRun, RequestFeatures, UserHistories
+from nonet.deploy.opened import HistoryJoins, OpenedRun, RequestFeatures, UserHistories
 from nonet.models.inference import InferenceEngine, Question, TensorBatch
+from nonet.samples.stores import Join, create_store
 
 P99_MS = 200.0  # largest p99 at which a rate counts
 _SECONDS, _STEPS = 3.0, 6  # duration of a load, and number of loads of the search for a rate
+_JOINED = 16  # number of merged questions with joined columns
 _DEADLINE_S = 10.0  # of a request
 
 # Rows and ratios.
@@ -57,6 +61,43 @@ def bench_merging(run: str, rounds: int) -> Result:
         / compute_median(seconds[16]),
     }
     return [*rows, *({"merged": n, "operators": count} for n, count in counts.items())], ratio
+
+
+def bench_joins(run: str, rounds: int) -> Result:
+    """Measure the rate of questions with a join of two columns from an LMDB store, compared with the same without a join.
+
+    A question is the whole way of a request behind HTTP: features, joined columns and engine, 16 merged.
+    """
+    served_run, engine = open_engine(run)
+    corpus, window = served_run.corpus, served_run.setup.history
+    address = f"lmdb:{tempfile.mkdtemp(prefix='nonet-bench-')}/prices"
+    columns = {name: pa.array(np.arange(len(corpus.item_id)) % 7) for name in ("price", "discount")}
+    key = pa.string() if corpus.item_id.dtype.kind == "U" else pa.int64()
+    store = create_store(address, pa.table(columns).schema, key=key, versions=True)
+    for moment in (0, int(np.median(corpus.seq.time))):
+        store.put(corpus.item_id, pa.table(columns), np.full(len(corpus.item_id), moment))
+    store.close()
+    join = Join(use=address, columns=list(columns), on="item")
+    users = corpus.seq.user_id.tolist()
+    features = {
+        name: RequestFeatures(
+            corpus, UserHistories(corpus, None), window, served_run.scenario.evaluate.width, joins=joins
+        )
+        for name, joins in (("no join", None), ("join", HistoryJoins({"item": join}, columns)))
+    }
+    rates: dict[str, list[float]] = {name: [] for name in features}
+    for turn in range(20 * rounds):
+        merged = [users[(turn * _JOINED + i) % len(users)] for i in range(_JOINED)]
+        for name, maker in features.items():
+            began = time.perf_counter()
+            prepared = maker.read_joined_columns(
+                [maker.prepare_list_question(user, None, 10) for user in merged]
+            )
+            engine.answer([each.question for each in prepared])
+            rates[name].append(_JOINED / (time.perf_counter() - began))
+    best = {name: compute_median(samples) for name, samples in rates.items()}
+    rows = [{"questions": name, "questions/s": rate} for name, rate in best.items()]
+    return rows, {"rate: with the join / without": best["join"] / best["no join"]}
 
 
 def bench_queue(run: str, rounds: int) -> Result:

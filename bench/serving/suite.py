@@ -1,6 +1,6 @@
 """`nonet bench serve`: the rate of an engine at a p99, merged and one at a time, beside Hugging Face; versions; states.
 
-The sections merging, queue, versions, swaps, states and filters run in this process, in turn, on one thread of torch;
+The sections merging, joins, queue, versions, swaps, states and filters run in this process, in turn, on one thread of torch;
 `http` serves the run on a separate Ray, `batch` answers a table of users. `--set run=RUN` names the run.
 """
 
@@ -11,13 +11,14 @@ from typing import Any
 from nonet.bench.serving.batch import bench_batch
 from nonet.bench.serving.filters import bench_filters
 from nonet.bench.serving.over_http import bench_http
-from nonet.bench.serving.queue import bench_merging, bench_queue
+from nonet.bench.serving.queue import bench_joins, bench_merging, bench_queue
 from nonet.bench.serving.states import bench_states
 from nonet.bench.serving.versions import bench_swaps, bench_versions
 from nonet.errors import ConfigError
 
 _SECTIONS = {
     "merging": bench_merging,
+    "joins": bench_joins,
     "queue": bench_queue,
     "versions": bench_versions,
     "swaps": bench_swaps,
