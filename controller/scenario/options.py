@@ -213,21 +213,27 @@ class BetweenStep(BaseModel):
 def resolve_stores(document: dict[str, Any], folder: Path) -> None:
     """Make the addresses of local stores in a scenario absolute, so that a run finds them from every folder.
 
-    A relative address is looked for beside the scenario, then in the current folder. An address without a store is left as it is.
+    A relative address starts at the folder of the scenario. A joined store may also be in the current folder.
 
     Args:
         document: The scenario's document, which is changed.
         folder: The folder of the scenario.
     """
     data = document.get("data")
-    joins = data.get("join") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or (folder / "sources.json").exists():  # as a run stores it
+        return
+    joins = data.get("join")
     for join in joins.values() if isinstance(joins, dict) else ():
-        use = join.get("use") if isinstance(join, dict) else None
-        if not isinstance(use, str) or "://" in use:
-            continue
-        prefix, location = ("lmdb:", use.removeprefix("lmdb:")) if use.startswith("lmdb:") else ("", use)
-        if Path(location).is_absolute():
-            continue
-        found = next((place for place in (folder, Path.cwd()) if (place / location).is_dir()), None)
-        if found is not None:
-            join["use"] = f"{prefix}{(found / location).absolute()}"
+        _resolve_address(join, [folder, Path.cwd()])
+    _resolve_address(data.get("sequences"), [folder])
+
+
+def _resolve_address(options: Any, folders: list[Path]) -> None:
+    """Make the relative `use` of a local store absolute: in the first folder that has the store, else in the first folder."""
+    use = options.get("use") if isinstance(options, dict) else None
+    if not isinstance(use, str) or "://" in use:
+        return
+    prefix, location = ("lmdb:", use.removeprefix("lmdb:")) if use.startswith("lmdb:") else ("", use)
+    if ":" not in location and not Path(location).is_absolute():
+        folder = next((place for place in folders if (place / location).is_dir()), folders[0])
+        options["use"] = f"{prefix}{(folder / location).absolute()}"

@@ -164,10 +164,10 @@ class CatalogueItems:
         close_titles = find_close_matches(wanted, list(without_year.values()), max_matches=3, cutoff=0.5)
         title_of = {text: titles[item] for item, text in without_year.items()}
         close = ", ".join(title_of[text] for text in close_titles)
-        raise Refused(
-            "unknown_title",
-            f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""),
-        )
+        hint = f"; close: {close}" if close else ""
+        if title in self._index_of:
+            hint = "; it is the id of an item, which --items takes, or `history` of a request"
+        raise Refused("unknown_title", f"no item is called {title!r} in this run{hint}")
 
     def rank_by_popularity(self) -> np.ndarray:
         """Return the dense indices of listed items, most events first."""

@@ -266,12 +266,17 @@ def test_a_relative_store_is_found_beside_the_scenario_or_in_the_current_folder(
         "shop": {"on": "item", "use": "nowhere", "columns": ["size"]},
         "far": {"on": "item", "use": "redis://cache:6379/x", "columns": ["stock"]},
     }
-    document = {"data": {"join": joins}}
+    document = {"data": {"join": joins, "sequences": {"use": "lmdb:users"}}}
     resolve_stores(document, tmp_path / "shop")
+    assert document["data"]["sequences"] == {"use": f"lmdb:{tmp_path / 'shop' / 'users'}"}
     assert [join["use"] for join in document["data"]["join"].values()] == [
         str(tmp_path / "shop" / "items.store"),
         f"lmdb:{tmp_path / 'here' / 'users.lmdb'}",
-        "nowhere",
+        str(tmp_path / "shop" / "nowhere"),
         "redis://cache:6379/x",
     ]
     resolve_stores({"data": {"join": {"item": 3}}}, tmp_path)  # the validation refuses it
+    (tmp_path / "sources.json").touch()
+    stored = {"data": {"sequences": {"use": "lmdb:users"}}}
+    resolve_stores(stored, tmp_path)
+    assert stored["data"]["sequences"]["use"] == "lmdb:users", "as a run of an earlier version has it"

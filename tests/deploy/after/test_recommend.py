@@ -76,6 +76,7 @@ def test_the_answer_is_a_table_of_text(run):
         ([], None, "give either --like"),
         (["item b1"], "103", "give either --like"),
         (["nothing of the kind"], None, "no item is called"),
+        (["1003"], None, "it is the id of an item, which --items takes"),
         ([], "no such user", "there is no user"),
     ],
 )
