@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.cluster import Elastic, Topology
+from nonet.errors import ConfigError
 from nonet.options import Positive, StrictModel
 from nonet.plugins import HERE, PluginFiles
 from nonet.replaceable import get_files
@@ -44,7 +45,11 @@ class Role(StrictModel):
                     f"{key}: unknown key{suggest_inline(key, known_keys)}; known keys: {', '.join(sorted(known_keys))}"
                 )
             return self
-        completed = self.find_kind("").options.model_validate(further_keys).model_dump()
+        try:
+            kind = self.find_kind("")
+        except ConfigError as error:
+            raise ValueError(f"use: {error}") from None
+        completed = kind.options.model_validate(further_keys).model_dump()
         object.__setattr__(self, "__pydantic_extra__", completed)  # the model is frozen
         return self
 

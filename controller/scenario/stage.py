@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.roles import Role
+from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.replaceable import get_files
@@ -436,12 +437,16 @@ def parse_stage(value: Any, info: ValidationInfo) -> Any:
         info: The validation context, with the location of the user's own files.
 
     Raises:
-        ConfigError: There is no kind of the name in `use`.
+        ValueError: There is no kind of the name in `use`.
         ValidationError: A key is wrong.
     """
     if isinstance(value, StageOptions):
         return value
-    return find_kind(value, get_files(info)).options.model_validate(value, context=info.context)
+    try:
+        kind = find_kind(value, get_files(info))
+    except ConfigError as error:
+        raise ValueError(f"use: {error}") from None
+    return kind.options.model_validate(value, context=info.context)
 
 
 def find_kind(value: Any, files: PluginFiles = HERE) -> StageKind:

@@ -148,7 +148,7 @@ def check_files(scenario: Scenario, folder: Path, *, allows_absent: bool = False
 
 
 def check_resumed(scenario: Scenario, run: RunFolder) -> None:
-    """Check everything that a resumed run needs but its tables, which it has read.
+    """Check everything that a resumed run needs; not its tables, which a run with a checkpoint has read.
 
     Args:
         scenario: The scenario of the run.

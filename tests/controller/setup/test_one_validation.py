@@ -11,9 +11,10 @@ from views import gpu_nodes
 from nonet import yaml
 from nonet.controller.cluster import read_local_view
 from nonet.controller.plan.planner import plan
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import check_scenario
-from nonet.controller.scenario.scenario import Scenario, make_scenario
-from nonet.controller.setup import preflight
+from nonet.controller.scenario.scenario import Scenario, load_scenario, make_scenario
+from nonet.controller.setup import preflight, write_run
 from nonet.errors import NonetError
 from nonet.plugins import PluginFiles
 from nonet.samples.stores import PackedStore
@@ -157,6 +158,22 @@ def test_an_absent_absolute_path_is_refused_unless_the_run_is_on_another_machine
         preflight.check_files(scenario, ring)
     checks = preflight.check_files(scenario, ring, allows_absent=True)
     assert checks.unchecked == ["data.interactions: /none/events.parquet"]
+
+
+def test_a_resumed_run_is_checked_without_its_tables(ring, document, tmp_path):
+    store = PackedStore.create(tmp_path / "prices", pa.schema([("price", pa.float64())]), key=pa.int64())
+    store.put(pa.array([1000]), pa.table({"price": np.ones(1)}))
+    document["data"]["join"] = {"item": {"use": str(tmp_path / "prices"), "columns": ["price"]}}
+    run = RunFolder(tmp_path / "run")
+    write_run(make_scenario(document, files=PluginFiles(str(ring))), ring, run)
+    scenario, _ = load_scenario(run.scenario)
+    scenario = scenario.model_copy(
+        update={"data": scenario.data.model_copy(update={"interactions": "/none/events.parquet"})}
+    )
+    preflight.check_resumed(scenario, run)
+    (tmp_path / "prices").rename(tmp_path / "gone")
+    with pytest.raises(NonetError, match=r"data\.join\.item: .*there is no store"):
+        preflight.check_resumed(scenario, run)
 
 
 def test_a_table_above_the_limit_is_read_in_part_only(ring, document, monkeypatch):

@@ -11,6 +11,7 @@ from nonet.controller.scenario import load_scenario
 from nonet.deploy.tune.space import MOST_CORNERS, SearchKey, SearchSpace, read_space
 from nonet.deploy.tune.subject import TunedScenario
 from nonet.errors import ConfigError
+from nonet.workers.roles import DataSetup
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,17 @@ def test_what_is_wrong_with_a_space_is_one_line(folder, text, message):
 def test_every_corner_is_loaded_before_anything_starts(folder, text, message):
     with pytest.raises(ConfigError, match=message):
         _subject(folder).check(_space(folder, text))
+
+
+def test_the_data_are_checked_with_every_listed_value_and_read_once(folder, monkeypatch):
+    reads = []
+    build = DataSetup.build_with_facts
+    monkeypatch.setattr(DataSetup, "build_with_facts", lambda data: reads.append(data) or build(data))
+    _subject(folder).check(_space(folder, "model.width: [16, 32]\nstages.pretrain.lr: {log: [1e-3, 1e-2]}"))
+    assert len(reads) == 1
+    space = _space(folder, "stages.finetune.target: ['rating >= 4', 'rating >= 9']")
+    with pytest.raises(ConfigError, match=r"with stages\.finetune\.target=rating >= 9: .*holds for none"):
+        _subject(folder).check(space)
 
 
 def test_a_space_that_fits_is_accepted(folder):

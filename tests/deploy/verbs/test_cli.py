@@ -219,6 +219,32 @@ def test_a_reward_s_columns_are_looked_for_before_anything_starts(refused, ring)
     assert "reward 'own' asks for the column 'prise'" in refused(use)
 
 
+def test_a_job_is_checked_before_it_is_sent_and_what_is_elsewhere_is_listed(ring, monkeypatch, capsys):
+    def submit(change: str) -> tuple[int, str]:
+        options = ["--address", "http://127.0.0.1:1", "--set", change]
+        code, _, err = nonet(ring, "submit", "ring.yaml", *options, monkeypatch=monkeypatch, capsys=capsys)
+        return code, err
+
+    code, err = submit("stages.rl.rewards.own.cieling=3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no option 'cieling'" in err
+    monkeypatch.setattr(
+        "ray.job_submission.JobSubmissionClient", lambda _: pytest.fail("a cluster was asked")
+    )
+    code, err = submit("roles={evaluator: {engine: ddp}}")
+    assert code == 2
+    assert "a run has one engine" in err
+
+
+def test_a_reward_is_tried_with_a_scenario_that_runs_only(ring, monkeypatch, capsys):
+    text = (ring / "ring.yaml").read_text()
+    (ring / "broken.yaml").write_text(text.replace("rating >= 4", "ratng >= 4"))
+    options = ["own", "--scenario", "broken.yaml"]
+    code, _, err = nonet(ring, "reward", "test", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "names column 'ratng'" in err
+
+
 def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsys):
     code, _, err = nonet(ring, "run", "nightly-feed", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
