@@ -146,7 +146,15 @@ def _load_other_data(evaluator: Evaluator | ClickEvaluator, opened: OpenedRun, d
         DataError: No event has an item of the run, or a column that the model reads is missing.
     """
     path = data / _INTERACTIONS if data.is_dir() else data
-    folder, setup = opened.folder, make_data_setup(opened.scenario, opened.folder.path)
+    folder, setup = (
+        opened.folder,
+        make_data_setup(opened.scenario, path.parent),
+    )  # its labels are beside other data
+    if setup.labels is not None and "://" not in setup.labels.path and not Path(setup.labels.path).exists():
+        raise DataError(
+            f"data.labels: {folder.id} has labels that arrive later, and there is no {setup.labels.path}; write those of {path} "
+            "there"
+        )
     interactions = setup.attach_labels(read_run_interactions(str(path), opened.vocabulary))
     items = evaluator.corpus.items
     is_known = pc.is_in(

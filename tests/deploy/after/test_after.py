@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -100,6 +101,22 @@ def test_its_own_data_again_gives_the_same_ranking_and_unknown_items_are_counted
     pq.write_table(table.set_column(column, "item_id", [items + 10**6]), tmp_path / "interactions.parquet")
     with pytest.raises(DataError, match=r"none of its [0-9,]+ events has an item that"):
         evaluate_run(str(run.path), data=tmp_path)
+
+
+def test_labels_of_other_data_are_read_beside_it(run, ring, tmp_path):
+    labelled = run.path.with_name("labelled")
+    shutil.copytree(run.path, labelled)
+    scenario = (labelled / "scenario.yaml").read_text()
+    labels = "labels: {path: bought.parquet, within: 1h, name: bought}"
+    (labelled / "scenario.yaml").write_text(scenario.replace("\ndata:\n", f"\ndata:\n  {labels}\n", 1))
+    table = pq.read_table(ring.scenario.parent / "interactions.parquet")
+    pq.write_table(table, tmp_path / "interactions.parquet")
+    with pytest.raises(
+        DataError, match=rf"labelled has labels that arrive later, and there is no {tmp_path}/bought"
+    ):
+        evaluate_run(str(labelled), data=tmp_path / "interactions.parquet")
+    pq.write_table(table.select(["user_id", "item_id", "timestamp"]), tmp_path / "bought.parquet")
+    assert evaluate_run(str(labelled), data=tmp_path)["data"]["dropped_events"] == 0
 
 
 def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tmp_path):
