@@ -21,6 +21,7 @@ from nonet.deploy.serving.offline.exported import (
     map_layer,
     open_setup,
     read_description,
+    read_vocabulary,
 )
 from nonet.deploy.serving.offline.exported_stores import open_joins, write_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
@@ -89,6 +90,7 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
         "version": exported.version,
         "setup": {name: value for name, value in asdict(setup).items() if name in EXPORTED_SETTINGS},
         "target": {"stage": stage, "condition": str(getattr(run.scenario.stages[stage], "target", ""))},
+        "vocabulary": run.vocabulary.to_dict(),
         "joins": joins,
         "copied_stores": copied_stores,
     }
@@ -129,6 +131,7 @@ class ExportedClicks:
             window=setup.history,
             width=1,
             joins=joins or None,
+            vocabulary=read_vocabulary(description),
             labels=EventLabeller(target["stage"], target["condition"], list(seq.columns), seq.event_names),
             features=tuple(setup.features),
         )
@@ -149,7 +152,7 @@ class ExportedClicks:
         *,
         user: int | str | None = None,
         history: Sequence[Mapping[str, Any] | int | str] = (),
-        time: int | None = None,
+        time: int | str | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> list[float | None]:
         """Return the probability of a click on each item; None for unknown items.
@@ -168,7 +171,7 @@ class ExportedClicks:
         scores: dict[str, float] = {}
         for start in range(0, len(items), _ITEMS_PER_QUESTION):
             prepared = self._features.prepare_score_question(
-                None if user is None else str(user),
+                user,
                 list(history),
                 items[start : start + _ITEMS_PER_QUESTION],
                 time=time,

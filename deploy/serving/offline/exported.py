@@ -68,9 +68,7 @@ class Exported:
             window=setup.history,
             width=description["width"],
             joins=joins or None,
-            vocabulary=Vocabulary.from_dict(description["vocabulary"])
-            if "vocabulary" in description
-            else None,
+            vocabulary=read_vocabulary(description),
         )
         self._withdrawn = tuple(description.get("withdrawn", ()))
         self.missing: Counter[str] = Counter()
@@ -91,17 +89,17 @@ class Exported:
         where: str | None = None,
         *,
         user: int | str | None = None,
-        time: int | None = None,
+        time: int | str | None = None,
     ) -> list[tuple[int | str, str, float]]:
         """Recommend the k best items after a history, as a server does for the same events.
 
         Args:
-            history: Item ids, newest last, or events {"item": id, "time": unix seconds, "event": kind, "values": values by
-                column}; all but "item" may be missing.
+            history: Item ids, newest last, or events {"item": id, "time": its time, "event": kind, "values": values by column};
+                all but "item" may be missing. Times are numbers in the unit of the run's log, or ISO text.
             k: Number of items.
             where: A condition over item columns.
-            user: The user's id, by which stores keyed by users are read.
-            time: Unix seconds of the request, by default the present.
+            user: The user's id, by which the user's sparse row and stores keyed by users are read.
+            time: The time of the request, by default the present.
 
         Returns:
             (id, title, score in nats) of each item, best first.
@@ -110,12 +108,7 @@ class Exported:
             ConfigError: An argument is wrong.
         """
         prepared = self._features.prepare_list_question(
-            None if user is None else str(user),
-            list(history),
-            k,
-            where=where,
-            withdrawn=self._withdrawn,
-            time=time,
+            user, list(history), k, where=where, withdrawn=self._withdrawn, time=time
         )
         [prepared] = self._features.read_available_columns([prepared])
         self.missing.update(prepared.missing)
@@ -157,6 +150,11 @@ def open_setup(folder: Path, description: Mapping[str, Any], *, makes_lists: boo
         kind, opener = ("a click model", "ExportedClicks") if makes_lists else ("a recommender", "Exported")
         raise DataError(f"{folder} has {kind}; open it with nonet.deploy.serving.offline.{opener}")
     return setup
+
+
+def read_vocabulary(description: Mapping[str, Any]) -> Vocabulary | None:
+    """Return how the run names things; None for an export of format 1, whose times are unix seconds."""
+    return Vocabulary.from_dict(description["vocabulary"]) if "vocabulary" in description else None
 
 
 def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:

@@ -187,3 +187,17 @@ def test_an_export_that_fails_leaves_no_folder(decoder, tmp_path):
     with pytest.raises(ZeroDivisionError):
         export_run(str(decoder.parent / "run" / "run"), tmp_path / "out", form=f"{tmp_path}/own.py:BAD")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_takes_times_and_columns_as_the_files_of_the_run_have_them(decoder, tmp_path):
+    out = shutil.copytree(decoder, tmp_path / "out")
+    description = json.loads((out / "export.json").read_text())
+    assert description["vocabulary"]["time_unit"] == "s"
+    description["vocabulary"] |= {"time_unit": "ms", "columns": {"rating": "stars"}}
+    (out / "export.json").write_text(json.dumps(description))
+    history = [{"item": 1001, "time": 1_764_000_000, "values": {"rating": 4.0}}, {"item": 1002}]
+    in_ms = [{"item": 1001, "time": 1_764_000_000_000, "values": {"stars": 4.0}}, {"item": 1002}]
+    expected = Exported(decoder).recommend(history, 5, user=130, time=1_764_009_000)
+    assert Exported(out).recommend(in_ms, 5, user="130", time="2025-11-24T18:30:00Z") == expected
+    with pytest.raises(ConfigError, match="time"):
+        Exported(out).recommend([{"item": 1001, "time": -5}])
