@@ -60,6 +60,7 @@ _COMMANDS = {
     "report": questions.report,
     "evaluate": questions.evaluate,
     "recommend": questions.recommend,
+    "score": questions.score,
     "serve": serving.serve,
     "top": serving.top,
     "versions": serving.versions,

@@ -20,6 +20,8 @@ from nonet.models.generation import Corpus
 from nonet.models.inference import LABEL, EventHistory, Question
 from nonet.samples.tables import NONE
 
+_MAX_LABELLED_USERS = 4096  # whose labels are cached
+
 
 class ClickRequestFeatures(RequestFeatures):
     """Converts requests for scores to questions with labelled events, and with columns of the request and of its items.
@@ -54,6 +56,9 @@ class ClickRequestFeatures(RequestFeatures):
         self._columns = {
             name: values for name, values in corpus.seq.columns.items() if name in features
         }  # those of the interactions that are features
+        self.value_columns = tuple(self._columns)
+        # Labels by user and number of events, oldest first.
+        self._labels_by_user: dict[tuple[str | None, int], np.ndarray] = {}
 
     @classmethod
     def list_options(cls, run: OpenedRun) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -85,24 +90,39 @@ class ClickRequestFeatures(RequestFeatures):
 
         With a `time`, only events that are strictly older are history; without, all events are.
         """
-        prepared = super().prepare_score_question(
-            user, history, items, withdrawn=withdrawn, explain=explain, time=time
-        )
+        item_indices, unknown = self._find_asked_items(items, withdrawn)
         now = self.convert_time(time)
-        events, *_ = self.read_events(user, history, time)
+        events, _, user_key, *_ = self.read_events(user, history, time)
+        label = self._label_events(events, user if history is None else None, now)
+        events = replace(events, columns=events.columns | {LABEL: label})
         if time is not None:
             events = events.filter_events(events.time < now)
         newest = self._find_newest_values(events)
         past_items = events.item.astype(np.int64)
         events = events.select_last(self._window)
-        label = self._labels.label_events(events.columns, events.event, now)
-        question = replace(
-            prepared.question,
-            events=replace(events, columns={LABEL: label}),
+        question = Question(
+            replace(events, columns={LABEL: events.columns[LABEL]}),
+            user_key,
+            user=user or "",
+            top=0,
+            width=0,
+            asked=item_indices,
             time=now,
             values=newest | self._convert_values(values or {}),
         )
-        return replace(prepared, question=question, cold_start=not len(past_items), history=past_items)
+        return PreparedQuestion(question, not len(past_items), unknown, past_items)
+
+    def _label_events(self, events: EventHistory, user: str | None, now: int) -> np.ndarray:
+        """Return the label of each event that is known by now; those of a user are computed once per number of events."""
+        key = user, events.start + len(events)
+        label = None if user is None else self._labels_by_user.get(key)
+        if label is None:
+            label = self._labels.label_events(events.columns, events.event)
+            if user is not None:
+                self._labels_by_user[key] = label
+                while len(self._labels_by_user) > _MAX_LABELLED_USERS:
+                    self._labels_by_user.pop(next(iter(self._labels_by_user)), None)
+        return self._labels.hide_later_labels(label, events.columns, now)
 
     def _find_newest_values(self, events: EventHistory) -> dict[str, Any]:
         """Return the newest value of each column that is a feature and that an event has."""

@@ -58,6 +58,9 @@ class PreparedQuestion:
 class RequestFeatures:
     """Converts requests to questions.
 
+    Attributes:
+        value_columns: Names of the columns of a request that the model reads.
+
     Args:
         corpus: The run's items and events.
         histories: The users' events.
@@ -67,6 +70,8 @@ class RequestFeatures:
         joins: Readers of the model's joined columns; None for a model without them.
         vocabulary: The names of the run; by default seconds, and the kinds of ids of the corpus.
     """
+
+    value_columns: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -301,12 +306,8 @@ class RequestFeatures:
         """
         if values:
             raise Refused("bad_values", "values: this model reads no columns of a request; leave them out")
-        if not 1 <= len(items) <= MAX_PER_REQUEST:
-            raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MAX_PER_REQUEST}")
+        item_indices, unknown = self._find_asked_items(items, withdrawn)
         events, seen_items, user_key, is_cold, _ = self.read_events(user, history, time)
-        withdrawn_ids = {str(item) for item in (*withdrawn, *self.items.get_ids(self.items.gone))}
-        item_indices, unknown = self._find_items([item for item in items if str(item) not in withdrawn_ids])
-        unknown += [item for item in items if str(item) in withdrawn_ids]
         question = Question(
             self._select_window(events),
             user_key,
@@ -318,6 +319,16 @@ class RequestFeatures:
             explain=explain,
         )
         return PreparedQuestion(question, is_cold, unknown, events.item.astype(np.int64))
+
+    def _find_asked_items(
+        self, items: Sequence[Any], withdrawn: tuple[str, ...]
+    ) -> tuple[np.ndarray, list[int | str]]:
+        """Return the dense indices of items to score, and the ids of unknown and withdrawn ones. Raises Refused for too many."""
+        if not 1 <= len(items) <= MAX_PER_REQUEST:
+            raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MAX_PER_REQUEST}")
+        withdrawn_ids = {str(item) for item in (*withdrawn, *self.items.get_ids(self.items.gone))}
+        item_indices, unknown = self._find_items([item for item in items if str(item) not in withdrawn_ids])
+        return item_indices, [*unknown, *(item for item in items if str(item) in withdrawn_ids)]
 
     def post(
         self, user: int | str, events: Sequence[Mapping[str, Any]], id: str | None

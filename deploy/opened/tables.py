@@ -12,27 +12,36 @@ import pyarrow.parquet as pq
 from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import DataError
 from nonet.samples.importers import is_parquet_file, read_text
-from nonet.samples.tables import ROLES, TableFormat, check_interactions, check_items, read_parquet
+from nonet.samples.tables import (
+    ROLES,
+    TableFormat,
+    check_events,
+    check_interactions,
+    check_items,
+    read_parquet,
+)
 from nonet.suggest import join_names, suggest_sentence
 
 _ID_COLUMNS = ("user_id", "item_id")
 
 
-def read_run_interactions(path: str, vocabulary: Vocabulary) -> pa.Table:
+def read_run_interactions(path: str, vocabulary: Vocabulary, *, keep_order: bool = False) -> pa.Table:
     """Read interactions, Parquet or delimited text, with Nonet's column names.
 
     Args:
         path: A file, folder, pattern or URI.
         vocabulary: The run's names.
+        keep_order: Whether rows stay in their order, also if their times are finer than seconds, by which they are sorted else.
 
     Raises:
         DataError: The table cannot be read, or lacks a column; the message has the name that the run gives it.
     """
     label = f"interactions {path}"
     raw = _read_table(path, "interactions", vocabulary)
-    return check_interactions(
-        raw, _choose_format(raw.column_names, vocabulary, label, ("user", "item", "time")), label
-    )
+    table_format = _choose_format(raw.column_names, vocabulary, label, ("user", "item", "time"))
+    if keep_order:
+        return check_events(raw, table_format, label)[0]
+    return check_interactions(raw, table_format, label)
 
 
 def read_run_items(path: str, vocabulary: Vocabulary) -> pa.Table:

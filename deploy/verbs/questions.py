@@ -166,6 +166,27 @@ def _recommend_all(
     )
 
 
+def score(
+    run: RunArg,
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Parquet or CSV file of rows to score: a user, an item and a time, in the columns of the run's log, and "
+            "other columns of it that a click model reads."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Parquet file to write: the score of each row, in order.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Score the item of each row of a table for its user, as of the row's time; by a click model as a probability."""
+    from nonet.deploy.serving.offline import score_rows
+
+    result = score_rows(run, data, out)
+    unknown = f", {result['unknown_items']:,} of unknown items" if result["unknown_items"] else ""
+    text = f"{result['file']}: {result['rows']:,} rows{unknown}, by version {result['version']}"
+    print(json.dumps(result, indent=1) if as_json else text)
+
+
 def read_group(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the result of a folder of several runs, as JSON has it and as text.
 

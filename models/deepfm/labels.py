@@ -43,15 +43,12 @@ class EventLabeller:
         self._label_time = LABEL_TIME + stage
         self._condition = ast.unparse(_StoredForm().visit(ast.parse(condition.strip(), mode="eval")))
 
-    def label_events(
-        self, columns: Mapping[str, np.ndarray], kind: np.ndarray, now: int | None = None
-    ) -> np.ndarray:
+    def label_events(self, columns: Mapping[str, np.ndarray], kind: np.ndarray) -> np.ndarray:
         """Return LIKED, NOT_LIKED, or UNLABELLED where a column of the condition is missing, for each event [n].
 
         Args:
             columns: Columns [n] of the events.
             kind: Index [n] of the kind of each event.
-            now: Unix seconds; labels that become known later are UNLABELLED. None for the labels that ever became known.
         """
         if not len(kind):
             return np.empty(0, np.int64)
@@ -60,10 +57,13 @@ class EventLabeller:
         rows = pa.table(table)
         liked = match_rows(self._condition, rows, name="target")
         not_liked = match_rows(f"not ({self._condition})", rows, name="target")
-        label = np.select([liked, not_liked], [LIKED, NOT_LIKED], UNLABELLED)
-        if now is not None and self._label_time in columns:
-            label = np.where(columns[self._label_time] <= now, label, UNLABELLED)
-        return label
+        return np.select([liked, not_liked], [LIKED, NOT_LIKED], UNLABELLED)
+
+    def hide_later_labels(self, label: np.ndarray, columns: Mapping[str, np.ndarray], now: int) -> np.ndarray:
+        """Return labels [n] with UNLABELLED for those that become known after `now` (unix seconds), as `data.labels` says."""
+        if self._label_time not in columns:
+            return label
+        return np.where(columns[self._label_time] <= now, label, UNLABELLED)
 
 
 def _mark_missing(values: np.ndarray) -> pa.Array:

@@ -13,8 +13,8 @@ from nonet.models import MODELS, ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
 from nonet.verbs import COMPARING_VERBS, TRAINING_VERBS, VERBS, SupportedVerbs
 
-_VERBS = (*TRAINING_VERBS, *COMPARING_VERBS, "serve", "/score", "publish", "export")
-_REASON = "predicts clicks and recommends no lists; score items: /score of nonet serve"
+_VERBS = (*TRAINING_VERBS, *COMPARING_VERBS, "serve", "/score", "publish", "export", "score")
+_REASON = "predicts clicks and recommends no lists; score items: /score of nonet serve, or nonet score RUN --data FILE --out FILE"
 
 
 class DeepFmOptions(StrictModel):

@@ -24,6 +24,7 @@ ANSWERING_VERBS = (
     "serve",
     "/recommend",
     "/score",
+    "score",
     "publish",
     "export",
 )

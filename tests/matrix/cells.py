@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
@@ -209,6 +210,24 @@ def check_scoring(cell: Cell) -> None:
         assert all(math.isfinite(row["score"]) for row in rows)
 
 
+def check_scores_of_rows(cell: Cell) -> None:
+    """Each row of a table like the log gets a score, in order; a row of an unknown item gets none."""
+    data, out = cell.tmp_path / "rows.parquet", cell.tmp_path / "scores.parquet"
+    rows = cell.shop.log.slice(0, 20)
+    strange = pa.array(
+        ["no such article" if isinstance(cell.shop.item_ids[0], str) else 987_654] + [None] * 19
+    )
+    place = rows.column_names.index("sku")
+    pq.write_table(rows.set_column(place, "sku", pc.coalesce(strange, rows["sku"])), data)
+    result = cell.ask("score", cell.copy_run().path, "--data", data, "--out", out)
+    assert (result["rows"], result["unknown_items"]) == (20, 1)
+    table = pq.read_table(out)
+    assert table["user_id"].to_pylist() == rows["member"].to_pylist()
+    scores = table["score"].to_pylist()
+    assert scores[0] is None
+    assert all(math.isfinite(score) for score in scores[1:])
+
+
 def check_publishing(cell: Cell) -> None:
     run = cell.copy_run()
     _, manifest = Checkpoints(run.checkpoints).find_newest() or (None, None)
@@ -232,6 +251,8 @@ def check_export(cell: Cell) -> None:
     known = {str(item) for item in cell.shop.item_ids}
     listed = [line.split()[1] for line in lines[1:] if line.split()[1] in known]
     assert len(listed) == 10
+    if not cell.makes_lists:
+        return
     liked = [word for item in history for word in ("--items", item)]
     if cell.makes_lists:
         answer = list_of_last_stage(cell, cell.ask("recommend", cell.folder.path, *liked))
@@ -326,6 +347,7 @@ CHECKS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     ),
     "/recommend": (check_serving, ("serve", "RUN")),
     "/score": (check_scoring, ("serve", "RUN")),
+    "score": (check_scores_of_rows, ("score", "RUN", "--data", "FILE", "--out", "OUT")),
     "publish": (check_publishing, ("publish", "RUN", "--step", "1")),
     "export": (check_export, ("export", "RUN", "OUT")),
     "items add": (check_new_items, ("items", "add", "RUN", "FILE")),

@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from likes_world import HOUR, add_columns, change_scenario, make_click_run, make_likes, open_click_data
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving import describe_versions, promote_version, publish_checkpoint, rollback_version
-from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run
+from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run, score_rows
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError, DataError
@@ -131,3 +132,23 @@ def test_an_export_scores_as_the_server_does_and_its_example_runs(run, client, t
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[0] == "after item 6, item 9"
     assert len(lines) == 11
+
+
+def test_a_file_is_scored_with_the_evaluator_s_probability_of_each_test_event(run, tmp_path):
+    log = pq.read_table(run.path.parent / "interactions.parquet")
+    pq.write_table(log, tmp_path / "log.parquet")
+    counts = score_rows(str(run.path), tmp_path / "log.parquet", tmp_path / "scores.parquet")
+    assert (counts["rows"], counts["unknown_items"]) == (len(log), 0)
+    table = pq.read_table(tmp_path / "scores.parquet")
+    assert table["user_id"].equals(log["user_id"])
+    seq = open_click_data(run).seq
+    place = {
+        pair: row
+        for row, pair in enumerate(
+            zip(*(log[name].to_pylist() for name in ("user_id", "item_id")), strict=True)
+        )
+    }
+    index = seq.find_split_events(TEST)
+    rows = [place[int(seq.user_id[seq.user[at]]), 1000 + int(seq.item[at])] for at in index]
+    expected = np.load(run.results / "train.npz")["test"]
+    np.testing.assert_allclose(table["score"].to_numpy()[rows], expected, atol=1e-6)
