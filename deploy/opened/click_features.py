@@ -93,7 +93,7 @@ class ClickRequestFeatures(RequestFeatures):
         item_indices, unknown = self._find_asked_items(items, withdrawn)
         now = self.convert_time(time)
         events, _, user_key, *_ = self.read_events(user, history, time)
-        label = self._label_events(events, user if history is None else None, now)
+        label = self._label_events(events, str(user) if history is None else None, now)
         events = replace(events, columns=events.columns | {LABEL: label})
         if time is not None:
             events = events.filter_events(events.time < now)
@@ -103,7 +103,7 @@ class ClickRequestFeatures(RequestFeatures):
         question = Question(
             replace(events, columns={LABEL: events.columns[LABEL]}),
             user_key,
-            user=user or "",
+            user="" if user is None else str(user),
             top=0,
             width=0,
             asked=item_indices,

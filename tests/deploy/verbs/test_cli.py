@@ -34,6 +34,7 @@ COMMANDS = {
     "runs": "--json",
     "report": "--compare --stage --with --json",
     "evaluate": "--data --metrics --stage --json",
+    "score": "--data --out --json",
     "recommend": "--like --items --user --top --users --out --workers --json",
     "serve": "--port --host --config --monitoring --manifest --image",
     "top": "--every --times",
