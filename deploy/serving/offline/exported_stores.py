@@ -46,6 +46,10 @@ def write_joins(
 def _copy_rows(source: StoreJoin, item_ids: np.ndarray, folder: Path) -> None:
     """Copy all versions of the joined columns of items from a store into a new packed store."""
     store, names = source.store, list(dict.fromkeys(source.columns.values()))
+    if clashing := sorted({"key", "time"} & {*names}):  # names of the columns that `Store.scan` adds
+        raise ConfigError(
+            f"{store.name}: its column {clashing[0]!r} cannot be copied into an export; write the store again with another name"
+        )
     schema = pa.schema([store.schema.field(name) for name in names])
     copy = create_store(str(folder), schema, key=store.key, versions=store.versions)
     wanted_keys = pa.array(item_ids.tolist(), store.key)

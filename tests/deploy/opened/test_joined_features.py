@@ -20,12 +20,13 @@ from nonet.controller.record import Checkpoints
 from nonet.deploy.after import recommend_for
 from nonet.deploy.opened import RequestFeatures
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
+from nonet.deploy.serving.offline.exported_stores import write_joins
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError, DataError, StoreError
 from nonet.models.inference import InferenceEngine
 from nonet.samples.sequences import TEST
-from nonet.samples.stores import StoreJoin, create_store, open_store
+from nonet.samples.stores import Join, StoreJoin, create_store, open_store
 from nonet.workers.roles.evaluation import load_recommender
 
 USERS, TOP = 20, 10
@@ -182,6 +183,14 @@ def test_an_export_has_the_rows_of_its_items_and_names_the_stores_of_users(run, 
         ours, theirs = (each.multi_get(ids, ["discount"], [at] * len(ids)) for each in (copy, source))
         assert ours.values["discount"].to_pylist() == theirs.values["discount"].to_pylist()
         assert len(ours.values) == len(ids)
+
+
+def test_a_column_with_the_name_of_a_key_or_a_time_is_not_copied(tmp_path):
+    store = create_store(f"{tmp_path}/moments", pa.schema([("time", pa.int64())]), key=pa.int64())
+    store.put(np.array([1]), pa.table({"time": [5]}))
+    join = Join(use=f"{tmp_path}/moments", columns={"moment": "time"}, on="item")
+    with pytest.raises(ConfigError, match="its column 'time' cannot be copied into an export"):
+        write_joins({"moments": join}, np.array([1]), tmp_path / "out")
 
 
 def test_an_export_counts_a_store_that_is_absent_and_takes_another(
