@@ -217,7 +217,7 @@ def wait_for_server(port: int, process: subprocess.Popen) -> None:
 
 
 @every_kind
-def test_a_server_in_its_own_process_answers_or_is_refused(no_ray, tmp_path, kind):
+def test_a_server_in_its_own_process_answers(no_ray, tmp_path, kind):
     shop = Shop(tmp_path)
     run = make_run(shop.write_scenario(kind, ()), tmp_path / "run")
     with socket.socket() as free:
@@ -240,11 +240,6 @@ def test_a_server_in_its_own_process_answers_or_is_refused(no_ray, tmp_path, kin
         env={**os.environ, "RAY_ADDRESS": ""},
     )
     try:
-        if kind == "click":
-            _, err = process.communicate(timeout=120)
-            if process.returncode == 2:
-                assert err.count("\n") == 1
-                return
         wait_for_server(port, process)
         path, body = ("/score", {"items": shop.item_ids[:3]}) if kind == "click" else ("/recommend", {"k": 3})
         request = urllib.request.Request(
