@@ -17,6 +17,7 @@ from typing import Any
 from nonet import yaml
 from nonet.atomic import write_whole
 from nonet.controller.scenario import make_scenario
+from nonet.deploy.new.click_page import render_click_scenario
 from nonet.deploy.new.scenario_page import render_reward, render_scenario
 from nonet.deploy.new.sources import DataSource, find_source
 from nonet.errors import ConfigError
@@ -36,8 +37,9 @@ def create_from_data(
     items_path: Path | None,
     columns_by_role: Mapping[str, str],
     missing_texts: Sequence[str] | None = None,
+    clicks: str | None = None,
 ) -> Iterator[str]:
-    """Write a scenario, a file with a first reward and, for formats other than Parquet, the two tables.
+    """Write a scenario and, for formats other than Parquet, the two tables; for a recommender also a file with a first reward.
 
     Args:
         target: The scenario's file.
@@ -45,6 +47,7 @@ def create_from_data(
         items_path: The file of items, if it is not found beside the interactions.
         columns_by_role: Columns by role, which override guesses.
         missing_texts: Texts that stand for a missing value; None for the default ones.
+        clicks: The condition that says which events are clicks, for the scenario of a click model; None for a recommender.
 
     Yields:
         Lines of text that describe what was found and written.
@@ -59,7 +62,8 @@ def create_from_data(
     name = name if name[:1].isalpha() else f"s_{name}"
     reward_path = Path("rewards") / f"{name}.py"  # relative to the scenario
     folder = target.parent / f"{target.stem}-data"
-    for path in (target, target.parent / reward_path):
+    own_paths = (target,) if clicks is not None else (target, target.parent / reward_path)
+    for path in own_paths:
         if path.exists():
             raise ConfigError(f"{path} already exists; choose another path")
     source = find_source(data_path, items_path, columns_by_role, missing_texts)
@@ -70,14 +74,15 @@ def create_from_data(
         data = _make_data_section(source, table_format, folder, target.parent, notes)
         if distinct_texts is not None:
             data["missing"] = distinct_texts
-        text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent)
-        _write_files({target.parent / reward_path: render_reward(name), target: text})
+        text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent, clicks)
+        reward = {} if clicks is not None else {target.parent / reward_path: render_reward(name)}
+        _write_files({**reward, target: text})
     yield f"{source.place} is read as {source.describe_form()}" + (
         f": {roles}" if (roles := source.describe_roles()) else ""
     )
     yield from (f"note: {note}" for note in notes)
     yield from data_lines
-    written_paths = [target, target.parent / reward_path, *([folder] if folder.exists() else [])]
+    written_paths = [*own_paths, *([folder] if folder.exists() else [])]
     yield "wrote " + ", ".join(map(str, written_paths))
     yield f"next: nonet plan {target}  (shows the derived settings and their reasons);  nonet run {target}"
 
@@ -186,7 +191,12 @@ def _format_path(path: Path, base_dir: Path) -> str:
 
 
 def _build_scenario(
-    name: str, data_path: Path, data: Mapping[str, Any], reward_path: Path, base_dir: Path
+    name: str,
+    data_path: Path,
+    data: Mapping[str, Any],
+    reward_path: Path,
+    base_dir: Path,
+    clicks: str | None,
 ) -> tuple[str, list[str]]:
     """Build and check the scenario.
 
@@ -196,6 +206,7 @@ def _build_scenario(
         data: The scenario's `data` section.
         reward_path: The file of the first reward, relative to the scenario.
         base_dir: The scenario's folder.
+        clicks: The condition that says which events are clicks; None for a recommender.
 
     Returns:
         The scenario's text, and lines of text about its data, warnings and memory.
@@ -207,7 +218,12 @@ def _build_scenario(
     items = str(base_dir / data["items"]) if "items" in data else None
     table_format = TableFormat.from_options(data.get("columns"), data.get("missing"))
     profile = read_profile(str(base_dir / data["interactions"]), items, table_format)
-    text = render_scenario(name, data_path.name or str(data_path), data, profile, str(reward_path))
+    title = data_path.name or str(data_path)
+    if clicks is None:
+        text = render_scenario(name, title, data, profile, str(reward_path))
+    else:
+        item_table = None if items is None else read_items(items, table_format)
+        text = render_click_scenario(name, title, data, profile, item_table, clicks)
     scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(base_dir)))
     source = ScenarioFile(scenario, base_dir)
     lines = format_profile(profile).splitlines()

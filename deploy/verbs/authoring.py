@@ -74,11 +74,18 @@ def new(
     items: ItemsOption = None,
     column: ColumnOption = None,
     missing: MissingOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: a condition that says which events are clicks, such as 'clicked == 1', for the scenario of a "
+            "click model."
+        ),
+    ] = None,
 ) -> None:
     """Write a new scenario: one for your data, or a copy of a shipped one with its reward files."""
     from nonet.deploy.verbs.listing import create_scenario
 
-    for line in create_scenario(names, data, items, column or [], missing):
+    for line in create_scenario(names, data, items, column or [], missing, target):
         print(line)
 
 

@@ -145,6 +145,7 @@ def create_scenario(
     items: Path | None,
     columns: list[str],
     missing: list[str] | None = None,
+    target: str | None = None,
 ) -> Iterator[str]:
     """Run `nonet new`: copy a scenario, or create one for the user's tables.
 
@@ -154,6 +155,7 @@ def create_scenario(
         items: The file of items.
         columns: Assignments of columns, each "ROLE=NAME".
         missing: Texts that stand for a missing value; None for the default ones.
+        target: The condition that says which events are clicks, for a click model; None for a recommender.
 
     Yields:
         Lines of text: the files that were written, and what was found in the data.
@@ -161,8 +163,8 @@ def create_scenario(
     Raises:
         ConfigError: An argument is wrong.
     """
-    if data is None and (items or columns or missing is not None):
-        raise ConfigError("--items, --column and --missing need --data, the path of your tables")
+    if data is None and (items or columns or missing is not None or target is not None):
+        raise ConfigError("--items, --column, --missing and --target need --data, the path of your tables")
     if len(names) != (2 if data is None else 1):
         raise ConfigError(
             f"nonet new needs SCENARIO FILE, or FILE --data DIR; got {' '.join(names)}"
@@ -173,7 +175,7 @@ def create_scenario(
         return
     from nonet.deploy.new import create_from_data
 
-    yield from create_from_data(Path(names[0]), data, items, _parse_roles(columns), missing)
+    yield from create_from_data(Path(names[0]), data, items, _parse_roles(columns), missing, target)
 
 
 def _parse_roles(columns: list[str]) -> dict[str, str]:

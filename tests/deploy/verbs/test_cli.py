@@ -49,7 +49,7 @@ COMMANDS = {
     "set": "--wait --json",
     "import": "--column --items --missing",
     "scenarios": "--json",
-    "new": "--data --items --column --missing",
+    "new": "--data --items --column --missing --target",
     "doctor": "--json",
     "schema": "",
     "parity": "--pools --precision --set --run --steps --limit --json",
