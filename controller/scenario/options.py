@@ -211,9 +211,9 @@ class BetweenStep(BaseModel):
 
 
 def resolve_stores(document: dict[str, Any], folder: Path) -> None:
-    """Make the addresses of local stores in a scenario absolute, so that a run finds them from every folder.
+    """Make the addresses of local stores that start at the folder of a scenario absolute.
 
-    A relative address starts at the folder of the scenario. A joined store may also be in the current folder.
+    A joined store that is not in this folder keeps its address, which then starts at the current folder.
 
     Args:
         document: The scenario's document, which is changed.
@@ -224,16 +224,15 @@ def resolve_stores(document: dict[str, Any], folder: Path) -> None:
         return
     joins = data.get("join")
     for join in joins.values() if isinstance(joins, dict) else ():
-        _resolve_address(join, [folder, Path.cwd()])
-    _resolve_address(data.get("sequences"), [folder])
+        _resolve_address(join, folder, must_exist=True)
+    _resolve_address(data.get("sequences"), folder, must_exist=False)
 
 
-def _resolve_address(options: Any, folders: list[Path]) -> None:
-    """Make the relative `use` of a local store absolute: in the first folder that has the store, else in the first folder."""
+def _resolve_address(options: Any, folder: Path, *, must_exist: bool) -> None:
+    """Make the relative `use` of a local store absolute, if the folder has the store or it need not exist."""
     use = options.get("use") if isinstance(options, dict) else None
     if not isinstance(use, str) or "://" in use:
         return
     prefix, location = ("lmdb:", use.removeprefix("lmdb:")) if use.startswith("lmdb:") else ("", use)
-    if ":" not in location and not Path(location).is_absolute():
-        folder = next((place for place in folders if (place / location).is_dir()), folders[0])
+    if ":" not in location and ((folder / location).is_dir() or not must_exist):
         options["use"] = f"{prefix}{(folder / location).absolute()}"

@@ -218,11 +218,22 @@ def _find_last_ended_stage(run: RunFolder) -> str:
 
 def _check_weights_fit(scenario: Scenario, source_scenario: Scenario, source_id: str) -> None:
     """Raise ConfigError if weights or rows of the source run would not fit the scenario."""
-    for key, ours, theirs in _list_shape_keys(scenario, source_scenario):
-        if ours != theirs:
+    for key, value, source_value in _list_shape_keys(scenario, source_scenario):
+        if value != source_value:
             raise ConfigError(
-                f"init: {key} is {ours!r} here and was {theirs!r} in {source_id}; the weights would not fit. "
-                f"Set {key}: {theirs!r}, or leave init out"
+                f"init: {key} is {value!r} here and was {source_value!r} in {source_id}; the weights would not fit. "
+                f"Set {key}: {source_value!r}, or leave init out"
+            )
+    ours, theirs = make_run_setup(scenario).features, make_run_setup(source_scenario).features
+    for feature in dict.fromkeys([*ours, *theirs]):
+        if ours.get(feature) != theirs.get(feature):
+            here, there = (
+                f"the table {tables[feature]!r}" if feature in tables else "no sparse table"
+                for tables in (ours, theirs)
+            )
+            raise ConfigError(
+                f"init: the feature {feature!r} has {here} here and {there} in {source_id}; the weights would not fit. "
+                f"Set sparse.tables as in {source_id}, or leave init out"
             )
 
 
@@ -233,7 +244,6 @@ def _list_shape_keys(scenario: Scenario, source_scenario: Scenario) -> list[tupl
         ("model.use", _drop_folder(scenario.model.use), _drop_folder(source_scenario.model.use))
     ]
     rows += _list_value_pairs("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
-    rows += _list_value_pairs("sparse feature", ours.features, theirs.features)
     for table in ours.tables:
         our_spec, their_spec = ours.make_table_specs()[table], theirs.make_table_specs().get(table)
         for key in ("dim", "optimizer", "dtype") if their_spec is not None else ():

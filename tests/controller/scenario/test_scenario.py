@@ -256,10 +256,9 @@ def test_an_optimizer_that_is_neither_is_told_what_there_is():
         load_scenario("quickstart", ["stages.pretrain.optimizer=adamx"])
 
 
-def test_a_relative_store_is_found_beside_the_scenario_or_in_the_current_folder(tmp_path, monkeypatch):
+def test_a_relative_store_is_found_beside_the_scenario(tmp_path):
     (tmp_path / "shop" / "items.store").mkdir(parents=True)
-    (tmp_path / "here" / "users.lmdb").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "shop" / "users.lmdb").mkdir(parents=True)
     joins = {
         "item": {"use": "items.store", "columns": ["price"]},
         "user": {"use": "lmdb:users.lmdb", "columns": ["age"]},
@@ -271,8 +270,8 @@ def test_a_relative_store_is_found_beside_the_scenario_or_in_the_current_folder(
     assert document["data"]["sequences"] == {"use": f"lmdb:{tmp_path / 'shop' / 'users'}"}
     assert [join["use"] for join in document["data"]["join"].values()] == [
         str(tmp_path / "shop" / "items.store"),
-        f"lmdb:{tmp_path / 'here' / 'users.lmdb'}",
-        str(tmp_path / "shop" / "nowhere"),
+        f"lmdb:{tmp_path / 'shop' / 'users.lmdb'}",
+        "nowhere",
         "redis://cache:6379/x",
     ]
     resolve_stores({"data": {"join": {"item": 3}}}, tmp_path)  # the validation refuses it

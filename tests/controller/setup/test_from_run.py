@@ -160,3 +160,12 @@ def test_folders_of_stores_are_found_from_every_working_directory(tmp_path, monk
     assert restore_sources(scenario, run) == scenario
     away = quickstart("data.join.item={use: 'redis://host:1/prices', columns: [price]}")
     assert resolve_sources(away) is away
+
+
+def test_a_feature_with_a_table_only_in_the_other_run_is_named_with_the_key_to_set(runs):
+    finished(runs)
+    scenario = quickstart("init={from: last}", "sparse.tables={item: {dim: 32}}")
+    with pytest.raises(
+        ConfigError, match=r"the feature 'user' has no sparse table here .* Set sparse\.tables as in"
+    ):
+        find_warm_start(scenario)
