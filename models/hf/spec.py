@@ -111,7 +111,7 @@ class HfOptions(StrictModel):
     @model_validator(mode="after")
     def _check_source(self) -> HfOptions:
         """Check that the model has one source, and that the prompt contains the history once."""
-        if (self.path is None) == (self.config is None):
+        if bool(self.path) == bool(self.config):
             raise ValueError("give one of path (a folder) and config (model_type and its keys)")
         if self.prompt is not None and self.prompt.count(HISTORY) != 1:
             raise ValueError(

@@ -89,6 +89,8 @@ class Replaceable(BaseModel):
             except ConfigError as error:
                 raise ValueError(f"use: {error}") from None
         if not isinstance(self.use, str):
+            if not callable(self.use):
+                raise ValueError(f"use: wanted one of {', '.join(self.shipped)}, got {self.use!r}")
             return None
         if self.use not in self.shipped and not is_reference(self.use):
             near = suggest_inline(self.use, self.shipped)

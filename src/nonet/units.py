@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 # The sizes of the units, by their names in lower case.
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -71,5 +71,6 @@ def _parse(value: Any, units: Mapping[str, float], default_unit: str, quantity: 
     return float(match.group(1)) * units[unit]
 
 
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+# With the limit, sums of durations and times fit 64 bits.
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(lt=1e12)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
