@@ -144,7 +144,7 @@ def list_event_needs(scenario: Scenario) -> EventNeeds:
     if any(getattr(stage, "weight", None) for stage in scenario.stages.values()):
         columns.append("event")
     timed_joins = tuple(name for name, join in joins.items() if join.as_of != "newest")
-    return EventNeeds(targets, tuple(columns), timed_joins)
+    return EventNeeds(targets, tuple(columns), timed_joins, scenario.data.unknown_items == "drop")
 
 
 def _find_source_conflicts(scenario: Scenario) -> Iterator[str]:

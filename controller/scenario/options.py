@@ -40,7 +40,8 @@ class Data(StrictModel):
     unknown_items: Annotated[
         Literal["refuse", "drop"],
         Field(
-            description="interactions whose item data.items lacks: an error, or left out and counted (drop)"
+            description="interactions, and events of data.source, whose item data.items lacks: an error, or left out and counted "
+            "(drop)"
         ),
     ] = "refuse"
     events: Compress | None = None

@@ -11,7 +11,7 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_fixed_keys, to_document
 from nonet.controller.setup.own_files import keep_copies
-from nonet.controller.setup.worker_setup import get_targets
+from nonet.controller.setup.worker_setup import get_targets, make_source_options
 from nonet.errors import ConfigError
 from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import MASK
@@ -54,6 +54,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         labels=labels,
         drop_unlabelled=not makes_lists,  # a model that makes lists keeps events without a label in histories
         stored=data.sequences,
+        source=make_source_options(scenario),
     )
 
 

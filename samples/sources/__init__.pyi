@@ -4,6 +4,7 @@ from ._rl_targets import RlTargets as RlTargets
 from ._states import has_states as has_states
 from ._states import read_state as read_state
 from ._states import write_state as write_state
+from .base import SOURCES as SOURCES
 from .base import CountedSource as CountedSource
 from .base import EventNeeds as EventNeeds
 from .base import SampleRequest as SampleRequest

@@ -40,6 +40,7 @@ class DenseRowConverter:
         target: Condition on target events, and the prefix of its errors; None if all events are targets.
         event_names: Kinds of events, if samples get the kind of each event, from "event" among `lists`; else None.
         gives_users: Whether samples get the users' own ids.
+        drops_unknown: Whether events are left out whose item is not in the catalogue; otherwise they are an error.
     """
 
     user: str
@@ -53,6 +54,7 @@ class DenseRowConverter:
     target: tuple[str, str] | None = None
     event_names: tuple[str, ...] | None = None
     gives_users: bool = False
+    drops_unknown: bool = False
     keeps_rows: ClassVar[bool] = True
     """Every row stays a row, so the order of rows does not depend on this class."""
 
@@ -72,8 +74,14 @@ class DenseRowConverter:
             if self.time is None
             else self._convert_times(rows.column(self.time), offsets)
         )
-        offsets_array = pa.array(offsets)
         events = {name: self._flatten_column(rows, column, offsets) for name, column in self.lists.items()}
+        is_known = item_index >= 0
+        if not is_known.all():
+            keep = pa.array(is_known)
+            item_ids, item_index, times = item_ids.filter(keep), item_index[is_known], times[is_known]
+            events = {name: values.filter(keep) for name, values in events.items()}
+            offsets = np.concatenate([[0], np.cumsum(is_known)])[offsets].astype(np.int32)
+        offsets_array = pa.array(offsets)
         flat = {name: convert_column(events[name]) for name in self.columns}
         if self.event_names is not None:
             flat["event"] = self._index_kinds(events["event"])
@@ -129,7 +137,7 @@ class DenseRowConverter:
         return index.to_numpy(zero_copy_only=False).astype(np.int32)
 
     def _find_item_indices(self, item_ids: pa.Array) -> np.ndarray:
-        """Return the dense indices [N] int32 of items. Raises DataError if one is missing or not in the catalogue."""
+        """Return the dense indices [N] int32 of items, -1 for those that are left out. Raises DataError for wrong ones."""
         if item_ids.null_count:
             raise DataError(
                 f"data.source: {item_ids.null_count} values of {self.items!r} are missing; write lists without them"
@@ -139,10 +147,10 @@ class DenseRowConverter:
         except DataError as error:
             raise DataError(f"data.source: column {self.items!r}: {error}") from None
         unknown = np.flatnonzero(item_index < 0)
-        if len(unknown):
+        if len(unknown) and not self.drops_unknown:
             raise DataError(
                 f"data.source: {len(unknown)} events are of items that data.items does not hold, "
-                f"the first: {item_ids[int(unknown[0])].as_py()!r}"
+                f"the first: {item_ids[int(unknown[0])].as_py()!r}; add those items, or say data.unknown_items: drop"
             )
         return item_index
 

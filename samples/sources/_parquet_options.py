@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from nonet.samples.tables import compile_condition, list_names
 from nonet.suggest import join_names, suggest_sentence
 
 if TYPE_CHECKING:
+    from nonet.samples.sequences import UnknownItems
     from nonet.samples.sources.base import EventNeeds
     from nonet.samples.streams import Stream
 
@@ -105,6 +106,7 @@ class FileRunOptions:
         until: Unix seconds from which on the scenario's split holds events out; None for no end (`add_end`).
         targets: Condition on target events by stage (`add_needs`).
         columns: Columns of events that the model and weights read (`add_needs`).
+        drops_unknown: Whether events are left out whose item the run does not have (`add_needs`).
     """
 
     source: FileSourceOptions
@@ -112,6 +114,7 @@ class FileRunOptions:
     until: int | None = None
     targets: Mapping[str, str] = field(default_factory=dict[str, str])
     columns: tuple[str, ...] = ()
+    drops_unknown: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> FileRunOptions:
@@ -128,7 +131,7 @@ class FileRunOptions:
         return list(dict.fromkeys([*self.columns, *named]))
 
 
-_RUN_KEYS = ("engine", "until", "targets", "event_columns")
+_RUN_KEYS = ("engine", "until", "targets", "event_columns", "drops_unknown")
 _ROLE_COLUMNS = ("user_id", "item_id", "timestamp")
 
 
@@ -204,16 +207,53 @@ def add_needs(options: Mapping[str, Any], needs: EventNeeds) -> Mapping[str, Any
     """Add to the options the conditions on target events and the columns of events that the stages of a run read.
 
     Raises:
-        ConfigError: If stores are read as of each event's time, and there is no column of times.
+        ConfigError: If stores are read as of each event's time, and there is no column of times; or if events of unknown items
+            are to be left out of rows that a `map` makes, which cannot be counted.
     """
+    if needs.drops_unknown and options.get("map"):
+        raise ConfigError(
+            "data.unknown_items: drop does not count what data.source.map makes; leave these events out in the map, and remove "
+            "the key"
+        )
     if needs.timed_joins and options.get("time") is None:
         name = needs.timed_joins[0]
         raise ConfigError(
             f"data.join.{name} reads its store as of each event's time, and data.source: parquet has no `time`; name the list "
             f"column of times, or say data.join.{name}.as_of: newest"
         )
-    own = {"targets": dict(needs.targets), "event_columns": list(needs.columns)}
+    own = {
+        "targets": dict(needs.targets),
+        "event_columns": list(needs.columns),
+        "drops_unknown": needs.drops_unknown,
+    }
     return {**options, **{name: value for name, value in own.items() if value}}
+
+
+def count_unknown(options: Mapping[str, Any], item_ids: pa.ChunkedArray) -> UnknownItems:
+    """Count the events of the files that are left out because the run does not have their item.
+
+    Args:
+        options: The options of the run.
+        item_ids: The ids of the run's items [I].
+    """
+    from nonet.samples.sequences import UnknownItems, drop_unknown_events
+    from nonet.samples.sources._dense_rows import flatten_lists
+
+    source, unknown = FileRunOptions.parse(options).source, UnknownItems(0, 0, frozenset())
+    for values in _read_column(source, source.items):
+        items, _ = flatten_lists(values, source.items)
+        unknown += drop_unknown_events(pa.table({"item_id": items}), item_ids)[1]
+    return unknown
+
+
+def _read_column(options: FileSourceOptions, name: str) -> Iterator[pa.Array]:
+    """Yield a column of the rows that the condition on rows keeps, for each row group of the files."""
+    leaf = options.make_stream(seed=0).open().leaves[0]
+    for group_index in range(len(leaf.groups)):
+        group = leaf.read(group_index)
+        if group.rows is not None:
+            values = group.rows.column(name)
+            yield values if group.keep is None else values.filter(pa.array(group.keep))
 
 
 def check_files(options: Mapping[str, Any]) -> None:
@@ -274,13 +314,8 @@ def _check_end(options: FileSourceOptions, unit: str | None, end: int) -> None:
     from nonet.samples.tables import convert_to_seconds
 
     assert options.time is not None
-    leaf, late_count, event_count = options.make_stream(seed=0).open().leaves[0], 0, 0
-    for group_index in range(len(leaf.groups)):
-        group = leaf.read(group_index)
-        if group.rows is None:
-            continue
-        times = group.rows.column(options.time)
-        times = times if group.keep is None else times.filter(pa.array(group.keep))
+    late_count, event_count = 0, 0
+    for times in _read_column(options, options.time):
         values, _ = flatten_lists(times, options.time)
         seconds, _ = convert_to_seconds(pa.chunked_array([values.drop_null()]), options.time, unit)
         late_count, event_count = late_count + int((seconds >= end).sum()), event_count + len(seconds)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nonet.samples.ledger import SampleLedger
-    from nonet.samples.sequences import Sequences
+    from nonet.samples.sequences import Sequences, UnknownItems
     from nonet.samples.stores import StoreJoins
 
 Options = Mapping[str, Any]
@@ -61,11 +61,13 @@ class EventNeeds:
         targets: Condition on target events by stage.
         columns: Columns that features of the model and propensities read; "event", the kinds of events, if stages weight them.
         timed_joins: Names of the joins that read stores as of each event's time, or do if the store has versions.
+        drops_unknown: Whether events are left out whose item the run does not have; otherwise they are an error.
     """
 
     targets: Mapping[str, str]
     columns: tuple[str, ...] = ()
     timed_joins: tuple[str, ...] = ()
+    drops_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class SampleSource:
         until: Function (options, end) that returns the options of a run; `end` is the unix seconds from which on data.split holds
             events out, or None.
         needs: Function (options, `EventNeeds`) that returns the options of a run, with what its stages read of events.
+        count_unknown: Function (options, the ids of the run's items) that counts the events that are left out because the run
+            does not have their item, or its dotted path; None for a source whose events are the run's own.
         check: Function (options) that raises an error before a run starts if files cannot be read with the options that `needs`
             and `until` return.
         explain: Function (options, seed, engine) that returns lines that describe the rows and their order, or its dotted path.
@@ -102,6 +106,7 @@ class SampleSource:
     pin: Callable[[Options], Options] = _keep_options
     until: Callable[[Options, int | None], Options] = _ignore_end
     needs: Callable[[Options, EventNeeds], Options] = _ignore_needs
+    count_unknown: str | Callable[[Options, Any], UnknownItems] | None = None
     check: Callable[[Options], None] = _skip_check
     explain: str | Callable[[Options, int, str | None], list[str]] = _explain_nothing
     verbs: SupportedVerbs = ALL_VERBS

@@ -28,6 +28,7 @@ from nonet.samples.sources._parquet_options import (
     add_end,
     add_needs,
     check_files,
+    count_unknown,
     detect_time_unit,
     pin_files,
 )
@@ -110,6 +111,7 @@ class FileWindows:
             else (condition, f"stages.{stage}.target with data.source: parquet"),
             event_names=self.request.events().event_names if "event" in self._options.columns else None,
             gives_users=bool(self.request.joins),
+            drops_unknown=self._options.drops_unknown,
         )
         stream = options.make_stream(self.request.seed, names).map(convert_rows, workers=options.workers)
         rows = min(self.request.rows, _SLICE_ROWS)
@@ -265,6 +267,7 @@ SPEC = SampleSource(
     pin=pin_files,
     until=add_end,
     needs=add_needs,
+    count_unknown=count_unknown,
     check=check_files,
     explain=explain_files,
 )

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import write_whole
 from nonet.errors import DataError
+from nonet.plugins import load_heavy
 from nonet.samples.preparation import (
     BuildOptions,
     EventLog,
@@ -47,6 +48,7 @@ from nonet.samples.sequences import (
     check_kinds,
     drop_unknown_events,
 )
+from nonet.samples.sources import SOURCES
 from nonet.samples.tables import (
     count_rows,
     get_licence_notice,
@@ -97,6 +99,7 @@ class DataSetup:
         labels: Labels that arrive after their events; None without them.
         drop_unlabelled: Whether events whose label is not known yet are removed.
         stored: Store that the sequences are written to; None for no store.
+        source: The source of the trainers' samples (`use`) and its options in a run.
     """
 
     options: BuildOptions
@@ -110,6 +113,7 @@ class DataSetup:
     labels: Labels | None = None
     drop_unlabelled: bool = False
     stored: StoredSequences | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     def is_prepared_on_disk(self) -> bool:
         """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than `MEMORY_EVENTS`."""
@@ -168,6 +172,22 @@ class DataSetup:
             strict=self.compress is not None,
         )
         return BuiltData(seq, known_items, log, unknown)
+
+    def count_unknown_in_source(self, items: pa.Table) -> dict[str, Any]:
+        """Count the events of the trainers' files that are left out because the run does not have their item.
+
+        Args:
+            items: The items of the run.
+
+        Returns:
+            {"unknown_items_in_source": counts as `UnknownItems.to_facts`}; empty if such events are an error, or the trainers
+            read the run's own events.
+        """
+        count = SOURCES.get(self.source["use"]).count_unknown if self.source else None
+        if count is None or not self.options.drop_unknown_items:
+            return {}
+        options = {name: value for name, value in self.source.items() if name != "use"}
+        return {"unknown_items_in_source": load_heavy(count)(options, items["item_id"]).to_facts()}
 
     def attach_labels(self, interactions: pa.Table) -> pa.Table:
         """Add the column of the labels to checked interactions, if the setup has labels."""
@@ -262,7 +282,7 @@ class Tokeniser(DistributeWorker):
             folders = {kind: artifact["path"] for kind, artifact in artifacts.items()}
             facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _describe_repeats(seq, data)
-        facts["data"] |= read_preparation_facts(root)
+        facts["data"] |= read_preparation_facts(root) | data.count_unknown_in_source(items)
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
 
 

@@ -41,7 +41,7 @@ def describe_repeats(data: Mapping[str, Any]) -> str:
 
 
 def describe_unknown_items(data: Mapping[str, Any]) -> str:
-    """Return a sentence on the interactions that were left out because the items table lacks their item.
+    """Return a sentence on the events that were left out because the items table or the run lacks their item.
 
     Args:
         data: Facts about the data, from a report or the tokenise stage.
@@ -49,13 +49,16 @@ def describe_unknown_items(data: Mapping[str, Any]) -> str:
     Returns:
         The sentence; "" if none was left out.
     """
-    unknown = data.get("unknown_items") or {}
-    if not unknown.get("events"):
-        return ""
-    return (
-        f"{unknown['events']:,} of {unknown['of']:,} interactions name one of {unknown['items']:,} items that the items table "
-        "lacks, and are left out (data.unknown_items: drop)."
+    counted = (
+        ("unknown_items", "interactions", "items table"),
+        ("unknown_items_in_source", "events of data.source", "run"),
     )
+    parts = [
+        f"{counts['events']:,} of {counts['of']:,} {events} name one of {counts['items']:,} items that the {owner} lacks"
+        for key, events, owner in counted
+        if (counts := data.get(key) or {}).get("events")
+    ]
+    return f"{', and '.join(parts)}, and are left out (data.unknown_items: drop)." if parts else ""
 
 
 def describe_duplicates(data: Mapping[str, Any]) -> str:

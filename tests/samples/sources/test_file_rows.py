@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.controller.scenario import check_scenario, load_scenario
+from nonet.controller.scenario.settings import describe_unknown_items
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import ItemIndex
 from nonet.samples.sequences import build_sequences
@@ -336,6 +337,31 @@ def test_a_condition_or_a_feature_that_files_lack_is_refused_before_the_run(twic
     options = {"path": str(folder / "lists.parquet"), "time": "at"}
     with pytest.raises(ConfigError, match=says):
         SPEC.check(SPEC.needs(options, EventNeeds(targets, columns)))
+
+
+def test_events_of_unknown_items_are_left_out_of_files_and_counted(twice):
+    log, ids, folder = twice
+    known = pa.table({"item_id": ids[2:]})
+    path = str(folder / "lists.parquet")
+    left = log.filter(pc.is_in(log["item_id"], value_set=known["item_id"].combine_chunks()))
+    split, targets = {"use": "leave_last_out", "test": 0}, {"pretrain": "event == 'buy'"}
+    seq, _ = build_sequences(left.drop_columns(["rating"]), known, split=split, targets=targets)
+    sids = np.zeros((5, 2), np.int32)
+    ask = SampleRequest(
+        "pretrain", 7, "users", 20, 50, "pretrain", 1 << 16, ("p",), lambda: seq, lambda: known, sids
+    )
+    needs = EventNeeds(targets, ("p", "event"))
+    with pytest.raises(DataError, match=r"that data.items does not hold.* say data.unknown_items: drop"):
+        FileWindows(ask, SPEC.needs({"path": path, "time": "at"}, needs)).batch(0, 0, 1)
+    options = SPEC.needs({"path": path, "time": "at"}, replace(needs, drops_unknown=True))
+    assert _list_events(FileWindows(ask, options)) == _list_events(UserWindows(ask))
+    counts = SPEC.count_unknown(options, known["item_id"]).to_facts()
+    assert counts == {"events": len(log) - len(left), "of": len(log), "items": 2}
+    assert counts["events"] > 10
+    said = describe_unknown_items({"unknown_items_in_source": counts})
+    assert f"of {len(log)} events of data.source name one of 2 items that the run lacks" in said
+    with pytest.raises(ConfigError, match="leave these events out in the map, and remove the key"):
+        SPEC.needs({"path": path, "map": ["own:Map"]}, replace(needs, drops_unknown=True))
 
 
 def test_a_kind_of_event_that_the_interactions_lack_is_refused(twice):
