@@ -176,7 +176,12 @@ class ClickScorer:
         joined = [request.joined for request in requests if request.joined is not None]
         if len(joined) < len(requests):
             return None
-        return {name: np.concatenate([columns[name] for columns in joined])[is_known_P] for name in joined[0]}
+        joined_P = {}
+        for name in joined[0]:
+            values = np.concatenate([columns[name] for columns in joined])[is_known_P]
+            # A column whose store did not answer has NONE for every item, whatever the type of its values.
+            joined_P[name] = np.where(values == NONE, np.nan, values) if values.dtype.kind == "f" else values
+        return joined_P
 
 
 def _parse_id(text: str) -> int:

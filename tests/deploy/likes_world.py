@@ -109,10 +109,17 @@ def add_columns(folder):
     items = items.append_column("price", pa.array([float(i % 5) if i % 9 else None for i in range(count)]))
     pq.write_table(items, folder / "items.parquet")
     store = PackedStore.create(
-        folder / "deals", pa.schema([("deal", pa.int64())]), key=pa.int64(), versions=True
+        folder / "deals",
+        pa.schema([("deal", pa.int64()), ("discount", pa.float64())]),
+        key=pa.int64(),
+        versions=True,
     )
     item, time = np.meshgrid(np.arange(1000, 1000 + count), np.arange(0, 40, 5) * HOUR)
-    store.put(item.ravel(), pa.table({"deal": time.ravel() // HOUR}), time.ravel())
+    store.put(
+        item.ravel(),
+        pa.table({"deal": time.ravel() // HOUR, "discount": time.ravel() / HOUR + 0.25}),
+        time.ravel(),
+    )
     store.close()
 
 

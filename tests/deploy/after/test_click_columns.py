@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from likes_world import add_columns, change_scenario, make_click_run, make_likes, open_click_data
 
@@ -11,12 +13,13 @@ from nonet.controller.setup import make_run_setup
 from nonet.deploy.after import evaluate_run
 from nonet.errors import ConfigError
 from nonet.models.deepfm.model import ClickModel
-from nonet.models.deepfm.scorer import ClickScorer, convert_values
+from nonet.models.deepfm.scorer import ClickRequest, ClickScorer, convert_values
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.sequences.sequences import TEST
 from nonet.samples.tables.keys import NONE, compute_keys
 from nonet.types import Jagged, Rollouts
 from nonet.workers.roles.click.data import ClickData
+from nonet.workers.roles.click.evaluator import ClickEvaluator
 
 HOUR = 3600
 
@@ -27,11 +30,11 @@ def run(tmp_path_factory):
     add_columns(folder)
     scenario = change_scenario(
         folder,
-        data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal"]}}},
+        data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal", "discount"]}}},
         sparse={
             "tables": {
                 "item": {"features": ["item", "liked"]},
-                "facts": {"features": ["brand", "price", "deal"]},
+                "facts": {"features": ["brand", "price", "deal", "discount"]},
             }
         },
     )
@@ -53,6 +56,7 @@ def test_a_row_has_columns_of_its_item_and_the_newest_joined_value_before_its_ow
     assert np.diff(bags["deal"].offsets).astype(bool).tolist() == has_deal.tolist()
     newest = (hour[has_deal] - 1) // 5 * 5
     assert bags["deal"].values.tolist() == compute_keys("deal", newest).tolist()
+    assert bags["discount"].values.tolist() == compute_keys("discount", newest).tolist()  # rounded
 
 
 def test_the_checkpoint_scores_an_item_with_its_columns_as_of_the_time_of_the_prompt(run):
@@ -154,3 +158,33 @@ def test_a_value_that_does_not_fit_its_column_is_one_line(run):
     assert convert_values({"age": "3", "rating": 5}, columns) == {"age": 3.0}
     with pytest.raises(ConfigError, match=r"^age: 'old' is not a number$"):
         convert_values({"age": "old"}, columns)
+
+
+def test_a_store_that_does_not_answer_leaves_numbers_and_ids_missing(run):
+    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    present = {"deal": np.array([5]), "discount": np.array([5.25], np.float32)}
+    absent = {name: np.array([NONE]) for name in present}
+    together = [ClickRequest(np.array([3]), joined=joined) for joined in (present, absent)]
+    alone = ClickRequest(
+        np.array([3]), joined={"deal": np.array([NONE]), "discount": np.array([np.nan], np.float32)}
+    )
+    assert scorer.score(together)[1] == pytest.approx(scorer.score([alone])[0], abs=1e-6)
+
+
+def test_the_evaluator_knows_late_labels_only_from_their_time_on(tmp_path):
+    folder = make_likes(tmp_path)
+    log = pq.read_table(folder / "interactions.parquet")
+    late = log.filter(pa.array(log["rating"].to_numpy() >= 4))
+    moments = pa.array(late["timestamp"].to_numpy() + 3 * HOUR)
+    pq.write_table(late.set_column(2, "timestamp", moments), folder / "bought.parquet")
+    scenario = change_scenario(
+        folder,
+        data={"labels": {"path": "bought.parquet", "within": "4h"}},
+        stages={"train": {"epochs": 1, "batch": {"tokens": 128}, "lr": 3e-3, "target": "label == 1"}},
+    )
+    made = make_click_run(folder, steps=10, scenario=scenario)
+    clicks = open_click_data(made).label_events("train")
+    evaluator = ClickEvaluator(make_run_setup(load_scenario(made.scenario)[0]), None)  # type: ignore[arg-type]
+    evaluator.open(made.find_artifacts(), str(tmp_path / "results"))
+    assert (clicks.known_from > clicks.seq.time).all()
+    assert evaluator._clicks.known_from.tolist() == clicks.known_from.tolist()

@@ -25,13 +25,13 @@ def run(tmp_path_factory):
     add_columns(folder)
     scenario = change_scenario(
         folder,
-        data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal"]}}},
+        data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal", "discount"]}}},
         sparse={
             "tables": {
                 "user": {},
                 "item": {"features": ["item", "liked"]},
                 "disliked": {},
-                "facts": {"features": ["brand", "price", "deal", "age"]},
+                "facts": {"features": ["brand", "price", "deal", "discount", "age"]},
                 "moment": {"features": ["hour", "recency", "activity", "taste"]},
             }
         },
