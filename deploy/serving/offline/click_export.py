@@ -5,25 +5,21 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nonet.atomic import make_folder
-from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missing_values, select_joins
-from nonet.deploy.serving.offline.export import EXPORTED_SETTINGS, write_description
+from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missing_values
+from nonet.deploy.serving.offline.export import write_description, write_shared_parts
 from nonet.deploy.serving.offline.exported import (
     DENSE_WEIGHTS,
-    FORMAT,
     map_layer,
     open_setup,
     read_description,
     read_vocabulary,
 )
-from nonet.deploy.serving.offline.exported_stores import open_joins, write_joins
+from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
 from nonet.embedding.reading import MappedReader
 from nonet.models.deepfm import EventLabeller
@@ -68,32 +64,14 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
         exported: The version to write.
         target: An empty folder.
     """
-    run, seq = exported.run, exported.corpus.seq
+    run, stage = exported.run, exported.run.setup.target or ""
+    description = write_shared_parts(exported, target)
     shutil.copyfile(exported.dense, target / DENSE_WEIGHTS)
     make_folder(target / "clicks")
     for name, path in exported.counts.items():
         shutil.copyfile(path, target / "clicks" / name)
-    for table, arrays in exported.merge_rows().items():
-        make_folder(target / "rows" / table)
-        for name, array in arrays.items():
-            np.save(target / "rows" / table / f"{name}.npy", array)
-    seq.slice_users(0, 0).save(target / "sequences")  # without users: an export has no events of them
-    items = Path(exported.corpus.folders["sequences"]) / "items.parquet"
-    shutil.copyfile(items, target / "sequences" / "items.parquet")
-    stage, setup = run.setup.target or "", run.setup
-    joins, copied_stores = write_joins(
-        select_joins(setup.joins, setup.features), exported.corpus.item_id, target
-    )
-    description = {
-        "format": FORMAT,
-        "run": run.folder.id,
-        "version": exported.version,
-        "setup": {name: value for name, value in asdict(setup).items() if name in EXPORTED_SETTINGS},
-        "target": {"stage": stage, "condition": str(getattr(run.scenario.stages[stage], "target", ""))},
-        "vocabulary": run.vocabulary.to_dict(),
-        "joins": joins,
-        "copied_stores": copied_stores,
-    }
+    condition = str(getattr(run.scenario.stages[stage], "target", ""))
+    description["target"] = {"stage": stage, "condition": condition}
     write_description(target, description, _EXAMPLE)
 
 

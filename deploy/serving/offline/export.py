@@ -32,7 +32,7 @@ from nonet.models.generation import Corpus
 from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
 
-EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
+_EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 _OPENED_OPTIONS = (
     "use",
     "memory",
@@ -108,43 +108,55 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         exported: The version to write.
         target: An empty folder.
     """
-    served_run, corpus = exported.run, exported.corpus
-    setup = served_run.setup
-    spec = MODELS.get(setup.model["use"])
+    spec = MODELS.get(exported.run.setup.model["use"])
     if spec.export_folder:
         load_heavy(spec.export_folder)(exported, target)
         return
+    corpus = exported.corpus
+    description = write_shared_parts(exported, target)
     for name, path in exported.counts.items():
         make_folder(target / "transitions")
         shutil.copyfile(path, target / "transitions" / get_count_file_name(name))
+    for kind in ("sids", "catalogue"):
+        shutil.copytree(corpus.folders[kind], target / kind)
+    description["setup"]["model"] = _write_model(exported, spec, target)
+    description["usual"] = {name: value.item() for name, value in find_default_values(corpus.seq).items()}
+    description["width"] = exported.run.scenario.evaluate.width
+    write_description(target, description, _EXAMPLE)
+
+
+def write_shared_parts(exported: VersionToExport, target: Path) -> dict[str, Any]:
+    """Write what exports of all kinds of models have: sparse rows, items, and copies of joined stores.
+
+    Args:
+        exported: The version to write.
+        target: The folder of the export.
+
+    Returns:
+        The description of the parts, for `write_description`.
+    """
+    run, corpus = exported.run, exported.corpus
     for table, arrays in exported.merge_rows().items():
         make_folder(target / "rows" / table)
         for name, array in arrays.items():
             np.save(target / "rows" / table / f"{name}.npy", array)
-    for kind in ("sids", "catalogue"):
-        shutil.copytree(corpus.folders[kind], target / kind)
     # Without users: an export has no events of them, and the keys of their rows follow from their ids.
     corpus.seq.slice_users(0, 0).save(target / "sequences")
     shutil.copyfile(
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
-    joins, copied_stores = write_joins(select_joins(setup.joins, setup.features), corpus.item_id, target)
-    settings = {name: value for name, value in asdict(setup).items() if name in EXPORTED_SETTINGS}
-    settings["model"] = _write_model(exported, spec, target)
-    defaults = {name: value.item() for name, value in find_default_values(corpus.seq).items()}
-    description = {
+    joins = select_joins(run.setup.joins, run.setup.features)
+    described_joins, copied_stores = write_joins(joins, corpus.item_id, target)
+    return {
         "format": FORMAT,
-        "run": served_run.folder.id,
+        "run": run.folder.id,
         "version": exported.version,
-        "setup": settings,
-        "usual": defaults,
-        "width": served_run.scenario.evaluate.width,
-        "vocabulary": served_run.vocabulary.to_dict(),
-        "joins": joins,
+        "setup": {name: value for name, value in asdict(run.setup).items() if name in _EXPORTED_SETTINGS},
+        "vocabulary": run.vocabulary.to_dict(),
+        "joins": described_joins,
         "copied_stores": copied_stores,
-        "withdrawn": list(served_run.withdrawn),
+        "withdrawn": list(run.withdrawn),
     }
-    write_description(target, description, _EXAMPLE)
 
 
 def write_description(target: Path, description: Mapping[str, Any], example: str) -> None:
@@ -184,5 +196,6 @@ def _write_items(corpus: Corpus, path: Path) -> None:
     """Write the id, the title if there is one, and the codes of every item that can be recommended."""
     is_listed = np.asarray(corpus.trie.leaf_of_item) >= 0
     names = [name for name in ("item_id", "title") if name in corpus.items.column_names]
-    table = corpus.items.select(names).append_column("codes", pa.array(corpus.sids.tolist()))
+    codes = pa.FixedSizeListArray.from_arrays(pa.array(corpus.sids.ravel()), corpus.sids.shape[1])
+    table = corpus.items.select(names).append_column("codes", codes)
     pq.write_table(table.filter(pa.array(is_listed)), path)

@@ -52,7 +52,7 @@ def _copy_rows(source: StoreJoin, item_ids: np.ndarray, folder: Path) -> None:
         )
     schema = pa.schema([store.schema.field(name) for name in names])
     copy = create_store(str(folder), schema, key=store.key, versions=store.versions)
-    wanted_keys = pa.array(item_ids.tolist(), store.key)
+    wanted_keys = pa.array(item_ids, store.key)
     batches = [batch.filter(pc.is_in(batch["key"], wanted_keys)) for batch in store.scan(names)]
     if sum(map(len, batches)):
         table = pa.Table.from_batches(batches)
