@@ -99,10 +99,12 @@ class Shop:
 
     Attributes:
         earlier_run: The run that the variant "warm" starts from.
+        redis: The address of a store in a Redis server for the variant "redis"; "" for one that no plan looks for.
     """
 
     def __init__(self, folder: Path, text_ids: bool = True):
-        self.folder, self.earlier_run = folder, folder
+        self.folder, self.earlier_run, self.redis = folder, folder, ""
+        self._stores: set[str] = set()
         draw = np.random.default_rng(0)
         users, items = np.arange(USERS), np.arange(ITEMS)
         self.user_ids: list[Any] = [f"user_{i:03d}" if text_ids else int(1001 + i) for i in users]
@@ -169,11 +171,12 @@ class Shop:
         return str(path) if path.exists() else folder_of(path, _QWEN, extra_words=("article",))
 
     def write_store(self, use: str) -> str:
-        """Write the versions of an item's maker and stock into a store, and return its address."""
+        """Write the versions of an item's maker and stock into a store once, and return its address."""
         from nonet.samples.stores import StoreFiller
 
-        if Path(use).exists():
+        if use in self._stores:
             return use
+        self._stores.add(use)
         path = self.folder / "features.parquet"
         times = START_MS // 1000 + np.repeat([-10, 5 * 3600], ITEMS)
         rows = {
@@ -237,6 +240,13 @@ def _join(shop: Shop, kind: str) -> dict[str, Any]:
     }
 
 
+def _join_from_redis(shop: Shop, kind: str) -> dict[str, Any]:
+    store = shop.write_store(shop.redis) if shop.redis else "redis://stores.example:6379/features"
+    tables = {} if kind.startswith("hf") else {"depot": {} if kind == "click" else {"dim": 8}}
+    join = {"on": "item", "use": store, "columns": {"depot": "stock"}}
+    return {"data": {"join": {"trend": join}}, "sparse": {"tables": tables}}
+
+
 def _reinforce(shop: Shop, kind: str) -> dict[str, Any]:
     stage = {
         "steps": 2,
@@ -255,6 +265,7 @@ def _reinforce(shop: Shop, kind: str) -> dict[str, Any]:
 
 VARIANTS: dict[str, Any] = {
     "join": _join,
+    "redis": _join_from_redis,
     "labels": lambda shop, kind: {
         "data": {"labels": {"path": shop.write_labels(), "within": "7d", "name": "bought"}}
     },

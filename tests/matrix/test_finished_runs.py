@@ -9,6 +9,7 @@ import typer
 from cells import CHECKS, Cell, check_refused_path
 from covering import ROWS
 from finished import make_run
+from redis_server import REDIS, RedisServer
 from stranger import MODELS, Shop
 
 from nonet.controller.record import RunFolder
@@ -35,6 +36,7 @@ class FinishedRuns:
 
     def __init__(self, root: Path):
         self._root = root
+        self._servers: list[RedisServer] = []
         self._runs: dict[tuple[str, ...], tuple[Shop, RunFolder, Path] | Exception] = {}
 
     def open(self, kind: str, variants: tuple[str, ...]) -> tuple[Shop, RunFolder, Path]:
@@ -50,11 +52,19 @@ class FinishedRuns:
             raise made
         return made
 
+    def close(self) -> None:
+        """Stop the stores of the runs."""
+        for server in self._servers:
+            server.kill()
+
     def _make(self, kind: str, variants: tuple[str, ...]) -> tuple[Shop, RunFolder, Path]:
         """Make a run, and the one that it starts from."""
         folder = self._root / str(len(self._runs))
         folder.mkdir()
         shop = Shop(folder, "integers" not in variants)
+        if "redis" in variants:
+            self._servers.append(RedisServer(folder))
+            shop.redis = self._servers[-1].address
         if "warm" in variants:
             earlier = tuple(variant for variant in variants if variant != "warm")
             shop.earlier_run = make_run(shop.write_scenario(kind, earlier), folder / "runs" / "earlier").path
@@ -83,7 +93,9 @@ TOGETHER = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return FinishedRuns(tmp_path_factory.mktemp("shops"))
+    made = FinishedRuns(tmp_path_factory.mktemp("shops"))
+    yield made
+    made.close()
 
 
 def list_cells():
@@ -91,6 +103,8 @@ def list_cells():
     for kind, variants in [*PLAIN, *ROWS]:
         for verb in CHECKS:
             marks = [] if (kind, variants) in PLAIN else [pytest.mark.slow]
+            if "redis" in variants:
+                marks.append(pytest.mark.skipif(not REDIS, reason="no redis-server"))
             yield pytest.param(kind, variants, verb, marks=marks, id=f"{'+'.join([kind, *variants])}: {verb}")
 
 

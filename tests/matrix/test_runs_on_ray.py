@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from covering import ROWS
 from finished import make_run
+from redis_server import RedisServer
 from stranger import MODEL_USES, Shop
 
 from nonet import yaml
@@ -100,9 +101,13 @@ def test_a_run_on_ray_has_the_files_of_a_run_made_in_this_process(ray_runs, kind
     ("kind", "variants"), ROWS, ids=lambda value: value if isinstance(value, str) else "+".join(value)
 )
 def test_every_row_of_the_matrix_runs_on_ray_with_the_same_files(
-    ray_local, tmp_path, kind, variants, command
+    request, ray_local, tmp_path, kind, variants, command
 ):
     shop = Shop(tmp_path, "integers" not in variants)
+    if "redis" in variants:
+        server = RedisServer(tmp_path)
+        request.addfinalizer(server.kill)
+        shop.redis = server.address
     if "warm" in variants:
         earlier = tuple(variant for variant in variants if variant != "warm")
         shop.earlier_run = make_run(shop.write_scenario(kind, earlier), tmp_path / "runs" / "earlier").path
