@@ -13,7 +13,7 @@ from .joins import select_joins as select_joins
 from .journal import JournalOptions as JournalOptions
 from .journal import StorageFull as StorageFull
 from .opened_run import OpenedRun as OpenedRun
-from .tables import iterate_user_ids as iterate_user_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tables import read_run_interactions as read_run_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tables import read_run_items as read_run_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .vocabulary import Vocabulary as Vocabulary
+from .vocabulary import iterate_user_ids as iterate_user_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .vocabulary import read_run_interactions as read_run_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .vocabulary import read_run_items as read_run_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.deploy.opened import Vocabulary, tables
+from nonet.deploy.opened import Vocabulary, vocabulary
 from nonet.errors import DataError
 from nonet.samples.tables import IdKind
 
@@ -33,7 +33,7 @@ def formats(monkeypatch):
         noted.append(table_format)
         raise _ReadError
 
-    monkeypatch.setattr(tables, "check_interactions", check)
+    monkeypatch.setattr(vocabulary, "check_interactions", check)
     return noted
 
 
@@ -74,5 +74,5 @@ def test_new_items_may_have_ids_that_the_run_s_list_allows(tmp_path):
 def test_a_table_without_the_run_s_column_is_refused_with_the_name_of_the_column(tmp_path):
     pq.write_table(pa.table({"article": ["b"]}), tmp_path / "new.parquet")
     with pytest.raises(DataError, match="no column 'sku', in which the run has the item") as error:
-        tables.read_run_items(str(tmp_path / "new.parquet"), VOCABULARY)
+        vocabulary.read_run_items(str(tmp_path / "new.parquet"), VOCABULARY)
     assert "\n" not in str(error.value)

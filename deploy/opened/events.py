@@ -1,0 +1,182 @@
+"""EventReader: reads the events of users as requests name them, and stores posted ones."""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nonet.deploy.opened.histories import UserHistories, sort_events
+from nonet.deploy.opened.items import CatalogueItems, Refused
+from nonet.deploy.opened.posted import check_event
+from nonet.deploy.opened.vocabulary import Vocabulary
+from nonet.models.generation import Corpus
+from nonet.models.inference import EventHistory
+from nonet.samples.tables import IdKind
+
+MAX_PER_REQUEST = 1000
+"""Maximum number of items of an answer, of items to score, and of events in a post."""
+_MAX_HISTORY_ITEMS = 10_000  # that a request may give instead of a user
+
+
+class EventReader:
+    """Reads the events of users, whose ids, times and columns are those of the run's own files.
+
+    Args:
+        corpus: The run's items and events.
+        histories: The users' events.
+        vocabulary: The names of the run; by default seconds, and the kinds of ids of the corpus.
+
+    Attributes:
+        items: The items of the newest catalogue.
+    """
+
+    def __init__(self, corpus: Corpus, histories: UserHistories, vocabulary: Vocabulary | None = None):
+        self.items, self.histories = CatalogueItems(corpus), histories
+        self.vocabulary = vocabulary or Vocabulary(
+            IdKind.from_ids(corpus.seq.user_id), IdKind.from_ids(corpus.item_id)
+        )
+
+    def post(
+        self, user: int | str, events: Sequence[Mapping[str, Any]], id: str | None
+    ) -> tuple[int, list[Any], bool]:
+        """Store events of a user on disk.
+
+        Args:
+            user: The user's id.
+            events: {"item": id, "time": in the run's unit or ISO text, "event": kind, "values": values by column} each; all but
+                "item" may be missing.
+            id: The post's id; a post with a known id is ignored.
+
+        Returns:
+            The number of events of known items, the ids of unknown items, and whether the events were stored:
+            False if a post with this id was stored before.
+
+        Raises:
+            Refused: An event is wrong.
+        """
+        name = self.vocabulary.convert_user(user)
+        known, unknown = self.check_posted_events(events)
+        if not known:
+            return 0, unknown, True
+        return len(known), unknown, self.histories.post(name, known, id)
+
+    def list_example_users(self, count: int) -> list[int | str]:
+        """Return the ids of a few users of the data whose numbers of events are near the median."""
+        return self.histories.list_example_users(count)
+
+    def get_journal_facts(self) -> dict[str, Any]:
+        """Return the size and retention of the journal of posted events, and the number of entries that cannot be read."""
+        return self.histories.get_facts()
+
+    def check_posted_events(
+        self, events: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[Any]]:
+        """Check posted events, and convert them to dense items.
+
+        Args:
+            events: Events as `post` takes them.
+
+        Returns:
+            Events as `UserHistories.post` takes them, and the ids of unknown items, whose events are left out.
+
+        Raises:
+            Refused: An event is wrong.
+        """
+        if not 1 <= len(events) <= MAX_PER_REQUEST:
+            raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MAX_PER_REQUEST}")
+        return self._convert_events(events, get_present(), spread=False)
+
+    def _make_posted_event(self, event: Mapping[str, Any], item_index: int, time: int) -> dict[str, Any]:
+        """Convert one event to `UserHistories.post`'s form. Raises Refused if a value is not valid.
+
+        Args:
+            event: The event, as `post` takes it.
+            item_index: The dense index of its item.
+            time: Its unix seconds.
+        """
+        converted = {
+            "item": item_index,
+            "time": time,
+            "event": event.get("event"),
+            "values": self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults),
+        }
+        check_event(converted, self.histories.defaults, self.histories.kinds)
+        return converted
+
+    def convert_time(self, time: Any) -> int:
+        """Return the time of a request as unix seconds; None is the present. Raises Refused for a wrong one."""
+        return get_present() if time is None else int(self.vocabulary.convert_times([time])[0])
+
+    def read_events(
+        self, user: int | str | None, history: Sequence[Any] | None, time: Any = None
+    ) -> tuple[EventHistory, np.ndarray, int, bool, list[int | str]]:
+        """Read a user's events, or make events from a history.
+
+        Args:
+            user: The user's id.
+            history: Events to use instead of the user's: item ids, newest last, or events as `post` takes them. Those without
+                a time are one second apart, the last one a second before the request.
+            time: Time of the request in the run's unit or as ISO text, by default the present.
+
+        Returns:
+            The events, the dense indices of seen items, the user's sparse key, whether there are no events, and
+            the ids of unknown items.
+
+        Raises:
+            Refused: Neither a user nor a history is given, or the history is too long or has a wrong event.
+        """
+        if user is None and history is None:
+            raise Refused("bad_request", "give a `user`, or a `history` of item ids")
+        name = "" if user is None else self.vocabulary.convert_user(user)
+        user_key = self.histories.get_key(name)
+        if history is None:
+            events = self.histories.get_events(name)
+            return events, self.histories.find_seen_items(name, events), user_key, not len(events), []
+        if len(history) > _MAX_HISTORY_ITEMS:
+            raise Refused("bad_history", f"a history of {len(history)} items; at most {_MAX_HISTORY_ITEMS}")
+        given = [event if isinstance(event, Mapping) else {"item": event} for event in history]
+        if any("item" not in event for event in given):
+            raise Refused(
+                "bad_history", "an event of the history has no item; an event is {item, time, event, values}"
+            )
+        known, unknown = self._convert_events(given, self.convert_time(time), spread=True)
+        events = sort_events(self.histories.make_events(known))
+        return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown
+
+    def _convert_events(
+        self, events: Sequence[Mapping[str, Any]], now: int, *, spread: bool
+    ) -> tuple[list[dict[str, Any]], list[Any]]:
+        """Convert events to dense items, and return them and the ids of unknown items, whose events are left out.
+
+        Args:
+            events: Events as `post` takes them.
+            now: Unix seconds of the request, the time of events without one.
+            spread: Whether these are instead one second apart, the last one a second before the request.
+
+        Raises:
+            Refused: An event is wrong.
+        """
+        item_indices, unknown = self.find_items([event["item"] for event in events])
+        unknown_ids = set(unknown)
+        known_events = [event for event in events if event["item"] not in unknown_ids]
+        times = now - np.arange(len(known_events), 0, -1) if spread else np.full(len(known_events), now)
+        timed = [position for position, event in enumerate(known_events) if event.get("time") is not None]
+        times[timed] = self.vocabulary.convert_times([known_events[position]["time"] for position in timed])
+        return [
+            self._make_posted_event(event, item, time)
+            for event, item, time in zip(known_events, item_indices.tolist(), times.tolist(), strict=True)
+        ], unknown
+
+    def find_items(self, ids: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+        """Return the dense indices of known items, and the other ids. Raises Refused for a value that can be no id of the run."""
+        item_indices, unknown = self.items.find_indices(ids)
+        self.vocabulary.check_items(unknown)
+        return item_indices, unknown
+
+
+def get_present() -> int:
+    """Return the present time in unix seconds."""
+    return int(clock.time())
