@@ -22,7 +22,6 @@ from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.plugins import parse_file
 from nonet.samples.sequences import load_item_keys
-from nonet.samples.stores import make_absolute
 from nonet.workers.roles import KnownRun
 
 # Options of a model that are not compared: the first changes no shape of a weight, and `model.use` is compared apart.
@@ -108,25 +107,12 @@ def resolve_sources(scenario: Scenario) -> Scenario:
 
 def _pin_files(scenario: Scenario) -> Scenario:
     """Return the scenario with paths and patterns of its source replaced by the files that match now."""
-    scenario = _pin_stores(scenario)
     source = scenario.data.source
     pinned_options = source.spec.pin(source.get_options())
     if pinned_options == source.get_options():
         return scenario
     data = scenario.data.model_copy(update={"source": source.model_copy(update=dict(pinned_options))})
     return scenario.model_copy(update={"data": data})
-
-
-def _pin_stores(scenario: Scenario) -> Scenario:
-    """Return the scenario with absolute folders of its stores, so that commands find them from any working directory."""
-    data = scenario.data
-    joins = {
-        name: join.model_copy(update={"use": make_absolute(join.use)}) for name, join in data.join.items()
-    }
-    stored = data.sequences and data.sequences.model_copy(update={"use": make_absolute(data.sequences.use)})
-    if joins == data.join and stored == data.sequences:
-        return scenario
-    return scenario.model_copy(update={"data": data.model_copy(update={"join": joins, "sequences": stored})})
 
 
 def restore_sources(scenario: Scenario, run: RunFolder) -> Scenario:
@@ -141,15 +127,6 @@ def restore_sources(scenario: Scenario, run: RunFolder) -> Scenario:
     if not run.scenario.exists():
         return scenario
     stored, _ = load_scenario(run.scenario)
-    if any(join.use != make_absolute(join.use) for join in stored.data.join.values()):
-        return _restore_files(
-            scenario, stored
-        )  # a run of an earlier version has its addresses as they were written
-    return _restore_files(_pin_stores(scenario), stored)
-
-
-def _restore_files(scenario: Scenario, stored: Scenario) -> Scenario:
-    """Return the scenario with the source files and the initial run of the stored one."""
     source, stored_options = scenario.data.source, stored.data.source.get_options()
     options = source.get_options()
     pinned_keys = {key for key, value in source.spec.pin(options).items() if value != options.get(key)}

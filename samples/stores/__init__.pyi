@@ -2,7 +2,6 @@ from .addresses import check_address as check_address
 from .addresses import create_store as create_store  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .addresses import explain_creation_refusal as explain_creation_refusal
 from .addresses import is_in_files as is_in_files
-from .addresses import make_absolute as make_absolute
 from .addresses import open_store as open_store
 from .base import Store as Store
 from .base import StoreNotFoundError as StoreNotFoundError

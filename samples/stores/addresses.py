@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -146,14 +145,6 @@ def check_address(use: str) -> None:
 def is_in_files(use: str) -> bool:
     """Return whether an address is a folder of this machine, as those of packed and LMDB stores are."""
     return find_store_class(split_address(use)[0]).is_in_files
-
-
-def make_absolute(use: str) -> str:
-    """Return the address of the same store from any folder: relative folders start from the working directory."""
-    if not is_in_files(use):
-        return use
-    _, location = split_address(use)
-    return use.removesuffix(location) + str(Path(location).absolute())
 
 
 def explain_creation_refusal(use: str) -> str:

@@ -13,12 +13,7 @@ from nonet import yaml
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import find_scenario, load_scenario, make_scenario, to_document
-from nonet.controller.setup.from_run import (
-    find_warm_start,
-    resolve_sources,
-    restore_sources,
-    set_initial_run,
-)
+from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
 from nonet.controller.setup.own_files import keep_copies
 from nonet.errors import ConfigError
 
@@ -143,23 +138,6 @@ def test_a_run_whose_rows_are_named_by_places_is_refused(runs):
     finished(runs, keyed=False)
     with pytest.raises(ConfigError, match="names sparse rows by their position in its own data"):
         find_warm_start(quickstart("init.from=last"))
-
-
-def test_folders_of_stores_are_found_from_every_working_directory(tmp_path, monkeypatch):
-    """A run names the folder of its store in full, and a scenario with the relative name resumes it."""
-    changes = ("data.join.item={use: 'lmdb:prices', columns: [price]}", "data.sequences={use: stored}")
-    monkeypatch.chdir(tmp_path)
-    scenario = resolve_sources(quickstart(*changes))
-    assert scenario.data.join["item"].use == f"lmdb:{tmp_path}/prices"
-    assert scenario.data.sequences.use == f"{tmp_path}/stored"
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    run.scenario.write_text(yaml.dump(to_document(scenario)))
-    assert restore_sources(quickstart(*changes), run) == scenario
-    monkeypatch.chdir("/")
-    assert restore_sources(scenario, run) == scenario
-    away = quickstart("data.join.item={use: 'redis://host:1/prices', columns: [price]}")
-    assert resolve_sources(away) is away
 
 
 def test_a_feature_with_a_table_only_in_the_other_run_is_named_with_the_key_to_set(runs):

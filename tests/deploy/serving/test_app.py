@@ -66,6 +66,17 @@ def test_scores_of_named_items_are_those_of_lists(client):
         assert abs(row["score"] - other["score"]) < 1e-5
 
 
+def test_titles_are_a_history_and_an_ambiguous_one_lists_its_ids(client):
+    listed = ask(client, user=101, like=["Item B1", "item c2"], k=5, time=1000)
+    by_id = ask(client, user=101, history=[1001, 1002], k=5, time=1000)
+    assert items(listed) == items(by_id)
+    error = ask(client, like=["item"], status=422)["error"]
+    assert error["kind"] == "ambiguous_title"
+    assert "40 items are called 'item': 10" in error["message"]
+    assert "no item is called 'zebra'" in ask(client, like=["zebra"], status=422)["error"]["message"]
+    assert "not both" in ask(client, like=["item b1"], history=[1001], status=400)["error"]["message"]
+
+
 def test_posted_events_are_in_the_next_answer_and_a_post_with_an_id_counts_once(client):
     before = ask(client, user=998, k=5, explain=True)
     assert before["cold_start"]
@@ -231,14 +242,3 @@ def test_withdrawn_items_vanish_at_once(served, app, client):
     assert ask(client, "/score", user=110, items=best)["unknown"] == [best[0]]
     assert best[0] not in items(ask(client, user=110, k=20, deadline_ms=0.001))
     registry.withdraw(set())
-
-
-def test_titles_are_a_history_and_an_ambiguous_one_lists_its_ids(client):
-    listed = ask(client, user=101, like=["Item B1", "item c2"], k=5, time=1000)
-    by_id = ask(client, user=101, history=[1001, 1002], k=5, time=1000)
-    assert items(listed) == items(by_id)
-    error = ask(client, like=["item"], status=422)["error"]
-    assert error["kind"] == "ambiguous_title"
-    assert "40 items are called 'item': 10" in error["message"]
-    assert "no item is called 'zebra'" in ask(client, like=["zebra"], status=422)["error"]["message"]
-    assert "not both" in ask(client, like=["item b1"], history=[1001], status=400)["error"]["message"]
