@@ -117,6 +117,12 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     for limit, verbs in list_missing_verbs(scenario).items():
         if verbs != ["items add"]:  # who makes semantic ids gives them to new items too
             yield f"warning: a run of {scenario.name} will not have {', '.join(verbs)}: it {limit}"
+    for name, join in scenario.data.join.items():
+        if join.as_of == "newest":
+            yield (
+                f"warning: data.join.{name} reads the newest values in training too, so that offline metrics see the future; "
+                "as_of: time reads those of each event's time"
+            )
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, stage_options in scenario.stages.items():
         step_users, users_key = run.kinds[name].find_least_users(stage_options)
