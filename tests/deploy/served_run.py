@@ -15,9 +15,9 @@ from nonet.samples.sequences import Transitions
 class TrainedRun:
     """A run's folder with a memory; `commit` trains on and commits."""
 
-    def __init__(self, folder, memory=True, changes=(), edit=None):
+    def __init__(self, folder, memory=True, changes=(), edit=None, **sizes):
         (folder / "ring").mkdir()
-        self.ring = Ring(folder / "ring")
+        self.ring = Ring(folder / "ring", **sizes)
         for change in changes:
             key, _, value = change.removeprefix("model.").partition("=")
             text = self.ring.scenario.read_text().replace("model: {", f"model: {{{key}: {value}, ")

@@ -29,7 +29,7 @@ from nonet.samples.sequences import TEST
 from nonet.samples.stores import Join, StoreJoin, create_store, open_store
 from nonet.workers.roles.evaluation import load_recommender
 
-USERS, TOP = 20, 10
+USERS, TOP = 100, 10
 TOLERANCE = 1e-5  # the rounding of batches of other sizes; items whose scores are closer may change places
 
 
@@ -37,7 +37,7 @@ TOLERANCE = 1e-5  # the rounding of batches of other sizes; items whose scores a
 def run(tmp_path_factory):
     """Train a run whose model reads a column of the item and one of the user, which changed in the middle of the log."""
     folder = tmp_path_factory.mktemp("joined")
-    items, users = np.arange(1000, 1041), np.arange(100, 160)  # one item more than the catalogue
+    items, users = np.arange(1000, 1041), np.arange(100, 100 + USERS)  # one item more than the catalogue
     discounts = create_store(
         f"lmdb:{folder}/discounts", pa.schema([("discount", pa.int64())]), key=pa.int64(), versions=True
     )
@@ -65,7 +65,7 @@ def run(tmp_path_factory):
         body["sparse"]["tables"] |= {"discount": {"dim": 8}, "segment": {"dim": 8}}
         scenario.write_text(yaml.safe_dump(body))
 
-    served = TrainedRun(folder, memory=True, edit=change)
+    served = TrainedRun(folder, memory=True, edit=change, users=USERS)
     served.commit(18)
     return served
 
