@@ -52,7 +52,12 @@ def render_page(
         subtitle=_format_subtitle(report),
         findings=collect_findings(report),
         scores=[
-            tables.build_score_table(report, "test", "exhaustive", "Every catalogue item scored"),
+            tables.build_score_table(
+                report,
+                "test",
+                "exhaustive",
+                "Every test event scored" if report.get("lists") == {} else "Every catalogue item scored",
+            ),
             tables.build_score_table(report, "test", "beam", "By beam search"),
             tables.build_score_table(
                 report,

@@ -91,7 +91,7 @@ def _build_mean_table(pooled: Mapping[str, Any]) -> ReportTable:
         ]
         for name, scores in subjects.items()
     ]
-    return ReportTable(["", *metrics], rows, "Every catalogue item scored, mean over the seeds")
+    return ReportTable(["", *metrics], rows, "Test events, mean over the seeds")
 
 
 def _build_seed_table(pooled: Mapping[str, Any]) -> ReportTable:

@@ -30,7 +30,9 @@ def format_summary(report: Mapping[str, Any]) -> str:
     metrics = list(next(iter(scores_by_name.values()), {}))
     lines = [*get_verdict(report), ""]
     widths = {metric: max(11, len(metric) + 2) for metric in metrics}
-    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>{widths[metric]}}" for metric in metrics))
+    # A model that makes no lists has none to describe; reports of earlier versions have no such part.
+    title = "test" if report.get("lists") == {} else "test, full ranking"
+    lines.append(f"{title:<20}" + "".join(f"{metric:>{widths[metric]}}" for metric in metrics))
     lines += [
         f"{name:<20}"
         + "".join(f"{scores.get(metric, float('nan')):>{widths[metric]}.4f}" for metric in metrics)

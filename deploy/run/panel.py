@@ -278,9 +278,10 @@ class EventView:
         """
         assert self._panel
         metrics = event["metrics"]
-        self._panel.print_table(
-            f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())]
-        )
+        how = (
+            "test, full ranking" if event.get("users") else "test"
+        )  # a model that ranks nothing shows no users
+        self._panel.print_table(f"{event['name']} ({how})", list(metrics), [list(metrics.values())])
         if event.get("baseline") or not event["shown"]:
             return
         lists_before = self._lists_by_stage.get(self._last_stage or "")
