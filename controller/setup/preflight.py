@@ -205,6 +205,11 @@ def _check_definition(
     return reward_columns
 
 
+def _runs_here() -> bool:
+    """Return whether runs start Ray on this machine, so that all workers are here."""
+    return os.environ.get("RAY_ADDRESS", "local") == "local"
+
+
 def _check_environment(key: str, env: Env, checks: FileChecks) -> None:
     """Raise ConfigError if the interpreter of a pool does not exist, where all workers are on this machine.
 
@@ -213,7 +218,7 @@ def _check_environment(key: str, env: Env, checks: FileChecks) -> None:
         env: The environment.
         checks: The checks, to which interpreters and images are added that may be on other machines.
     """
-    is_elsewhere = checks.allows_absent or os.environ.get("RAY_ADDRESS", "local") != "local"
+    is_elsewhere = checks.allows_absent or not _runs_here()
     if env.python and not is_elsewhere and shutil.which(env.python) is None:
         raise ConfigError(
             f"{key}.python: there is no executable {env.python}; give the path of an interpreter"
@@ -240,7 +245,8 @@ def _check_rewards(scenario: Scenario, files: PluginFiles, checks: FileChecks) -
         columns = list_columns(target)
         if isinstance(use, str) and "://" in use:
             columns = options.get_options().get("columns", ())
-            if (check_reachable := getattr(target, "check_reachable", None)) is not None:
+            check_reachable = getattr(target, "check_reachable", None)
+            if check_reachable is not None and _runs_here():  # workers elsewhere may reach other servers
                 check_reachable(f"reward {name!r}", options.timeout_s)
         elif isinstance(use, str) and not is_own_code(use) and opens_options:
             reward = load_reward(use, options=options.get_options(), name=name)

@@ -154,6 +154,14 @@ def test_a_plan_opens_nothing_that_is_elsewhere_and_lists_it(ring, document, mon
     ]
 
 
+def test_a_run_refuses_a_reward_whose_server_is_not_started(ring, document):
+    document["stages"]["rl"]["rewards"]["fresh"] = {"use": "http://127.0.0.1:1/fresh"}
+    with pytest.raises(
+        NonetError, match=r"http://127\.0\.0\.1:1/fresh cannot be reached: .*; start the server"
+    ):
+        preflight.check(make_scenario(document, files=PluginFiles(str(ring))), ring)
+
+
 def test_an_absent_absolute_path_is_refused_unless_the_run_is_on_another_machine(ring, document):
     document["data"]["interactions"] = "/none/events.parquet"
     scenario = make_scenario(document, files=PluginFiles(str(ring)))
