@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, check_supported, load_scenario
 from nonet.deploy.opened.artifacts import check_selected, find_artifacts
@@ -171,8 +173,13 @@ class OpenedRun:
 
     @property
     def withdrawn(self) -> tuple[str, ...]:
-        """The ids of the items that servers must not show; none for a run that was never served."""
-        return self.registry.serving.withdrawn if self.beside.is_dir() or self.address else ()
+        """The ids of the items that must not be shown: those that a server hides, and those that the newest catalogue lacks."""
+        hidden = self.registry.serving.withdrawn if self.beside.is_dir() or self.address else ()
+        if not self.scenario.model.spec.makes_lists:
+            return hidden
+        newest = self.catalogues.get_newest()
+        removed = newest.item_id[np.asarray(newest.trie.leaf_of_item) < 0]
+        return tuple(dict.fromkeys([*hidden, *map(str, removed.tolist())]))
 
     @property
     def has_version(self) -> bool:

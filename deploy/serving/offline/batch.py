@@ -47,7 +47,7 @@ class BatchRecommender:
         recommender = served_run.load_recommender(served_run.registry.read_version(version))
         self._engine = InferenceEngine(recommender, version)
         self._features = RequestFeatures.from_run(served_run, posts=False)
-        self._withdrawn, self._top = served_run.registry.serving.withdrawn, top
+        self._withdrawn, self._top = served_run.withdrawn, top
 
     def recommend(self, user_ids: list[Any]) -> pa.Table:
         """Recommend items for users.

@@ -13,6 +13,7 @@ from ring_world import Ring
 from run_folders import commit, folder_of
 
 from nonet.deploy.after import add_items, recommend_for
+from nonet.deploy.opened import OpenedRun
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation.corpus import Corpus
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
@@ -63,6 +64,13 @@ def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tm
     shown = recommend_for(str(run.path), ["new 5001"], None, 41)["columns"]["pretrain"]
     assert "new 5002" in shown
     assert not any(title.endswith("d3") for title in shown)
+
+
+def test_a_withdrawn_item_is_hidden_from_exports_and_tables_without_a_server(run):
+    run, *_ = run
+    assert OpenedRun.open(run.path).withdrawn == ()
+    add_items(str(run.path), None, ["1003"])
+    assert OpenedRun.open(run.path).withdrawn == ("1003",)
 
 
 def test_what_was_withdrawn_comes_back_with_its_id(run, tmp_path):
