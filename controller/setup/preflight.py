@@ -205,7 +205,7 @@ def _check_definition(
     return reward_columns
 
 
-def _runs_here() -> bool:
+def _is_ray_local() -> bool:
     """Return whether runs start Ray on this machine, so that all workers are here."""
     return os.environ.get("RAY_ADDRESS", "local") == "local"
 
@@ -218,7 +218,7 @@ def _check_environment(key: str, env: Env, checks: FileChecks) -> None:
         env: The environment.
         checks: The checks, to which interpreters and images are added that may be on other machines.
     """
-    is_elsewhere = checks.allows_absent or not _runs_here()
+    is_elsewhere = checks.allows_absent or not _is_ray_local()
     if env.python and not is_elsewhere and shutil.which(env.python) is None:
         raise ConfigError(
             f"{key}.python: there is no executable {env.python}; give the path of an interpreter"
@@ -246,7 +246,7 @@ def _check_rewards(scenario: Scenario, files: PluginFiles, checks: FileChecks) -
         if isinstance(use, str) and "://" in use:
             columns = options.get_options().get("columns", ())
             check_reachable = getattr(target, "check_reachable", None)
-            if check_reachable is not None and _runs_here():  # workers elsewhere may reach other servers
+            if check_reachable is not None and _is_ray_local():  # workers elsewhere may reach other servers
                 check_reachable(f"reward {name!r}", options.timeout_s)
         elif isinstance(use, str) and not is_own_code(use) and opens_options:
             reward = load_reward(use, options=options.get_options(), name=name)
