@@ -9,101 +9,38 @@ There are three levels:
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from nonet.controller.cluster import Env
-from nonet.controller.plan import get_feature_dims
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
     LIBRARY,
     Scenario,
-    StageOptions,
     check_reward,
     check_runnable,
     check_scenario,
-    check_validation_interval,
     is_own_code,
 )
-from nonet.controller.scenario.settings import describe_unknown_items, list_data_warnings
-from nonet.controller.setup.from_run import find_warm_start
+from nonet.controller.setup.data_checks import check_data
+from nonet.controller.setup.file_checks import FileChecks
 from nonet.controller.setup.own_files import read_copies
-from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
     list_reward_options,
     load_between_class,
     make_run_setup,
     make_source_options,
-    make_stage_setups,
 )
 from nonet.errors import ConfigError
-from nonet.models.tokenizer import check_tokenizer
 from nonet.plugins import PluginFiles, parse_file
-from nonet.rl.rewards import describe_missing_column, find_reward, list_columns, load_reward
-from nonet.samples.profiles import measure_profile
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.rl.rewards import find_reward, list_columns, load_reward
 from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
-from nonet.samples.tables import find_parquet
-from nonet.suggest import suggest_sentence
-from nonet.workers.roles import BuiltData, DataSetup, check_sequences
 
 _MAX_TABLE_BYTES = 1 << 28  # of larger tables, a plan reads a sample, so that it takes seconds
-
-
-@dataclass
-class FileChecks:
-    """Which files and addresses of a scenario are opened, and what the checks of them found.
-
-    Attributes:
-        opens_addresses: Whether addresses of other machines are opened, such as URIs of tables and networked stores.
-        allows_absent: Whether an absolute path that does not exist here may exist where the run will be.
-        max_table_bytes: The size above which only the schema and one row group of a table are read; None for no limit.
-        warnings: Warnings about joined stores and about the data, one sentence each.
-        unchecked: What was not opened, each as "key: value".
-    """
-
-    opens_addresses: bool = True
-    allows_absent: bool = False
-    max_table_bytes: int | None = None
-    warnings: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    _newest_tables: tuple[DataSetup, BuiltData] | None = None
-
-    def build_sequences(self, data: DataSetup) -> BuiltData:
-        """Return the sequences and items of data, which are read once for successive scenarios with the same data."""
-        if self._newest_tables is None or self._newest_tables[0] != data:
-            self._newest_tables = (data, data.build_with_facts())
-        return self._newest_tables[1]
-
-    def can_open(self, key: str, address: str) -> bool:
-        """Return whether an address or a path is opened from here; if not, add it to `unchecked`.
-
-        Args:
-            key: The key of the scenario that has the address.
-            address: A URI, a path, a pattern of paths, `lmdb:FOLDER` or `file.py:NAME`.
-        """
-        path = address.removeprefix("lmdb:")
-        path = parse_file(path) or path
-        is_absent = self.allows_absent and Path(path).is_absolute() and not glob.glob(path)
-        if self.opens_addresses or not ("://" in address or is_absent):
-            return True
-        self.unchecked.append(f"{key}: {address}")
-        return False
-
-    def can_open_all(self, key: str, options: Mapping[str, Any]) -> bool:
-        """Return whether all texts among options are opened from here; those that are not are added to `unchecked`."""
-        texts = {name: value for name, value in options.items() if isinstance(value, str)}
-        are_opened = [self.can_open(f"{key}.{name}", value) for name, value in texts.items()]
-        return all(are_opened)
 
 
 def check(scenario: Scenario, folder: Path, checks: FileChecks | None = None) -> list[str]:
@@ -173,7 +110,7 @@ def _check_all_files(scenario: Scenario, folder: Path, checks: FileChecks) -> Fi
         if checks.can_open_all("data.source", source.get_options()):
             source_options = make_source_options(scenario)
             source.spec.check({key: value for key, value in source_options.items() if key != "use"})
-        _check_data(scenario, folder, joins, checks, reward_columns)
+        check_data(scenario, folder, joins, checks, reward_columns)
     return checks
 
 
@@ -318,97 +255,3 @@ def _select_joins(scenario: Scenario, checks: FileChecks) -> StoreJoins:
     return StoreJoins(
         {name: join for name, join in joins if checks.can_open(f"data.join.{name}.use", join.use)}
     )
-
-
-def _check_data(
-    scenario: Scenario,
-    folder: Path,
-    joins: StoreJoins,
-    checks: FileChecks,
-    reward_columns: Sequence[tuple[str, str]],
-) -> None:
-    """Read and split the data, and check them against the scenario; warnings about the data are added to `checks`.
-
-    Of data that are prepared on disk, and of tables that are too large, only a sample is read.
-
-    Raises:
-        ConfigError: A column that the scenario names is missing.
-        DataError: The tables cannot be read, or contain too few users, items or events.
-    """
-    init = scenario.init
-    warm_start = (
-        find_warm_start(scenario) if init is not None and checks.can_open("init.from", init.source) else None
-    )
-    reads_tokenizer = checks.can_open_all("tokenizer", scenario.tokenizer.get_options())
-    data = make_data_setup(scenario, folder, warm_start and warm_start.known)
-    options, labels = data.options, data.labels
-    paths = {"interactions": options.interactions, "items": options.items}
-    paths |= {"labels.path": labels and labels.path}
-    if not checks.can_open_all("data", paths):
-        return
-    is_sampled = checks.max_table_bytes is not None and any(
-        _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
-    )
-    if is_sampled or data.is_prepared_on_disk():
-        interactions, item_schema = data.sample_tables()
-        seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
-    else:
-        built = checks.build_sequences(data)
-        seq, items = built.sequences, built.items
-        if (
-            built.unknown is not None and checks.max_table_bytes is not None
-        ):  # A run shows this note when it begins.
-            note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
-            checks.warnings += [note] if note else []
-        event_columns = seq.feature_columns
-        check_sequences(seq, data)
-        joins.check_ids(np.asarray(items["item_id"][:1]), seq.user_id)
-    _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
-    for name, stage in scenario.stages.items():
-        _check_stage_columns(name, stage, items.column_names)
-        stage.kind.check_items(name, stage, items)
-    scenario.model.spec.check_columns(scenario, event_columns, items.schema)
-    if scenario.model.spec.makes_lists and reads_tokenizer:
-        check_tokenizer(items, data.tokenizer, folder)
-    if seq is not None:
-        _check_sequence_lengths(scenario, seq)
-        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
-        checks.warnings += list_data_warnings(profile, options.split, get_feature_dims(scenario))
-
-
-def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
-    """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
-    setups = make_stage_setups(scenario, users=len(seq), events=int((seq.split == TRAIN).sum()))
-    check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
-    for name, stage in scenario.stages.items():
-        stage.kind.check_data(name, stage, seq)
-
-
-def _measure_table(path: str, key: str) -> int:
-    """Return the bytes of the files of a table."""
-    filesystem, files = find_parquet(path, key)
-    return sum(info.size for info in filesystem.get_file_info(files))
-
-
-def _check_reward_columns(
-    reward_columns: Sequence[tuple[str, str]], item_columns: Sequence[str], renamed_columns: Mapping[str, str]
-) -> None:
-    """Raise ConfigError if a reward reads a column that the items lack.
-
-    Args:
-        reward_columns: Pairs (name of the reward, column that it reads).
-        item_columns: The columns of the items.
-        renamed_columns: Column of the user's tables by the name that the run gives it.
-    """
-    for name, column in reward_columns:
-        if column not in item_columns:
-            raise ConfigError(describe_missing_column(name, column, item_columns, renamed_columns))
-
-
-def _check_stage_columns(name: str, stage: StageOptions, item_columns: Sequence[str]) -> None:
-    """Raise ConfigError if a stage reads a column that the items lack."""
-    for column in set(stage.kind.list_item_columns(stage)) - set(item_columns):
-        raise ConfigError(
-            f"stages.{name}.column: items have no column {column!r}; they have {', '.join(item_columns)}."
-            f"{suggest_sentence(column, item_columns)}"
-        )

@@ -14,7 +14,7 @@ from .test_new_from_data import as_csv, log
 
 @pytest.mark.parametrize(
     ("check", "error"),
-    [("_check_definition", ConfigError("a key is wrong")), ("_check_data", DataError("a row is wrong"))],
+    [("_check_definition", ConfigError("a key is wrong")), ("check_data", DataError("a row is wrong"))],
 )
 def test_what_a_plan_refuses_is_refused_in_one_line(refused, monkeypatch, check, error):
     as_csv(log(), "log.csv")
@@ -32,7 +32,7 @@ def test_what_a_plan_refuses_is_refused_in_one_line(refused, monkeypatch, check,
 def test_warnings_of_a_plan_are_shown(new, monkeypatch):
     pq.write_table(log(), "events.parquet")
     monkeypatch.setattr(
-        preflight, "_check_data", lambda _, __, ___, checks, *____: checks.warnings.append("the moon is full")
+        preflight, "check_data", lambda _, __, ___, checks, *____: checks.warnings.append("the moon is full")
     )
     assert "warning: the moon is full" in new("mine.yaml", "--data", "events.parquet")[1]
 

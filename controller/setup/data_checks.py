@@ -1,0 +1,125 @@
+"""Checks of the data of a scenario, which are read and split as by the tokenise stage, or of a sample of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nonet.controller.plan import get_feature_dims
+from nonet.controller.scenario import (
+    Scenario,
+    StageOptions,
+    check_validation_interval,
+)
+from nonet.controller.scenario.settings import describe_unknown_items, list_data_warnings
+from nonet.controller.setup.file_checks import FileChecks
+from nonet.controller.setup.from_run import find_warm_start
+from nonet.controller.setup.run_files import make_data_setup
+from nonet.controller.setup.worker_setup import (
+    make_stage_setups,
+)
+from nonet.errors import ConfigError
+from nonet.models.tokenizer import check_tokenizer
+from nonet.rl.rewards import describe_missing_column
+from nonet.samples.profiles import measure_profile
+from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.stores import StoreJoins
+from nonet.samples.tables import find_parquet
+from nonet.suggest import suggest_sentence
+from nonet.workers.roles import check_sequences
+
+
+def check_data(
+    scenario: Scenario,
+    folder: Path,
+    joins: StoreJoins,
+    checks: FileChecks,
+    reward_columns: Sequence[tuple[str, str]],
+) -> None:
+    """Read and split the data, and check them against the scenario; warnings about the data are added to `checks`.
+
+    Of data that are prepared on disk, and of tables that are too large, only a sample is read.
+
+    Raises:
+        ConfigError: A column that the scenario names is missing.
+        DataError: The tables cannot be read, or contain too few users, items or events.
+    """
+    init = scenario.init
+    warm_start = (
+        find_warm_start(scenario) if init is not None and checks.can_open("init.from", init.source) else None
+    )
+    reads_tokenizer = checks.can_open_all("tokenizer", scenario.tokenizer.get_options())
+    data = make_data_setup(scenario, folder, warm_start and warm_start.known)
+    options, labels = data.options, data.labels
+    paths = {"interactions": options.interactions, "items": options.items}
+    paths |= {"labels.path": labels and labels.path}
+    if not checks.can_open_all("data", paths):
+        return
+    is_sampled = checks.max_table_bytes is not None and any(
+        _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
+    )
+    if is_sampled or data.is_prepared_on_disk():
+        interactions, item_schema = data.sample_tables()
+        seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
+    else:
+        built = checks.build_sequences(data)
+        seq, items = built.sequences, built.items
+        if (
+            built.unknown is not None and checks.max_table_bytes is not None
+        ):  # A run shows this note when it begins.
+            note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
+            checks.warnings += [note] if note else []
+        event_columns = seq.feature_columns
+        check_sequences(seq, data)
+        joins.check_ids(np.asarray(items["item_id"][:1]), seq.user_id)
+    _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
+    for name, stage in scenario.stages.items():
+        _check_stage_columns(name, stage, items.column_names)
+        stage.kind.check_items(name, stage, items)
+    scenario.model.spec.check_columns(scenario, event_columns, items.schema)
+    if scenario.model.spec.makes_lists and reads_tokenizer:
+        check_tokenizer(items, data.tokenizer, folder)
+    if seq is not None:
+        _check_sequence_lengths(scenario, seq)
+        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
+        checks.warnings += list_data_warnings(profile, options.split, get_feature_dims(scenario))
+
+
+def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
+    """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
+    setups = make_stage_setups(scenario, users=len(seq), events=int((seq.split == TRAIN).sum()))
+    check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
+    for name, stage in scenario.stages.items():
+        stage.kind.check_data(name, stage, seq)
+
+
+def _measure_table(path: str, key: str) -> int:
+    """Return the bytes of the files of a table."""
+    filesystem, files = find_parquet(path, key)
+    return sum(info.size for info in filesystem.get_file_info(files))
+
+
+def _check_reward_columns(
+    reward_columns: Sequence[tuple[str, str]], item_columns: Sequence[str], renamed_columns: Mapping[str, str]
+) -> None:
+    """Raise ConfigError if a reward reads a column that the items lack.
+
+    Args:
+        reward_columns: Pairs (name of the reward, column that it reads).
+        item_columns: The columns of the items.
+        renamed_columns: Column of the user's tables by the name that the run gives it.
+    """
+    for name, column in reward_columns:
+        if column not in item_columns:
+            raise ConfigError(describe_missing_column(name, column, item_columns, renamed_columns))
+
+
+def _check_stage_columns(name: str, stage: StageOptions, item_columns: Sequence[str]) -> None:
+    """Raise ConfigError if a stage reads a column that the items lack."""
+    for column in set(stage.kind.list_item_columns(stage)) - set(item_columns):
+        raise ConfigError(
+            f"stages.{name}.column: items have no column {column!r}; they have {', '.join(item_columns)}."
+            f"{suggest_sentence(column, item_columns)}"
+        )
