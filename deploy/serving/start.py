@@ -66,7 +66,7 @@ def serve_run(
     if settings.registry is not None:
         from nonet.deploy.opened import OpenedRun  # imports torch
 
-        served_run = OpenedRun.open(run_folder.path, address=settings.registry)
+        served_run = OpenedRun.open(run_folder.path, address=settings.registry, verb="serve")
         _ = served_run.registry.serving  # raises if the address does not answer
     check_port(host, port)
     check_ray_environment()

@@ -80,7 +80,7 @@ class FeaturesService:
     def __init__(self, run: str, settings: ServeConfig):
         from nonet.deploy.serving.service import RunFollower
 
-        served_run = OpenedRun.open(run, address=settings.registry)
+        served_run = OpenedRun.open(run, address=settings.registry, verb="serve")
         store = settings.services.features.store if settings.services else None
         self._features = RequestFeatures.from_run(
             served_run,
@@ -127,7 +127,7 @@ class EngineService:
 
         torch.set_num_threads(settings.threads)
         self._engines = EnginePool(
-            OpenedRun.open(run, address=settings.registry),
+            OpenedRun.open(run, address=settings.registry, verb="serve"),
             follow=False,  # the features deployment publishes versions
             device=settings.device,
             queue=settings.queue.model_dump(),
@@ -161,7 +161,7 @@ def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any
         make_app,
     )
 
-    served_run = OpenedRun.open(run, address=settings.registry)
+    served_run = OpenedRun.open(run, address=settings.registry, verb="serve")
     corpus = served_run.catalogues.get_newest()
     items = CatalogueItems(corpus, CatalogueItems(served_run.corpus))
     service = RecommendationService(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from likes_world import HOUR, add_columns, change_scenario, make_click_run, make
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving import describe_versions, promote_version, publish_checkpoint, rollback_version
+from nonet.deploy.serving.apart.deployments import EngineService, FeaturesService
 from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run, score_rows
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
@@ -152,3 +155,17 @@ def test_a_file_is_scored_with_the_evaluator_s_probability_of_each_test_event(ru
     rows = [place[int(seq.user_id[seq.user[at]]), 1000 + int(seq.item[at])] for at in index]
     expected = np.load(run.results / "train.npz")["test"]
     np.testing.assert_allclose(table["score"].to_numpy()[rows], expected, atol=1e-6)
+
+
+def test_separate_services_score_as_one_process_does(run, client):
+    settings = ServeConfig(services={})  # type: ignore[arg-type]  pydantic converts it
+
+    async def score():
+        features, engine = FeaturesService(str(run.path), settings), EngineService(str(run.path), settings)
+        prepared = await features.make_score_question("100", None, [1002, 1004], time=9 * HOUR)
+        return await engine.answer(pickle.loads(pickle.dumps(prepared.question)), 5.0)
+
+    answer, version = asyncio.run(score())
+    expected = ask(client, "/score", user=100, items=[1002, 1004], time=9 * HOUR)
+    assert version == expected["version"]
+    assert answer.score.tolist() == pytest.approx([row["score"] for row in expected["items"]], abs=1e-6)
