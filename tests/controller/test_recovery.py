@@ -8,11 +8,13 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from nonet.controller import single_controller
+from nonet.controller.record import RunFolder
+from nonet.controller.setup import read_interruptions
 from nonet.errors import ConfigError, DeadlineExceeded
 
 
 @pytest.fixture
-def conduct(monkeypatch):
+def conduct(monkeypatch, tmp_path):
     """Run a pipeline that raises `errors` one after the other and then ends; return whether it ended and what was noted."""
 
     def play(*errors, lost="trainer-0 died"):
@@ -34,7 +36,7 @@ def conduct(monkeypatch):
         cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
         conductor = cls.__new__(cls)
         conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
-        conductor._run = conductor._is_restarted = None
+        conductor._run, conductor._is_restarted = RunFolder(tmp_path), None
         conductor._stop_requested = SimpleNamespace(is_set=lambda: False)
         conductor._lease = SimpleNamespace(is_expired=False)
         conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))
@@ -46,8 +48,9 @@ def conduct(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [RayActorError(), GetTimeoutError("late"), DeadlineExceeded("late")])
-def test_a_run_that_lost_a_worker_goes_on_whatever_error_told_of_it(conduct, error):
+def test_a_run_that_lost_a_worker_goes_on_whatever_error_told_of_it(conduct, tmp_path, error):
     assert conduct(error) == (True, ["trainer-0 died; continuing from the beginning"])
+    assert [part["why"] for part in read_interruptions(RunFolder(tmp_path))] == ["trainer-0 died"]
 
 
 @pytest.mark.parametrize("error", [GetTimeoutError("late"), ConfigError("no")])
