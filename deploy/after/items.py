@@ -193,11 +193,15 @@ def _read_new_items(
     columns = []
     for field in known_items.schema:
         if field.name in raw.column_names:
+            column = raw[field.name]
+            if pa.types.is_list(field.type) and pa.types.is_string(column.type):  # of delimited text
+                column = pc.split_pattern(column, "|")
             try:
-                columns.append(raw[field.name].cast(field.type))
+                columns.append(column.cast(field.type))
             except pa.ArrowException as error:
                 raise DataError(
-                    f"items {path}: {field.name} is {raw[field.name].type}, the run's is {field.type}: {error}"
+                    f"items {path}: {field.name} is {raw[field.name].type}, the run's is {field.type}: "
+                    f"{str(error).splitlines()[0]}; write the column as in the items table of the run"
                 ) from None
         else:
             columns.append(pa.chunked_array([pa.nulls(len(raw), field.type)]))

@@ -133,6 +133,8 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Recommend items for one user by every stage of a run and by two baselines, or for a table of users."""
+    if items and more:  # ids after the first one, as in --items ID ID
+        items, more = [*items, *more], None
     if users is not None or out is not None:
         if user is not None or like or more or items:
             raise ConfigError("--users recommends for a whole table; omit --user, --items, --like and titles")
@@ -175,7 +177,12 @@ def score(
             "other columns of it that a click model reads."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Parquet file to write: the score of each row, in order.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Parquet file to write: user_id, item_id, timestamp and the score of each row, in order."
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Score the item of each row of a table for its user, as of the row's time; by a click model as a probability."""

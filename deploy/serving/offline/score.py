@@ -38,7 +38,8 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
     version = opened_run.registry.serving.default or opened_run.publish_newest().number
     engine = opened_run.load_engine(opened_run.registry.read_version(version))
     features = RequestFeatures.from_run(opened_run, posts=False)
-    fields = [rows.schema.field(name) for name in ("user_id", "item_id", "timestamp")]
+    fields = [rows.schema.field(name) for name in ("user_id", "item_id")]
+    fields.append(pa.field("timestamp", pa.timestamp("s", "UTC")))
     schema = pa.schema(
         [*fields, ("score", pa.float32()), ("cold_start", pa.bool_()), ("version", pa.int32())]
     )
@@ -48,7 +49,7 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
             table = rows.slice(start, _ROWS_PER_CHUNK)
             scores, is_cold = _score_table(features, engine, table, opened_run.withdrawn)
             columns = [
-                *(table[field.name] for field in fields),
+                *(table[field.name].cast(field.type) for field in fields),
                 pa.array(scores, pa.float32()),
                 pa.array(is_cold),
             ]

@@ -73,6 +73,15 @@ def test_new_items_may_have_ids_that_the_run_s_list_allows(tmp_path):
         assert rows["item_id"].to_pylist() == ["NA", "b"]
 
 
+def test_lists_of_delimited_text_are_parted_by_bars(tmp_path):
+    (tmp_path / "new.csv").write_text("sku,department\nb,fruit\nc,dairy|organic\n")
+    kind = pa.list_(pa.string())
+    known = pa.table({"item_id": ["a"], "department": pa.array([["fruit"]], kind)})
+    table = str(tmp_path / "new.csv")
+    rows = items._read_new_items(table, VOCABULARY, known, np.array(["a"]), np.ones(1, bool))
+    assert rows["department"].to_pylist() == [["fruit"], ["dairy", "organic"]]
+
+
 def test_a_table_without_the_run_s_column_is_refused_with_the_name_of_the_column(tmp_path):
     pq.write_table(pa.table({"article": ["b"]}), tmp_path / "new.parquet")
     with pytest.raises(DataError, match="no column 'sku', in which the run has the item") as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from ring_world import Ring
@@ -83,3 +85,13 @@ def test_the_answer_is_a_table_of_text(run):
 def test_a_question_that_cannot_be_asked_is_one_line(run, like, user, said):
     with pytest.raises(ConfigError, match=said):
         recommend_for(str(run[0].path), like, user, 5)
+
+
+def test_several_ids_may_follow_the_option(run, command):
+    folder = run[0].path
+    lists = [
+        json.loads(command("recommend", folder, "--items", 1001, *words, "--top", 3, "--json")[1])
+        for words in ((1002,), ("--items", 1002))
+    ]
+    assert lists[0] == lists[1]
+    assert lists[0]["history"] == ["item b1", "item c2"]
