@@ -16,6 +16,7 @@ from nonet.samples.sources import Source
 from nonet.samples.stores import Join
 from nonet.samples.tables import TableFormat
 from nonet.samples.tokenised import StoredSequences
+from nonet.yaml import is_map
 
 # Columns that every sample has, so that no joined column may have their names.
 _BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
@@ -221,17 +222,19 @@ def resolve_stores(document: dict[str, Any], folder: Path) -> None:
         folder: The folder of the scenario.
     """
     data = document.get("data")
-    if not isinstance(data, dict) or (folder / "sources.json").exists():  # as a run stores it
+    if not is_map(data) or (folder / "sources.json").exists():  # as a run stores it
         return
     joins = data.get("join")
-    for join in joins.values() if isinstance(joins, dict) else ():
+    for join in joins.values() if is_map(joins) else ():
         _resolve_address(join, folder, must_exist=True)
     _resolve_address(data.get("sequences"), folder, must_exist=False)
 
 
 def _resolve_address(options: Any, folder: Path, *, must_exist: bool) -> None:
     """Make the relative `use` of a local store absolute, if the folder has the store or it need not exist."""
-    use = options.get("use") if isinstance(options, dict) else None
+    if not is_map(options):
+        return
+    use = options.get("use")
     if not isinstance(use, str) or "://" in use:
         return
     prefix, location = ("lmdb:", use.removeprefix("lmdb:")) if use.startswith("lmdb:") else ("", use)

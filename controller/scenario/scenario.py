@@ -185,7 +185,7 @@ def load_scenario(
     document = yaml.read(path)
     for change in changes or ():
         _apply_change(document, change)
-    if isinstance(document, dict) and path.parent != LIBRARY:
+    if yaml.is_map(document) and path.parent != LIBRARY:
         resolve_stores(document, path.parent)
     return make_scenario(document, str(source), _find_files(path), stored and yaml.read(stored)), path.parent
 

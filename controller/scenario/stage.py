@@ -25,8 +25,6 @@ from nonet.workers.roles import CHUNK_TOKENS, Schedule
 from nonet.yaml import is_map
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nonet.samples.sequences import Sequences
 
 
@@ -287,13 +285,13 @@ class StageKind:
         """Return the names of the item columns that the stage reads."""
         return ()
 
-    def check_items(self, name: str, stage_options: Any, items: pa.Table) -> None:
+    def check_items(self, name: str, stage_options: Any, items: Any) -> None:
         """Check that the items have what the stage reads of them.
 
         Args:
             name: The name of the stage.
             stage_options: The options of the stage.
-            items: The item table; without rows if only its columns are known.
+            items: The item table (`pyarrow.Table`); without rows if only its columns are known.
 
         Raises:
             ConfigError: The items lack a column, or no item may be recommended.

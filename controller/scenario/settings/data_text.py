@@ -53,11 +53,13 @@ def describe_unknown_items(data: Mapping[str, Any]) -> str:
         ("unknown_items", "interactions", "items table"),
         ("unknown_items_in_source", "events of data.source", "run"),
     )
-    parts = [
-        f"{counts['events']:,} of {counts['of']:,} {events} name one of {counts['items']:,} items that the {owner} lacks"
-        for key, events, owner in counted
-        if (counts := data.get(key) or {}).get("events")
-    ]
+    parts: list[str] = []
+    for key, events, owner in counted:
+        counts: Mapping[str, int] = data.get(key) or {}
+        if counts.get("events"):
+            parts.append(
+                f"{counts['events']:,} of {counts['of']:,} {events} name one of {counts['items']:,} items that the {owner} lacks"
+            )
     return f"{', and '.join(parts)}, and are left out (data.unknown_items: drop)." if parts else ""
 
 
