@@ -221,7 +221,7 @@ def test_an_actor_that_runs_already_scores_and_a_scene_has_weights_of_its_own(ra
 def test_a_run_that_nobody_runs_takes_no_command(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    run.scenario.write_text("name: x\n")
+    run.scenario.write_text((make_ring(tmp_path) / "ring.yaml").read_text())
     with pytest.raises(ConfigError, match="is not in progress; continue it with: nonet resume"):
         steer.detach(run.path, "hit")
     run.report.write_text("{}")
