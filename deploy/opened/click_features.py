@@ -92,7 +92,8 @@ class ClickRequestFeatures(RequestFeatures):
         """
         item_indices, unknown = self._find_asked_items(items, withdrawn)
         now = self.convert_time(time)
-        events, _, user_key, *_ = self.read_events(user, history, time)
+        # Labels of a user are kept by the number of all events, so later ones are left out after them.
+        events, _, user_key, *_ = self.read_events(user, history, None if history is None else time)
         label = self._label_events(events, str(user) if history is None else None, now)
         events = replace(events, columns=events.columns | {LABEL: label})
         if time is not None:

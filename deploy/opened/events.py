@@ -119,7 +119,8 @@ class EventReader:
             user: The user's id.
             history: Events to use instead of the user's: item ids, newest last, or events as `post` takes them. Those without
                 a time are one second apart, the last one a second before the request.
-            time: Time of the request in the run's unit or as ISO text, by default the present.
+            time: Time of the request in the run's unit or as ISO text; events that are not older are left out. By default the
+                present, and all events.
 
         Returns:
             The events, the dense indices of seen items, the user's sparse key, whether there are no events, and
@@ -132,8 +133,9 @@ class EventReader:
             raise Refused("bad_request", "give a `user`, or a `history` of item ids")
         name = "" if user is None else self.vocabulary.convert_user(user)
         user_key = self.histories.get_key(name)
+        now = self.convert_time(time)
         if history is None:
-            events = self.histories.get_events(name)
+            events = _select_older(self.histories.get_events(name), None if time is None else now)
             return events, self.histories.find_seen_items(name, events), user_key, not len(events), []
         if len(history) > _MAX_HISTORY_ITEMS:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_MAX_HISTORY_ITEMS}")
@@ -142,8 +144,8 @@ class EventReader:
             raise Refused(
                 "bad_history", "an event of the history has no item; an event is {item, time, event, values}"
             )
-        known, unknown = self._convert_events(given, self.convert_time(time), spread=True)
-        events = sort_events(self.histories.make_events(known))
+        known, unknown = self._convert_events(given, now, spread=True)
+        events = _select_older(sort_events(self.histories.make_events(known)), None if time is None else now)
         return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown
 
     def _convert_events(
@@ -180,3 +182,8 @@ class EventReader:
 def get_present() -> int:
     """Return the present time in unix seconds."""
     return int(clock.time())
+
+
+def _select_older(events: EventHistory, time: int | None) -> EventHistory:
+    """Return the events before `time`, in unix seconds; all of them for None."""
+    return events if time is None else events.filter_events(events.time < time)

@@ -66,6 +66,19 @@ def test_scores_of_named_items_are_those_of_lists(client):
         assert abs(row["score"] - other["score"]) < 1e-5
 
 
+def test_a_request_of_an_earlier_time_sees_only_what_was_before(served, client):
+    seq, ids = served.ring.corpus().seq, served.ring.corpus().item_id
+    cut = slice(int(seq.offsets[5]), int(seq.offsets[5]) + 6)
+    history = [
+        {"item": int(ids[item]), "time": int(time), "values": {"rating": float(rating)}}
+        for item, time, rating in zip(seq.item[cut], seq.time[cut], seq.columns["rating"][cut], strict=True)
+    ]
+    user = int(seq.user_id[5])
+    earlier = ask(client, user=user, time=int(seq.time[cut.stop]), k=5)
+    assert items(earlier) == items(ask(client, user=user, history=history, k=5))
+    assert items(earlier) != items(ask(client, user=user, k=5))
+
+
 def test_titles_are_a_history_and_an_ambiguous_one_lists_its_ids(client):
     listed = ask(client, user=101, like=["Item B1", "item c2"], k=5, time=1000)
     by_id = ask(client, user=101, history=[1001, 1002], k=5, time=1000)
