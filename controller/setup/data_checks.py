@@ -48,14 +48,16 @@ def check_data(
     """
     init = scenario.init
     warm_start = (
-        find_warm_start(scenario) if init is not None and checks.can_open("init.from", init.source) else None
+        find_warm_start(scenario)
+        if init is not None and checks.accept_address("init.from", init.source)
+        else None
     )
-    reads_tokenizer = checks.can_open_all("tokenizer", scenario.tokenizer.get_options())
+    reads_tokenizer = checks.accept_addresses("tokenizer", scenario.tokenizer.get_options())
     data = make_data_setup(scenario, folder, warm_start and warm_start.known)
     options, labels = data.options, data.labels
     paths = {"interactions": options.interactions, "items": options.items}
     paths |= {"labels.path": labels and labels.path}
-    if not checks.can_open_all("data", paths):
+    if not checks.accept_addresses("data", paths):
         return
     is_sampled = checks.max_table_bytes is not None and any(
         _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
@@ -66,9 +68,8 @@ def check_data(
     else:
         built = checks.build_sequences(data)
         seq, items = built.sequences, built.items
-        if (
-            built.unknown is not None and checks.max_table_bytes is not None
-        ):  # A run shows this note when it begins.
+        # A run shows this note when it begins.
+        if built.unknown is not None and checks.max_table_bytes is not None:
             note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
             checks.warnings += [note] if note else []
         event_columns = seq.feature_columns

@@ -37,12 +37,15 @@ class FileChecks:
             self._newest_tables = (data, data.build_with_facts())
         return self._newest_tables[1]
 
-    def can_open(self, key: str, address: str) -> bool:
-        """Return whether an address or a path is opened from here; if not, add it to `unchecked`.
+    def accept_address(self, key: str, address: str) -> bool:
+        """Accept an address or a path that is opened from here, and add any other to `unchecked`.
 
         Args:
             key: The key of the scenario that has the address.
             address: A URI, a path, a pattern of paths, `lmdb:FOLDER` or `file.py:NAME`.
+
+        Returns:
+            Whether the address was accepted.
         """
         path = address.removeprefix("lmdb:")
         path = parse_file(path) or path
@@ -52,8 +55,8 @@ class FileChecks:
         self.unchecked.append(f"{key}: {address}")
         return False
 
-    def can_open_all(self, key: str, options: Mapping[str, Any]) -> bool:
-        """Return whether all texts among options are opened from here; those that are not are added to `unchecked`."""
+    def accept_addresses(self, key: str, options: Mapping[str, Any]) -> bool:
+        """Call `accept_address` for every text among options, and return whether all were accepted."""
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
-        are_opened = [self.can_open(f"{key}.{name}", value) for name, value in texts.items()]
+        are_opened = [self.accept_address(f"{key}.{name}", value) for name, value in texts.items()]
         return all(are_opened)

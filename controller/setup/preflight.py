@@ -85,7 +85,7 @@ def check_files(scenario: Scenario, folder: Path, *, allows_absent: bool = False
 
 
 def check_resumed(scenario: Scenario, run: RunFolder) -> None:
-    """Check everything that a resumed run needs; not its tables, which a run with a checkpoint has read.
+    """Check everything that a resumed run needs, except for its tables, which a run with a checkpoint has read.
 
     Args:
         scenario: The scenario of the run.
@@ -107,7 +107,7 @@ def _check_all_files(scenario: Scenario, folder: Path, checks: FileChecks) -> Fi
     with closing(_select_joins(scenario, checks)) as joins:
         reward_columns = _check_definition(scenario, files, joins, checks)
         source = scenario.data.source
-        if checks.can_open_all("data.source", source.get_options()):
+        if checks.accept_addresses("data.source", source.get_options()):
             source_options = make_source_options(scenario)
             source.spec.check({key: value for key, value in source_options.items() if key != "use"})
         check_data(scenario, folder, joins, checks, reward_columns)
@@ -124,7 +124,7 @@ def _check_definition(
     """
     _check_engine(scenario, checks)
     model = scenario.model
-    if checks.can_open_all("model", model.get_options()):
+    if checks.accept_addresses("model", model.get_options()):
         model.spec.check_files(scenario)
     reward_columns = list(_check_rewards(scenario, files, checks))
     for stage_name, stage in scenario.stages.items():
@@ -134,7 +134,7 @@ def _check_definition(
                 load_between_class(step, files, where=key)
     _check_joins(scenario, joins, checks)
     stored = scenario.data.sequences
-    if stored is not None and checks.can_open("data.sequences.use", stored.use):
+    if stored is not None and checks.accept_address("data.sequences.use", stored.use):
         with suppress(StoreNotFoundError):  # the tokenise stage creates it
             open_store(stored.use, **stored.options).close()
     for name in sorted({pool for _, pool in scenario.list_pool_names()} & set(scenario.pools)):
@@ -174,8 +174,10 @@ def _check_rewards(scenario: Scenario, files: PluginFiles, checks: FileChecks) -
     joined_columns = StoreJoins(scenario.data.join).names
     for stage, name, options in list_reward_options(scenario):
         key, use = f"stages.{stage}.rewards.{name}", options.use or name
-        opens_options = checks.can_open_all(key, options.get_options())
-        if isinstance(use, str) and not (checks.can_open(key, use) and _has_code(key, use, files, checks)):
+        opens_options = checks.accept_addresses(key, options.get_options())
+        if isinstance(use, str) and not (
+            checks.accept_address(key, use) and _has_code(key, use, files, checks)
+        ):
             continue
         target = find_reward(files.make_absolute(use) if files.copies else use, files.folder, name=name)
         check_reward(target, name, options)
@@ -253,5 +255,5 @@ def _select_joins(scenario: Scenario, checks: FileChecks) -> StoreJoins:
     """Return the joins whose stores are opened from here."""
     joins = scenario.data.join.items()
     return StoreJoins(
-        {name: join for name, join in joins if checks.can_open(f"data.join.{name}.use", join.use)}
+        {name: join for name, join in joins if checks.accept_address(f"data.join.{name}.use", join.use)}
     )

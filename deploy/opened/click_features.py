@@ -11,7 +11,7 @@ import numpy as np
 from nonet.deploy.opened.features import PreparedQuestion, RequestFeatures
 from nonet.deploy.opened.histories import UserHistories
 from nonet.deploy.opened.items import Refused
-from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin, get_user_id
+from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin
 from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import ConfigError
@@ -155,7 +155,7 @@ class ClickRequestFeatures(RequestFeatures):
             asked.astype(np.int32), np.full(len(asked), question.time), np.zeros(len(asked), np.int32)
         )
         return HistoryToJoin(
-            events, self.items.get_id_array(asked), get_user_id(question.user, self._user_ids)
+            events, self.items.get_id_array(asked), self.vocabulary.get_own_user_id(question.user)
         )
 
     @staticmethod

@@ -17,7 +17,7 @@ import numpy as np
 from nonet.deploy.opened.events import MAX_PER_REQUEST, EventReader
 from nonet.deploy.opened.histories import UserHistories
 from nonet.deploy.opened.items import CatalogueItems, Refused
-from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin, get_user_id
+from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin
 from nonet.deploy.opened.journal import JournalOptions
 from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.deploy.opened.vocabulary import Vocabulary
@@ -79,7 +79,6 @@ class RequestFeatures(EventReader):
     ):
         super().__init__(corpus, histories, vocabulary)
         self._joins = joins
-        self._user_ids = corpus.seq.user_id
         self._window, self._width, self._block = window, width, max(1, min(block, window))
         self._allows_repeats = corpus.seq.repeats == ALLOW
         # The last result of `_find_hidden_items` for all users: its arguments (withdrawn ids, items), and dense indices.
@@ -201,7 +200,7 @@ class RequestFeatures(EventReader):
         """Return the events of a question with the own ids of their items and of its user."""
         question = prepared.question
         item_ids = self.items.get_id_array(question.events.item)
-        return HistoryToJoin(question.events, item_ids, get_user_id(question.user, self._user_ids))
+        return HistoryToJoin(question.events, item_ids, self.vocabulary.get_own_user_id(question.user))
 
     def _replace_events(
         self,
@@ -241,7 +240,8 @@ class RequestFeatures(EventReader):
             where: A condition over item columns.
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
-            time: Time of the request in the run's unit or as ISO text, by default the present.
+            time: Time of the request in the run's unit or as ISO text, before which events are history; by default the present,
+                and all events.
 
         Raises:
             Refused: The request is wrong.
@@ -286,7 +286,8 @@ class RequestFeatures(EventReader):
             items: Ids of the items.
             withdrawn: Ids of withdrawn items.
             explain: Whether the answer has scores without votes, and votes.
-            time: Time of the request in the run's unit or as ISO text, by default the present.
+            time: Time of the request in the run's unit or as ISO text, before which events are history; by default the present,
+                and all events.
             values: Values of the request by column, which only models of single events read.
 
         Returns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -144,10 +145,7 @@ class CatalogueItems:
             Refused: There is no such item, or several; the message lists the ids of some.
         """
         wanted = title.casefold().strip()
-        popular_items = self.rank_by_popularity()
-        titles = dict(zip(popular_items.tolist(), self.get_titles(popular_items), strict=True))
-        folded = {item: text.casefold() for item, text in titles.items()}
-        without_year = {item: text.rsplit(" (", 1)[0] for item, text in folded.items()}
+        folded, without_year = self._folded_titles
         for matches in (
             [item for item, text in folded.items() if wanted in (text, without_year[item])],
             [item for item, text in folded.items() if wanted in text],
@@ -155,19 +153,32 @@ class CatalogueItems:
             if len(matches) == 1:
                 return matches[0]
             if matches:
-                named = [f"{self._ids[item]} ({titles[item]})" for item in matches[:_MAX_NAMED_ITEMS]]
+                shown = matches[:_MAX_NAMED_ITEMS]
+                named = [
+                    f"{self._ids[item]} ({text})"
+                    for item, text in zip(shown, self.get_titles(np.array(shown)), strict=True)
+                ]
                 more = f" and {len(matches) - len(named)} more" if len(matches) > len(named) else ""
                 raise Refused(
                     "ambiguous_title",
                     f"{len(matches)} items are called {title!r}: {', '.join(named)}{more}; give the id of one",
                 )
         close_titles = find_close_matches(wanted, list(without_year.values()), max_matches=3, cutoff=0.5)
-        title_of = {text: titles[item] for item, text in without_year.items()}
-        close = ", ".join(title_of[text] for text in close_titles)
+        item_of = {text: item for item, text in without_year.items()}
+        close_items = np.array([item_of[text] for text in close_titles], np.int64)
+        close = ", ".join(self.get_titles(close_items))
         hint = f"; close: {close}" if close else ""
         if title in self._index_of:
             hint = "; it is the id of an item, which --items takes, or `history` of a request"
         raise Refused("unknown_title", f"no item is called {title!r} in this run{hint}")
+
+    @cached_property
+    def _folded_titles(self) -> tuple[dict[int, str], dict[int, str]]:
+        """The titles of listed items in lower case by dense index, most popular first, and the same without a year."""
+        popular_items = self.rank_by_popularity()
+        titles = self.get_titles(popular_items)
+        folded = {item: text.casefold() for item, text in zip(popular_items.tolist(), titles, strict=True)}
+        return folded, {item: text.rsplit(" (", 1)[0] for item, text in folded.items()}
 
     def rank_by_popularity(self) -> np.ndarray:
         """Return the dense indices of listed items, most events first."""

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -171,20 +170,3 @@ def select_joins(joins: Mapping[str, Join], features: Collection[str]) -> dict[s
         if sources:
             selected[name] = join.model_copy(update={"columns": sources})
     return selected
-
-
-def get_user_id(user: str | None, user_ids: np.ndarray) -> Any:
-    """Return a user's id in the type of the run's ids, or None if the text can be no id of the run.
-
-    Args:
-        user: The id as text; None for no user.
-        user_ids: The ids [U] of the run's users.
-    """
-    if not user:
-        return None
-    if user_ids.dtype.kind not in "iu":
-        return user
-    try:
-        return int(user)
-    except ValueError:
-        return None

@@ -81,6 +81,14 @@ class Vocabulary:
         except DataError as error:
             raise Refused("bad_user", str(error)) from None
 
+    def get_own_user_id(self, user: str) -> int | str | None:
+        """Return a user's id in the type of the run's ids; None for "", which stands for no user.
+
+        Args:
+            user: An id that `convert_user` returned.
+        """
+        return None if not user else user if self.users.text else int(user)
+
     def check_items(self, items: Sequence[int | str]) -> None:
         """Raise Refused if one of the values can be no id of an item of the run."""
         try:

@@ -88,6 +88,7 @@ class _StoredForm(ast.NodeTransformer):
         return ast.UnaryOp(node.op, self.visit(node.operand))
 
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
+        """Convert the operands of a comparison; one with the kind of event stays as it is."""
         operands = [node.left, *node.comparators]
         if any(isinstance(operand, ast.Name) and operand.id == _KIND for operand in operands):
             return node
@@ -95,6 +96,7 @@ class _StoredForm(ast.NodeTransformer):
         return ast.Compare(left, node.ops, comparators)
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        """Convert a constant to the number that columns store: text to its hash, a float to float32, a boolean to 0 or 1."""
         value = node.value
         if isinstance(value, bool):
             return ast.Constant(int(value))
@@ -103,6 +105,7 @@ class _StoredForm(ast.NodeTransformer):
         return ast.Constant(float(np.float32(value)) if isinstance(value, float) else value)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Replace `true` and `false` by 1 and 0, as which columns store them; other names stay."""
         name = node.id.lower()
         return ast.Constant(int(name == "true")) if name in ("true", "false") else node
 

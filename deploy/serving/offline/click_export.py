@@ -140,7 +140,8 @@ class ExportedClicks:
             user: The user's id.
             history: The user's events: item ids, newest last, or {"item", "time", "event", "values"} each. An event is liked or
                 not by the run's target condition on its values, and neither without them.
-            time: Unix seconds of the request, by default the present. Events that are not older are left out.
+            time: Time of the request in the unit of the run's log or as ISO text, by default the present. Events
+                that are not older are left out.
             values: Values of the request by column of the data.
 
         Raises:

@@ -33,10 +33,8 @@ from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
 
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
-_OPENED_OPTIONS = (
-    "use",
-    "memory",
-)  # options of a model whose spec opens the exported folder by its own options
+# Options of a model whose spec opens the exported folder by its own options.
+_OPENED_OPTIONS = ("use", "memory")
 _EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
 import argparse

@@ -21,9 +21,8 @@ from nonet.workers.registry import COUNTS, load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
 
 FORMAT = 2
-_OLDEST_FORMAT = (
-    1  # It has the options and all weights of a model that can be opened from `TRANSFORMERS_FOLDER`.
-)
+# An export of format 1 has the options and all weights of a model that can be opened from `TRANSFORMERS_FOLDER`.
+_OLDEST_FORMAT = 1
 DENSE_WEIGHTS = "model.safetensors"
 TRANSFORMERS_FOLDER = "transformers"
 """The subfolder of an export with a Hugging Face model in transformers' format."""
@@ -99,7 +98,7 @@ class Exported:
             k: Number of items.
             where: A condition over item columns.
             user: The user's id, by which the user's sparse row and stores keyed by users are read.
-            time: The time of the request, by default the present.
+            time: The time of the request, by default the present. Events that are not older are left out.
 
         Returns:
             (id, title, score in nats) of each item, best first.
