@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missin
 from nonet.deploy.serving.offline.export import write_description, write_shared_parts
 from nonet.deploy.serving.offline.exported import (
     DENSE_WEIGHTS,
+    ExportedModel,
     map_layer,
     open_setup,
     read_description,
@@ -48,9 +47,9 @@ try:
     probabilities = model.score(model.items, history=history, user=asked.user)
 except NonetError as error:
     sys.exit(f"{parser.prog}: {error}")
-print("after", ", ".join(model.get_titles(history)) or "no item of the catalogue")
+print("after", ", ".join(model.titles(history)) or "no item of the catalogue")
 for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
-    print(f"{probability:8.4f}  {item}  {model.get_titles([item])[0]}")
+    print(f"{probability:8.4f}  {item}  {model.titles([item])[0]}")
 for join, count in model.missing.items():
     print(f"join {join}: columns missing in {count} questions; --store {join}=ADDRESS names another store")
 '''
@@ -75,15 +74,12 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
     write_description(target, description, _EXAMPLE)
 
 
-class ExportedClicks:
+class ExportedClicks(ExportedModel):
     """A click model with its items, loaded from a folder that `nonet export` wrote.
 
     Args:
         folder: The path of the folder.
         stores: Addresses of stores by the name of their join, instead of those that the run had.
-
-    Attributes:
-        missing: Number of questions for which the store of a join was absent or did not answer, by the name of the join.
 
     Raises:
         DataError: The folder has no export, an incomplete one, or one of a newer version.
@@ -98,14 +94,14 @@ class ExportedClicks:
         layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
         rows = MappedReader(description["version"], layers, setup.make_table_specs())
         self.engine = ClickEngine(folder / DENSE_WEIGHTS, files, rows, description["version"])
-        self._corpus = Corpus.load({"sequences": str(folder / "sequences")})
-        seq = self._corpus.seq
+        corpus = Corpus.load({"sequences": str(folder / "sequences")})
+        seq = corpus.seq
         joins = open_joins(
             folder, description["joins"], description["copied_stores"], stores or {}, setup.features
         )
-        self._features = ClickRequestFeatures(
-            self._corpus,
-            UserHistories(self._corpus, journal=None, defaults=make_missing_values(seq.columns)),
+        features = ClickRequestFeatures(
+            corpus,
+            UserHistories(corpus, journal=None, defaults=make_missing_values(seq.columns)),
             window=setup.history,
             width=1,
             joins=joins or None,
@@ -113,16 +109,7 @@ class ExportedClicks:
             labels=EventLabeller(target["stage"], target["condition"], list(seq.columns), seq.event_names),
             features=tuple(setup.features),
         )
-        self.missing: Counter[str] = Counter()
-
-    @cached_property
-    def items(self) -> list[int | str]:
-        """The ids of all items."""
-        return self._corpus.item_id.tolist()
-
-    def get_titles(self, items: Sequence[int | str]) -> list[str]:
-        """Return the titles of items by their ids; unknown items are left out."""
-        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
+        super().__init__(corpus, features)
 
     def score(
         self,
@@ -156,9 +143,7 @@ class ExportedClicks:
                 time=time,
                 values=values,
             )
-            [prepared] = self._features.read_available_columns([prepared])
-            self.missing.update(prepared.missing)
-            answer = self.engine.answer([prepared.question])[0]
+            answer = self.engine.answer([self._read_joined_columns(prepared)])[0]
             ids = map(str, self._features.items.get_ids(answer.item))
             scores |= dict(zip(ids, answer.score.tolist(), strict=True))
         return [scores.get(str(item)) for item in items]

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nonet.deploy.opened import RequestFeatures, UserHistories, Vocabulary
+from nonet.deploy.opened import PreparedQuestion, RequestFeatures, UserHistories, Vocabulary
 from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import DataError
 from nonet.models import MODELS
 from nonet.models.generation import Corpus, Recommender
-from nonet.models.inference import InferenceEngine
+from nonet.models.inference import InferenceEngine, Question
 from nonet.plugins import load_heavy
 from nonet.workers.registry import COUNTS, load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
@@ -28,16 +28,40 @@ TRANSFORMERS_FOLDER = "transformers"
 """The subfolder of an export with a Hugging Face model in transformers' format."""
 
 
-class Exported:
+class ExportedModel:
+    """The items of an export, with its questions and the count of absent stores.
+
+    Attributes:
+        missing: Number of questions for which the store of a join was absent or did not answer, by the name of the join. Its
+            columns are missing then, as those of an unknown key.
+    """
+
+    def __init__(self, corpus: Corpus, features: RequestFeatures):
+        self._corpus, self._features = corpus, features
+        self.missing: Counter[str] = Counter()
+
+    @cached_property
+    def items(self) -> list[int | str]:
+        """The ids of all items."""
+        return self._corpus.item_id.tolist()
+
+    def titles(self, items: Sequence[int | str]) -> list[str]:
+        """Return the titles of items by their ids; unknown items are left out."""
+        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
+
+    def _read_joined_columns(self, prepared: PreparedQuestion) -> Question:
+        """Return a question with its joined columns, and count the joins whose store does not answer."""
+        [prepared] = self._features.read_available_columns([prepared])
+        self.missing.update(prepared.missing)
+        return prepared.question
+
+
+class Exported(ExportedModel):
     """A model with its items, loaded from a folder that `nonet export` wrote.
 
     Args:
         folder: The path of the folder.
         stores: Addresses of stores by the name of their join, instead of those that the run had.
-
-    Attributes:
-        missing: Number of answers for which the store of a join was absent or did not answer, by the name of the join. Its
-            columns are missing then, as those of an unknown key.
 
     Raises:
         DataError: The folder has no export, an incomplete one, or one of a newer version.
@@ -49,9 +73,9 @@ class Exported:
         description = read_description(folder)
         setup = open_setup(folder, description, makes_lists=True)
         kinds = ("sequences", "sids", "catalogue", "transitions")
-        self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
-        recommender = _load_recommender(folder, setup, description, self._corpus)
-        seq = self._corpus.seq
+        corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
+        recommender = _load_recommender(folder, setup, description, corpus)
+        seq = corpus.seq
         defaults = {name: seq.columns[name].dtype.type(value) for name, value in description["usual"].items()}
         self.engine = InferenceEngine(recommender, description["version"])
         joins = open_joins(
@@ -61,25 +85,16 @@ class Exported:
             stores or {},
             setup.features,
         )
-        self._features = RequestFeatures(
-            self._corpus,
-            UserHistories(self._corpus, journal=None, defaults=defaults),
+        features = RequestFeatures(
+            corpus,
+            UserHistories(corpus, journal=None, defaults=defaults),
             window=setup.history,
             width=description["width"],
             joins=joins or None,
             vocabulary=read_vocabulary(description),
         )
+        super().__init__(corpus, features)
         self._withdrawn = tuple(description.get("withdrawn", ()))
-        self.missing: Counter[str] = Counter()
-
-    @cached_property
-    def items(self) -> list[int | str]:
-        """The ids of all items."""
-        return self._corpus.item_id.tolist()
-
-    def titles(self, items: Sequence[int | str]) -> list[str]:
-        """Return the titles of items by their ids; unknown items are left out."""
-        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
 
     def recommend(
         self,
@@ -109,9 +124,7 @@ class Exported:
         prepared = self._features.prepare_list_question(
             user, list(history), k, where=where, withdrawn=self._withdrawn, time=time
         )
-        [prepared] = self._features.read_available_columns([prepared])
-        self.missing.update(prepared.missing)
-        answer = self.engine.answer([prepared.question])[0]
+        answer = self.engine.answer([self._read_joined_columns(prepared)])[0]
         items = self._features.items
         return list(
             zip(items.get_ids(answer.item), items.get_titles(answer.item), answer.score.tolist(), strict=True)
