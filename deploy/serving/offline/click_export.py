@@ -9,7 +9,7 @@ from typing import Any
 
 from nonet.atomic import make_folder
 from nonet.deploy.opened import ClickRequestFeatures, UserHistories, make_missing_values
-from nonet.deploy.serving.offline.export import write_description, write_shared_parts
+from nonet.deploy.serving.offline.export import make_example, write_description, write_shared_parts
 from nonet.deploy.serving.offline.exported import (
     DENSE_WEIGHTS,
     ExportedModel,
@@ -25,34 +25,8 @@ from nonet.models.deepfm import EventLabeller
 from nonet.models.generation import Corpus
 from nonet.models.inference import ClickEngine
 
-_EXAMPLE = '''"""Score items with this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
-
-import argparse
-import sys
-from pathlib import Path
-
-from nonet.deploy.serving.offline import ExportedClicks
-from nonet.errors import NonetError
-
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("items", nargs="*", help="ids of a history, oldest first; by default those of three items")
-parser.add_argument("--user", help="the user's id")
-parser.add_argument("--store", action="append", default=[], metavar="NAME=ADDRESS", help="another store of a join")
-asked = parser.parse_args()
-if any("=" not in store for store in asked.store):
-    parser.error("argument --store: give NAME=ADDRESS")
-try:
-    model = ExportedClicks(Path(__file__).parent, dict(store.split("=", 1) for store in asked.store))
-    history = asked.items or model.items[:3]
-    probabilities = model.score(model.items, history=history, user=asked.user)
-except NonetError as error:
-    sys.exit(f"{parser.prog}: {error}")
-print("after", ", ".join(model.titles(history)) or "no item of the catalogue")
-for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
-    print(f"{probability:8.4f}  {item}  {model.titles([item])[0]}")
-for join, count in model.missing.items():
-    print(f"join {join}: columns missing in {count} questions; --store {join}=ADDRESS names another store")
-'''
+_SHOWN = """for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
+    print(f"{probability:8.4f}  {item}  {model.titles([item])[0]}")"""
 _ITEMS_PER_QUESTION = 1000
 
 
@@ -71,7 +45,14 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
         shutil.copyfile(path, target / "clicks" / name)
     condition = str(getattr(run.scenario.stages[stage], "target", ""))
     description["target"] = {"stage": stage, "condition": condition}
-    write_description(target, description, _EXAMPLE)
+    example = make_example(
+        "Score items with this folder",
+        opener="ExportedClicks",
+        answer="probabilities = model.score(model.items, history=history, user=asked.user)",
+        shown=_SHOWN,
+        counted="questions",
+    )
+    write_description(target, description, example)
 
 
 class ExportedClicks(ExportedModel):

@@ -35,13 +35,14 @@ from nonet.plugins import load_heavy
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 # Options of a model whose spec opens the exported folder by its own options.
 _OPENED_OPTIONS = ("use", "memory")
-_EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
+# `make_example` replaces the words in capitals.
+_EXAMPLE = '''"""PURPOSE. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from nonet.deploy.serving.offline import Exported
+from nonet.deploy.serving.offline import OPENER
 from nonet.errors import NonetError
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -52,16 +53,15 @@ asked = parser.parse_args()
 if any("=" not in store for store in asked.store):
     parser.error("argument --store: give NAME=ADDRESS")
 try:
-    model = Exported(Path(__file__).parent, dict(store.split("=", 1) for store in asked.store))
+    model = OPENER(Path(__file__).parent, dict(store.split("=", 1) for store in asked.store))
     history = asked.items or model.items[:3]
-    answer = model.recommend(history, k=10, user=asked.user)
+    ANSWER
 except NonetError as error:
     sys.exit(f"{parser.prog}: {error}")
 print("after", ", ".join(model.titles(history)) or "no item of the catalogue")
-for item, title, score in answer:
-    print(f"{score:8.3f}  {item}  {title}")
+SHOWN
 for join, count in model.missing.items():
-    print(f"join {join}: columns missing in {count} of 1 answers; --store {join}=ADDRESS names another store")
+    print(f"join {join}: columns missing in {count} COUNTED; --store {join}=ADDRESS names another store")
 '''
 
 
@@ -120,7 +120,31 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
     description["setup"]["model"] = _write_model(exported, spec, target)
     description["usual"] = {name: value.item() for name, value in find_default_values(corpus.seq).items()}
     description["width"] = exported.run.scenario.evaluate.width
-    write_description(target, description, _EXAMPLE)
+    example = make_example(
+        "Recommend from this folder",
+        opener="Exported",
+        answer="answer = model.recommend(history, k=10, user=asked.user)",
+        shown='for item, title, score in answer:\n    print(f"{score:8.3f}  {item}  {title}")',
+        counted="of 1 answers",
+    )
+    write_description(target, description, example)
+
+
+def make_example(purpose: str, *, opener: str, answer: str, shown: str, counted: str) -> str:
+    """Return the program example.py of an export.
+
+    Args:
+        purpose: What the program does, for its first line.
+        opener: Name of the class that opens the folder.
+        answer: The statement that asks `model` with `history`.
+        shown: The statements that print the answer.
+        counted: What is counted if the store of a join is absent.
+    """
+    parts = {"PURPOSE": purpose, "OPENER": opener, "ANSWER": answer, "SHOWN": shown, "COUNTED": counted}
+    example = _EXAMPLE
+    for word, part in parts.items():
+        example = example.replace(word, part)
+    return example
 
 
 def write_shared_parts(exported: VersionToExport, target: Path) -> dict[str, Any]:
