@@ -17,14 +17,16 @@ from typing import Any
 from nonet import yaml
 from nonet.atomic import write_whole
 from nonet.controller.scenario import make_scenario
-from nonet.deploy.new.click_page import render_click_scenario
+from nonet.deploy.new.click_page import render_click_scenario, select_item_features
 from nonet.deploy.new.scenario_page import render_reward, render_scenario
 from nonet.deploy.new.sources import DataSource, find_source
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
 from nonet.samples.importers import get_importer
+from nonet.samples.preparation import EventLog
 from nonet.samples.profiles import format_profile, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
+from nonet.suggest import join_names
 
 _TABLE_FILES = ("interactions.parquet", "items.parquet")
 _RAY_BYTES = 1e9  # memory of Ray's processes and the driver in runs on one node
@@ -74,7 +76,7 @@ def create_from_data(
         data = _make_data_section(source, table_format, folder, target.parent, notes)
         if distinct_texts is not None:
             data["missing"] = distinct_texts
-        text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent, clicks)
+        text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent, clicks, notes)
         reward = {} if clicks is not None else {target.parent / reward_path: render_reward(name)}
         _write_files({**reward, target: text})
     yield f"{source.place} is read as {source.describe_form()}" + (
@@ -143,7 +145,10 @@ def _make_data_section(
     options: dict[str, Any] = {}
     if source.interactions is not None:
         options["columns"] = {**source.interactions.roles, **table_format.columns}
-        options["items"] = source.items and source.items.path
+        if source.items is not None:
+            options["items"] = source.items.path
+            if (name := source.items.item_roles.get("categories")) not in (None, *source.interactions.names):
+                options["columns"]["categories"] = name
         options |= {"notes": notes, "missing": table_format.missing}
     import_files = get_importer(source.form)
     import_files(source.place, folder, **options)
@@ -197,6 +202,7 @@ def _build_scenario(
     reward_path: Path,
     base_dir: Path,
     clicks: str | None,
+    notes: list[str],
 ) -> tuple[str, list[str]]:
     """Build and check the scenario.
 
@@ -207,6 +213,7 @@ def _build_scenario(
         reward_path: The file of the first reward, relative to the scenario.
         base_dir: The scenario's folder.
         clicks: The condition that says which events are clicks; None for a recommender.
+        notes: A list to which a sentence about the columns of the items that are not used is appended.
 
     Returns:
         The scenario's text, and lines of text about its data, warnings and memory.
@@ -221,9 +228,18 @@ def _build_scenario(
     title = data_path.name or str(data_path)
     if clicks is None:
         text = render_scenario(name, title, data, profile, str(reward_path))
+        lists = [column.name for column in profile.columns if column.kind == "list"]
+        if unused := [column for column in lists if column != "categories"]:
+            notes.append(
+                f"the lists {join_names(unused)} of the items are no part of their vectors, which read one column of lists: "
+                f"--column categories={unused[0]}"
+            )
     else:
         item_table = None if items is None else read_items(items, table_format)
-        text = render_click_scenario(name, title, data, profile, item_table, clicks)
+        log_columns = EventLog(str(base_dir / data["interactions"]), table_format).schema.names
+        features = select_item_features(item_table, log_columns)
+        text = render_click_scenario(name, title, data, profile, features, clicks)
+        notes += [f"no features of the items: {line}" for line in features.describe_omitted()]
     scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(base_dir)))
     source = ScenarioFile(scenario, base_dir)
     lines = format_profile(profile).splitlines()

@@ -14,7 +14,8 @@ from nonet.samples.importers import (
     TextForm,
     describe_missing_header,
     has_column_numbers,
-    is_parquet_file,
+    is_parquet_table,
+    list_data_files,
     read_first_text_rows,
     read_text_schema,
     resolve_column_numbers,
@@ -26,6 +27,7 @@ from nonet.samples.tables import (
     align_item_column,
     choose_time_column,
     guess_by_type,
+    guess_categories,
     guess_roles,
     list_time_candidates,
     read_first_rows,
@@ -71,6 +73,10 @@ class SourceTable:
         """Return a copy in which missing roles are also guessed from the types of columns."""
         return replace(self, roles=guess_by_type(self.roles, self.schema))
 
+    def describe_form(self) -> str:
+        """Return the format for messages: "parquet", "csv", or "JSON lines", which the importer of CSV reads."""
+        return "JSON lines" if self.text is not None and self.text.kind == "json" else self.form
+
     @property
     def is_interactions(self) -> bool:
         """Whether the table has columns of users, items and times."""
@@ -99,9 +105,13 @@ class DataSource:
     items: SourceTable | None = None
 
     def describe_form(self) -> str:
-        """Return the name of the format for messages: that of the importer, or JSON lines, which the importer of CSV reads."""
-        table = self.interactions
-        return "JSON lines" if table and table.text and table.text.kind == "json" else self.form
+        """Return the format of each table for messages, or the name of the importer that knows the files."""
+        if self.interactions is None:
+            return self.form
+        form = self.interactions.describe_form()
+        if self.items is None or (items_form := self.items.describe_form()) == form:
+            return form
+        return f"{form}, {self.items.path.name} as {items_form}"
 
     def describe_roles(self) -> str:
         """Return the column of each role as text; "" for data sets whose columns an importer knows."""
@@ -153,13 +163,13 @@ def find_source(
     if items is not None:
         roles = align_item_column(interactions.roles, items.item_roles, interactions.names, columns_by_role)
         interactions = replace(interactions, roles=roles)
-    interactions = _choose_time_column(interactions, columns_by_role, missing_texts)
-    if items and items.form != interactions.form:
-        raise ConfigError(
-            f"--data {data_path}: {interactions.path.name} is {interactions.form} and {items.path.name} is {items.form}; "
-            "write both as Parquet, or both as CSV"
+        items = replace(
+            items, item_roles=guess_categories(items.item_roles, _read_rows(items, missing_texts))
         )
-    return DataSource(interactions.form, interactions.path, interactions, items)
+    interactions = _choose_time_column(interactions, columns_by_role, missing_texts)
+    # The importer of CSV reads a Parquet table beside one of text, too.
+    form = interactions.form if items is None or items.form == interactions.form else "csv"
+    return DataSource(form, interactions.path, interactions, items)
 
 
 def _choose_time_column(
@@ -170,13 +180,15 @@ def _choose_time_column(
     is_named = bool({"time", "timestamp"} & set(columns_by_role))
     if is_named or "time" not in table.roles or len(candidates) < 2:
         return table
-    rows = (
-        read_first_rows(table.path)
-        if table.form == "parquet"
-        else read_first_text_rows(table.path, "csv", missing_texts)
-    )
-    best = choose_time_column(rows, candidates, table.roles["time"])
+    best = choose_time_column(_read_rows(table, missing_texts), candidates, table.roles["time"])
     return replace(table, roles={**table.roles, "time": best})
+
+
+def _read_rows(table: SourceTable, missing_texts: tuple[str, ...]) -> Any:
+    """Read the first rows of a table."""
+    if table.form == "parquet":
+        return read_first_rows(table.path)
+    return read_first_text_rows(table.path, "csv", missing_texts)
 
 
 def _detect_importer(data_path: Path) -> str:
@@ -202,18 +214,7 @@ def _list_candidates(data_path: Path) -> list[Path]:
         for path in paths
         if path.is_file() and path.name.lower().endswith(_DATA_ENDINGS) and path.stem.lower() != "readme"
     ]
-    return files + [path for path in paths if path.is_dir() and _list_data_files(path)]
-
-
-def _list_data_files(folder: Path) -> list[Path]:
-    """Return the data files in a folder at any depth, sorted, without hidden files."""
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
-        and (path.name.lower().endswith(_DATA_ENDINGS) or ("." not in path.name and is_parquet_file(path)))
-    ]
+    return files + [path for path in paths if path.is_dir() and list_data_files(path)]
 
 
 def _is_partitioned(folder: Path) -> bool:
@@ -222,7 +223,7 @@ def _is_partitioned(folder: Path) -> bool:
     They are if a writer left a marker file, if the subfolders are named key=value, or if the files are numbered
     parts.
     """
-    files = _list_data_files(folder)
+    files = list_data_files(folder)
     relative_parts = [path.relative_to(folder).parts for path in files]
     if not files or any(len(parts) > 1 and "=" not in parts[0] for parts in relative_parts):
         return False
@@ -233,17 +234,11 @@ def _is_partitioned(folder: Path) -> bool:
     return all(_PART_NAME.fullmatch(path.name.partition(".")[0]) for path in files)
 
 
-def _detect_form(path: Path) -> str:
-    """Return "parquet" or "csv" by the content of the file, or of a folder's first file."""
-    files = _list_data_files(path) if path.is_dir() else [path]
-    return "parquet" if not files or is_parquet_file(files[0]) or files[0].suffix == ".parquet" else "csv"
-
-
 def _read_table(
     path: Path, columns_by_role: Mapping[str, str], missing_texts: tuple[str, ...]
 ) -> SourceTable:
     """Read a table's schema and guess the roles of its columns."""
-    form, text = _detect_form(path), None
+    form, text = "parquet" if is_parquet_table(path) else "csv", None
     schema: Any
     if form == "parquet":
         schema = read_parquet_schema(path, "table")

@@ -36,7 +36,7 @@ from nonet.types import Jagged
 
 # Features of the time of a row, which are left out of a row without a time.
 MOMENT = ("hour", "weekday", "recency")
-FEATURES = ("user", "item", "categories", "year", "liked", "disliked", *MOMENT, "activity", "taste")
+CLICK_FEATURES = ("user", "item", "categories", "year", "liked", "disliked", *MOMENT, "activity", "taste")
 _ITEM_TABLE_COLUMNS = ("item", "item_id", "title", "categories", "events")  # of every item table
 _ITEM_FEATURES = ("item", "liked", "disliked")  # their values are items
 # In checkpoints of earlier versions, the keys of a feature start at a multiple of `_OLD_SPACE`, and those of a column of the
@@ -206,6 +206,6 @@ def _compute_key_offset(name: str) -> int:
     """Return the first key of a feature in checkpoints of earlier versions."""
     if name in _ITEM_FEATURES:
         return 0
-    if name in FEATURES:
-        return (1 + FEATURES.index(name)) * _OLD_SPACE
-    return (1 + len(FEATURES) + hash_words(0, "column", name) % _OLD_COLUMN_SPACES) * _OLD_SPACE
+    if name in CLICK_FEATURES:
+        return (1 + CLICK_FEATURES.index(name)) * _OLD_SPACE
+    return (1 + len(CLICK_FEATURES) + hash_words(0, "column", name) % _OLD_COLUMN_SPACES) * _OLD_SPACE

@@ -17,7 +17,7 @@ import pyarrow as pa
 from nonet.errors import ConfigError
 from nonet.ranges import expand_ranges
 from nonet.samples.batches.click_questions import (
-    FEATURES,
+    CLICK_FEATURES,
     ClickQuestions,
     ItemFacts,
     SparseKeys,
@@ -84,7 +84,7 @@ class ClickRows:
         """
         item_columns = ItemFacts.list_columns(items.schema)
         check_click_features(features, (*seq.feature_columns, *item_columns, *joined))
-        from_elsewhere = {*FEATURES, *seq.feature_columns, *joined}
+        from_elsewhere = {*CLICK_FEATURES, *seq.feature_columns, *joined}
         facts = ItemFacts.from_items(
             items, [name for name in item_columns if name in features and name not in from_elsewhere]
         )
@@ -149,7 +149,7 @@ class ClickRows:
 
 def check_click_features(features: Sequence[str], columns: Sequence[str]) -> None:
     """Raise ConfigError unless each feature is computed by every click model or is one of the columns of the data."""
-    allowed = tuple(dict.fromkeys((*columns, *FEATURES)))
+    allowed = tuple(dict.fromkeys((*columns, *CLICK_FEATURES)))
     for name in features:
         if name not in allowed:
             raise ConfigError(

@@ -5,6 +5,8 @@ from .import_csv import resolve_column_numbers as resolve_column_numbers
 from .text_form import TextForm as TextForm
 from .text_form import is_parquet_file as is_parquet_file
 from .text_tables import ENDINGS as ENDINGS
+from .text_tables import is_parquet_table as is_parquet_table
+from .text_tables import list_data_files as list_data_files
 from .text_tables import read_first_text_rows as read_first_text_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .text_tables import read_text as read_text  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .text_tables import read_text_schema as read_text_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

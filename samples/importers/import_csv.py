@@ -1,4 +1,4 @@
-"""Imports a CSV of interactions, and optionally one of items, with any usual column names.
+"""Imports a CSV of interactions, and optionally one of items, with any usual column names; one of the two may be Parquet.
 
 The role of a column (user, item, time, ...) is guessed from its name (`nonet.samples.tables.guesses`). Ids that are whole numbers
 become int64, but a column with an id such as `007` stays text. Other columns are kept under their own names.
@@ -22,7 +22,8 @@ from nonet.samples.importers.importers import (
     parse_ids,
     write_tables,
 )
-from nonet.samples.importers.text_tables import read_text, read_text_schema
+from nonet.samples.importers.text_form import TextForm
+from nonet.samples.importers.text_tables import is_parquet_table, read_text, read_text_schema
 from nonet.samples.tables import (
     MISSING,
     NAMES,
@@ -33,6 +34,8 @@ from nonet.samples.tables import (
     guess_roles,
     list_time_candidates,
     normalise_name,
+    read_parquet,
+    read_parquet_schema,
     strip_type_suffix,
 )
 from nonet.suggest import join_names, suggest_sentence
@@ -54,7 +57,7 @@ def import_csv(
     notes: list[str] | None = None,
     missing: tuple[str, ...] = MISSING,
 ) -> Counts:
-    """Import a table of interactions and optionally one of items, delimited or JSON lines.
+    """Import a table of interactions and optionally one of items, each delimited, JSON lines or Parquet.
 
     Args:
         src: A file, a folder with interactions.csv and perhaps items.csv, or a folder of the parts of one table.
@@ -72,21 +75,22 @@ def import_csv(
         DataError: The files cannot be read, or lack a required column or ids.
     """
     path, items_path = _find_files(Path(src), items)
-    schemas = {path: read_text_schema(path, "csv", missing=missing)}
+    schemas = {path: _read_schema(path, missing)}
     candidate_roles: dict[Path, tuple[str, ...]] = {path: OF_INTERACTIONS}
     if items_path is not None:
-        schemas[items_path] = read_text_schema(items_path, "csv", missing=missing)
+        schemas[items_path] = _read_schema(items_path, missing)
         candidate_roles[items_path] = OF_ITEMS
     names_by_file: dict[Path, list[str]] = {}
     for file, (schema, form) in schemas.items():
         names_by_file[file] = list(schema.names)
         check_names(names_by_file[file], f"csv {file}")
-        if not form.has_header and not has_column_numbers(columns, names_by_file[file]):
+        if form is not None and not form.has_header and not has_column_numbers(columns, names_by_file[file]):
             raise DataError(describe_missing_header(f"csv {file}", len(names_by_file[file])))
+    text_schemas = [(schema, form) for schema, form in schemas.values() if form is not None]
     columns = resolve_column_numbers(
-        columns, [name for schema, form in schemas.values() if not form.has_header for name in schema.names]
+        columns, [name for schema, form in text_schemas if not form.has_header for name in schema.names]
     )
-    headers_are_sure = all(form.sure for _, form in schemas.values())
+    headers_are_sure = all(form.sure for _, form in text_schemas)
     all_names = [name for names in names_by_file.values() for name in names]
     _check_columns(columns, all_names, f"csv {src}", headers_are_sure)
     # The column of each role, by file.
@@ -115,6 +119,13 @@ def import_csv(
         table, roles[path].get("item"), catalogue, item_roles.get("item", "item_id")
     )
     return write_tables(table, catalogue, dst, f"csv {src}", roles[path], item_roles, missing)
+
+
+def _read_schema(path: Path, missing: tuple[str, ...]) -> tuple[pa.Schema, TextForm | None]:
+    """Read the schema of a table, and the format of its text; None for Parquet."""
+    if is_parquet_table(path):
+        return read_parquet_schema(path, "table"), None
+    return read_text_schema(path, "csv", missing=missing)
 
 
 def describe_missing_header(where: str, columns: int) -> str:
@@ -172,7 +183,7 @@ def _check_columns(columns: Mapping[str, str], names: list[str], where: str, hea
 def _read_table(
     path: Path, chosen: dict[str, str], missing: tuple[str, ...], notes: list[str] | None
 ) -> pa.Table:
-    """Read a text table without the rows that lack an id, and without type suffixes in its column names.
+    """Read a table without the rows that lack an id, and without type suffixes in its column names.
 
     Args:
         path: The file or folder.
@@ -184,7 +195,10 @@ def _read_table(
         DataError: More than `_MAX_MISSING_SHARE` of the rows lack an id.
     """
     id_columns = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
-    table = read_text(path, "csv", id_columns, notes, missing)
+    is_parquet = is_parquet_table(path)
+    table = (
+        _read_parquet(path, id_columns) if is_parquet else read_text(path, "csv", id_columns, notes, missing)
+    )
     for name in id_columns:
         if not pa.types.is_string(table.schema.field(name).type):
             continue  # JSON lines have types of their own
@@ -207,8 +221,19 @@ def _read_table(
             if notes is not None:
                 notes.append(f"{missing_count:,} rows of {path} have no {name} and are left out")
         table = _replace_column(table, name, parse_ids(table[name]))
-    table = _split_declared_lists(table, missing)
+    table = table if is_parquet else _split_declared_lists(table, missing)
     return table.rename_columns([strip_type_suffix(name) for name in table.column_names])
+
+
+def _read_parquet(path: Path, id_columns: Sequence[str]) -> pa.Table:
+    """Read a Parquet table, with integers and texts of its columns of ids as text, as those of a text table are."""
+    table = read_parquet(path, "table")
+    for name in id_columns:
+        kind = table.schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_integer(kind) or pa.types.is_large_string(kind) or pa.types.is_string(kind):
+            table = _replace_column(table, name, table[name].cast(pa.string()))
+    return table
 
 
 def _describe_shared_times(

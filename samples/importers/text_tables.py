@@ -19,7 +19,13 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
 from nonet.errors import DataError
-from nonet.samples.importers.text_form import TextForm, detect_text_form, read_bytes, split_lines
+from nonet.samples.importers.text_form import (
+    TextForm,
+    detect_text_form,
+    is_parquet_file,
+    read_bytes,
+    split_lines,
+)
 from nonet.samples.tables import MISSING, FolderColumns, conform, find_files, unify_schemas
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -46,6 +52,26 @@ _FALLBACK_ENCODINGS = (
 )  # tried in this order if a file is not valid UTF-8; latin-1 reads any bytes
 _JSON_BLOCK_BYTES = 1 << 24  # Arrow infers the types of JSON columns from the first block
 _SAMPLE_LINES = 2000  # number of lines of JSON from which a schema or the first rows are read
+
+
+def list_data_files(folder: Path) -> list[Path]:
+    """Return the data files in a folder at any depth, sorted, without hidden files."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+        and (
+            path.name.lower().endswith((*ENDINGS, ".parquet"))
+            or ("." not in path.name and is_parquet_file(path))
+        )
+    ]
+
+
+def is_parquet_table(path: Path) -> bool:
+    """Return whether a table is Parquet and not text, by the content of its file, or of the first file of its folder."""
+    files = list_data_files(path) if path.is_dir() else [path]
+    return any(file.suffix == ".parquet" or (file.is_file() and is_parquet_file(file)) for file in files[:1])
 
 
 def find_text_files(path: str | os.PathLike[str], label: str) -> list[str]:

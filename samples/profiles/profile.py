@@ -67,6 +67,7 @@ class DataProfile:
         ratings: Number of events by rating.
         columns: Columns of the items table.
         zero_padded: An example id by "user" or "item", if ids are digits with leading zeros and are kept as text.
+        time_unit: Unit of the numbers in the column of times: "s", "ms", "us" or "ns". All statistics are of whole seconds.
     """
 
     users: int
@@ -88,6 +89,7 @@ class DataProfile:
     ratings: Mapping[float, int] = field(default_factory=dict)
     columns: tuple[ItemColumn, ...] = ()
     zero_padded: Mapping[str, str] = field(default_factory=dict)
+    time_unit: str = "s"
 
     def get_length_quantile(self, share: float) -> int:
         """Return the number of events per user that a `share` of the users does not exceed; 0.5 gives the median."""
@@ -136,6 +138,7 @@ def measure_profile(
     ratings: Mapping[float, int] | None = None,
     columns: tuple[ItemColumn, ...] = (),
     zero_padded: Mapping[str, str] | None = None,
+    time_unit: str = "s",
 ) -> DataProfile:
     """Compute the profile of events that are sorted by user and then by time.
 
@@ -148,6 +151,7 @@ def measure_profile(
         ratings: Number of events by rating.
         columns: Columns of the items table.
         zero_padded: An example of an id with leading zeros by "user" or "item".
+        time_unit: Unit of the numbers in the column of times.
     """
     lengths = np.diff(offsets)
     user = np.repeat(np.arange(len(lengths)), lengths)
@@ -176,6 +180,7 @@ def measure_profile(
         ratings=dict(ratings or {}),
         columns=columns,
         zero_padded=dict(zero_padded or {}),
+        time_unit=time_unit,
     )
 
 

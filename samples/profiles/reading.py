@@ -70,9 +70,19 @@ def read_profile(
         ConfigError: If an option is not valid.
     """
     arrays = _get_arrays(interactions, items, columns, where, drop_unknown_items)
-    user, item, time, kind, rating, item_count, item_columns, padded, users_per_sampled_user, occurrences = (
-        arrays
-    )
+    (
+        user,
+        item,
+        time,
+        kind,
+        rating,
+        item_count,
+        item_columns,
+        padded,
+        unit,
+        users_per_sampled_user,
+        occurrences,
+    ) = arrays
     is_sample = occurrences is not None
     if is_sample:
         events, is_kept_item = _select_sample_events(user, item, occurrences, keep or {})
@@ -91,6 +101,7 @@ def read_profile(
         ratings=_count_values(rating, events),
         columns=item_columns,
         zero_padded=padded,
+        time_unit=unit,
     )
     return scale_profile(profile, users_per_sampled_user, occurrences[is_kept_item]) if is_sample else profile
 
@@ -146,8 +157,8 @@ def _read_arrays(
 
     Returns:
         The five values of `_encode_events`, then the number of items, the descriptions of the items' columns, the first
-        zero-padded id of "user" and "item", and for a sample: one user in how many it has, and the occurrences of each item in
-        all events [I]. For a complete log, the last two are 1 and None.
+        zero-padded id of "user" and "item", the unit of the numbers in the column of times, and for a sample: one user in how
+        many it has, and the occurrences of each item in all events [I]. For a complete log, the last two are 1 and None.
     """
     if count_rows(interactions, "interactions") > MOST_EVENTS:
         return _read_sample(interactions, items, columns, where, drop_unknown_items)
@@ -168,7 +179,8 @@ def _read_arrays(
         item, item_count = index_items(table["item_id"], catalogue["item_id"]), len(catalogue)
         item_ids = catalogue["item_id"]
     padded = _find_zero_padded({"user": table["user_id"], "item": item_ids})
-    return *_encode_events(table, item), item_count, item_columns, padded, 1, None
+    unit = EventLog(interactions, columns).find_time_unit()
+    return *_encode_events(table, item), item_count, item_columns, padded, unit, 1, None
 
 
 def _encode_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
@@ -219,7 +231,8 @@ def _read_sample(
         raise DataError(f"data.where: {where!r} matches no interaction.")
     padded = _find_zero_padded({"user": table["user_id"], "item": catalogue["item_id"]})
     encoded = _encode_events(table, np.concatenate(sampled_items))
-    return *encoded, len(catalogue), item_columns, padded, users_per_sampled_user, occurrences
+    unit = log.find_time_unit()
+    return *encoded, len(catalogue), item_columns, padded, unit, users_per_sampled_user, occurrences
 
 
 def _find_zero_padded(ids: Mapping[str, pa.ChunkedArray]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from nonet.samples.profiles.profile import DataProfile
+from nonet.samples.tables import UNIT_NAMES
 from nonet.suggest import join_names
 
 # Units of time: seconds and name.
@@ -57,8 +58,11 @@ def _format_times(p: DataProfile) -> str:
         ((size, name) for size, name in _UNITS if p.resolution_s and p.resolution_s % size == 0), None
     )
     implausible = f"; {p.implausible:,} are before 1990 or after next year" if p.implausible else ""
-    resolution = f", to the {unit[1]}" if unit else ""
-    return f"{span}{resolution}; {p.ties:.1%} of neighbouring events of a user share one{implausible}"
+    if p.time_unit == "s":
+        resolution, shared = f", to the {unit[1]}" if unit else "", "share one"
+    else:
+        resolution, shared = f", in {UNIT_NAMES[p.time_unit]}", "share a second"
+    return f"{span}{resolution}; {p.ties:.1%} of neighbouring events of a user {shared}{implausible}"
 
 
 def _format_day(unix_s: int) -> str:

@@ -11,6 +11,7 @@ from .guesses import OF_ITEMS as OF_ITEMS
 from .guesses import align_item_column as align_item_column
 from .guesses import choose_time_column as choose_time_column  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .guesses import guess_by_type as guess_by_type  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .guesses import guess_categories as guess_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .guesses import guess_roles as guess_roles
 from .guesses import list_time_candidates as list_time_candidates
 from .guesses import normalise_name as normalise_name
@@ -47,6 +48,7 @@ from .tables import read_interactions as read_interactions  # pyright: ignore[re
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .times import UNIT_NAMES as UNIT_NAMES
 from .times import convert_times as convert_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import convert_to_seconds as convert_to_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import find_implausible as find_implausible

@@ -143,6 +143,27 @@ def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str
     return source_by_role
 
 
+def guess_categories(roles: Mapping[str, str], rows: pa.Table) -> dict[str, str]:
+    """Take the only column of lists of texts for the categories of items, if no column has their name and texts recur.
+
+    Args:
+        roles: Columns of the items by role.
+        rows: The items, or the first of them.
+
+    Returns:
+        `roles`, with `categories` if there is such a column.
+    """
+    names = [field.name for field in rows.schema if _is_text_list(field.type)]
+    if "categories" in roles or len(names) != 1 or names[0] in roles.values():
+        return dict(roles)
+    texts = rows[names[0]].combine_chunks().flatten()
+    return {**roles, "categories": names[0]} if 2 * len(texts.unique()) <= len(texts) else dict(roles)
+
+
+def _is_text_list(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
+
+
 def strip_type_suffix(name: str) -> str:
     """Return a column's name without RecBole's type suffix, such as `:token`."""
     return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
@@ -158,4 +179,8 @@ def _is_time_type(kind: pa.DataType) -> bool:
 
 
 def _is_id_type(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.types.is_integer(kind) or _is_text(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

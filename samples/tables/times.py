@@ -31,7 +31,8 @@ from nonet.errors import ConfigError, DataError
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+"""The names of the units of times."""
 _SIZE_LIMITS = (("s", 1e11), ("ms", 1e14), ("us", 1e17))  # The largest absolute value of each unit; rule 5.
 _EARLIEST_PLAUSIBLE_S = 631_152_000  # Unix seconds of 1990-01-01.
 _CALENDAR_RANGE = (19000101, 21001231)  # The first and the last date of rule 4.
@@ -164,7 +165,7 @@ def _convert_moment(value: Any, unit: str, label: str) -> int:
 def _make_moment_error(value: Any, unit: str, label: str) -> DataError:
     """Build the error for a value that is no moment of a unit."""
     return DataError(
-        f"{label}: {value!r} is no moment in {_UNIT_NAMES[unit]}; the log of the run counts {_UNIT_NAMES[unit]} since 1970. "
+        f"{label}: {value!r} is no moment in {UNIT_NAMES[unit]}; the log of the run counts {UNIT_NAMES[unit]} since 1970. "
         "Convert it, or write ISO text such as 2026-11-26T12:00:00Z"
     )
 

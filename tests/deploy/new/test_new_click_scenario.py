@@ -35,6 +35,9 @@ def things(items=30):
             "name": [f"thing {i} (19{50 + i})" for i in range(items)],
             "brand": [f"brand {i % 4}" for i in range(items)],
             "text": [f"all about thing {i}" for i in range(items)],
+            "price": [1 + i % 5 + i / 1000 for i in range(items)],
+            "sizes": [[1.0, 2.0]] * items,
+            "clicked": [i % 2 for i in range(items)],
         }
     )
 
@@ -53,7 +56,14 @@ def test_a_target_makes_the_scenario_of_a_click_model_without_a_reward(new):
     assert scenario.stages["train"].batch.tokens == 64  # type: ignore[attr-defined]
     tables = scenario.sparse.tables
     assert "user" not in tables  # too few events of a user for a row of its own
-    assert tables["facts"].features == ["brand"]  # but not a text that each item has of its own
+    assert tables["facts"].features == ["brand", "price"]  # but not a text that each item has of its own
+    for omitted in (
+        "text (most items have a value of their own)",
+        "sizes (a click model reads numbers, text and the list `categories`)",
+        "clicked (a feature or a column of the interactions has the name)",
+    ):
+        assert f"note: no features of the items: {omitted}\n" in out
+        assert f"    # not used: {omitted}\n" in Path("mine.yaml").read_text()
     assert "year" in tables
     assert scenario.data.split.get_options() == {"test": 1, "valid": 1, "rl": 0}
 

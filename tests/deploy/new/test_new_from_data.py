@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import preflight
@@ -116,6 +117,60 @@ def test_tables_that_call_the_item_differently_are_written_anew(new):
     pq.write_table(catalogue(name="item_id"), "data/items.parquet")
     assert new("mine.yaml", "--data", "data")[0] == 0
     assert runs().data.items == "mine-data/items.parquet"
+
+
+@pytest.mark.parametrize("text_table", ["log", "items"])
+def test_one_table_may_be_text_and_the_other_parquet(new, text_table):
+    items = catalogue()
+    items = items.set_column(0, "sku", items["sku"].cast(pa.int32())).append_column(
+        "shelves", pa.array([[f"shelf {i % 3}", f"room {i % 2}"] for i in range(30)])
+    )
+    if text_table == "log":
+        as_csv(log(), "log.csv")
+        pq.write_table(items, "items.parquet")
+        code, out, err = new("mine.yaml", "--data", "log.csv", "--items", "items.parquet")
+        assert "log.csv is read as csv, items.parquet as parquet" in out
+        assert "categories = shelves" in out
+    else:
+        pq.write_table(log(), "log.parquet")
+        as_csv(items.drop(["shelves"]), "items.csv")
+        code, out, err = new("mine.yaml", "--data", "log.parquet", "--items", "items.csv")
+        assert "log.parquet is read as parquet, items.csv as csv" in out
+    assert code == 0, err
+    runs()
+    written = pq.read_table("mine-data/items.parquet")
+    assert written.schema.field("item_id").type == pa.int64()
+    if text_table == "log":
+        assert written["categories"][0].as_py() == ["shelf 0", "room 0"]
+
+
+def test_a_list_of_texts_that_recur_is_the_categories_of_items_and_other_lists_are_named(new):
+    words = pa.array([[f"shelf {i % 3}", f"room {i % 2}"] for i in range(30)])
+    items = catalogue().append_column("shelves", words)
+    pq.write_table(log(), "events.parquet")
+    pq.write_table(items, "items.parquet")
+    code, out, _ = new("one.yaml", "--data", "events.parquet", "--items", "items.parquet")
+    assert code == 0
+    assert runs("one.yaml").tokenizer.get_options()["vectors"] == ["title", "categories", "cooccurrence"]
+    pq.write_table(items.append_column("parts", words), "items.parquet")
+    code, out, _ = new("two.yaml", "--data", "events.parquet", "--items", "items.parquet")
+    assert code == 0
+    assert "note: the lists shelves, parts of the items are no part of their vectors" in out
+    assert "--column categories=shelves" in out
+    sentences = pa.array([[f"a sentence about {i}"] for i in range(30)])
+    pq.write_table(catalogue().append_column("bullets", sentences), "items.parquet")
+    code, out, _ = new("three.yaml", "--data", "events.parquet", "--items", "items.parquet")
+    assert code == 0
+    assert "note: the lists bullets of the items" in out
+
+
+def test_times_in_milliseconds_are_not_said_to_be_exact_to_the_second(new):
+    table = log()
+    finer = pa.array(table["ts"].to_numpy() * 1000 + np.arange(len(table)) % 1000)
+    pq.write_table(table.set_column(2, "ts", finer), "events.parquet")
+    code, out, _ = new("mine.yaml", "--data", "events.parquet")
+    assert code == 0
+    assert ", in milliseconds; 0.0% of neighbouring events of a user share a second" in out
 
 
 def test_dangerous_data_are_told_with_numbers(new):

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.batches.clicks import FEATURES, ClickRows
+from nonet.samples.batches.clicks import CLICK_FEATURES, ClickRows
 from nonet.samples.sequences.sequences import TEST, build_sequences
 from nonet.samples.tables.keys import NONE, compute_keys
 
 HOUR = 3600
 
 
-def clicks(rating=(5.0, 1.0, 4.0, 2.0, 5.0), features=FEATURES, history=3):
+def clicks(rating=(5.0, 1.0, 4.0, 2.0, 5.0), features=CLICK_FEATURES, history=3):
     interactions = pa.table(
         {
             "user_id": [1, 1, 1, 1, 1, 2, 2, 2],
