@@ -27,7 +27,7 @@ def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
     Args:
         run: The run.
         rounds: Number of rounds of the single engine.
-        users: Number of users; those of the run are repeated if it has fewer.
+        users: Maximum number of users; a run with fewer is asked for all of them.
 
     Returns:
         Rows with the users per second, and with the peak memory of the largest process by chunk size. The ratio divides the
@@ -53,6 +53,7 @@ def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
             recommend_all(run, file, Path(folder) / "out.parquet", 10, workers, chunk)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             rows.append({"what": f"chunks of {chunk}", "peak of a process, MB": peak})
+        users = min(users, len(user_ids))
         file = _write_users(Path(folder), user_ids, users)
         began = time.perf_counter()
         recommend_all(run, file, Path(folder) / "out.parquet", 10, workers)
@@ -62,7 +63,7 @@ def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
 
 
 def _write_users(folder: Path, user_ids: np.ndarray, count: int) -> Path:
-    """Write a table of `count` users, in which ids repeat if there are fewer."""
+    """Write a table of `count` users, or of all if there are fewer."""
     path = folder / f"users-{count}.parquet"
-    pq.write_table(pa.table({"user_id": np.resize(user_ids, count)}), path)
+    pq.write_table(pa.table({"user_id": user_ids[:count]}), path)
     return path

@@ -6,7 +6,7 @@ finished run, such as more events, new items or users, have the column names of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,11 @@ class Vocabulary:
         except DataError as error:
             raise Refused("bad_time", str(error)) from None
 
+    def get_own_columns(self, names: Sequence[str]) -> list[str]:
+        """Return the names in the run's files of the columns of a table; a name that another column has stays as it is."""
+        own_names = [self.sources.get(name, name) for name in names]
+        return [name if own in names else own for name, own in zip(names, own_names, strict=True)]
+
     def rename_values(self, values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
         """Return values by Nonet's names of their columns; those may also have their names in the run's files.
 
@@ -147,7 +152,7 @@ def read_run_items(path: str, vocabulary: Vocabulary) -> pa.Table:
 
 
 def iterate_user_ids(path: Path, vocabulary: Vocabulary, chunk_size: int) -> Iterator[list[Any]]:
-    """Yield the ids of users in a table in chunks, in order.
+    """Yield the ids of users in a table in chunks, in the order of their first rows.
 
     Args:
         path: A Parquet file, or one of delimited text.
@@ -161,13 +166,29 @@ def iterate_user_ids(path: Path, vocabulary: Vocabulary, chunk_size: int) -> Ite
         if not is_parquet_file(path):
             table = _read_table(str(path), "users", vocabulary)
             column = _find_column(table.column_names, vocabulary, "user", f"users {path}")
-            ids = table[column].to_pylist()
-            return (ids[start : start + chunk_size] for start in range(0, len(ids), chunk_size))
+            return _split_distinct_ids([table[column]], chunk_size)
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from None
     column = _find_column(file.schema_arrow.names, vocabulary, "user", f"users {path}")
-    return (batch[column].to_pylist() for batch in file.iter_batches(chunk_size, columns=[column]))
+    return _split_distinct_ids((batch[column] for batch in file.iter_batches(columns=[column])), chunk_size)
+
+
+def _split_distinct_ids(columns: Iterable[Any], chunk_size: int) -> Iterator[list[Any]]:
+    """Yield the distinct ids of columns that follow one another, in the order of their first rows, in chunks."""
+    known_ids: set[Any] = set()
+    chunk: list[Any] = []
+    for column in columns:
+        for user_id in column.unique().to_pylist():
+            if user_id in known_ids:
+                continue
+            known_ids.add(user_id)
+            chunk.append(user_id)
+            if len(chunk) == chunk_size:
+                yield chunk
+                chunk = []
+    if chunk:
+        yield chunk
 
 
 def _read_table(path: str, label: str, vocabulary: Vocabulary) -> pa.Table:

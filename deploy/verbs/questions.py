@@ -180,7 +180,7 @@ def score(
     out: Annotated[
         Path,
         typer.Option(
-            help="Parquet file to write: user_id, item_id, timestamp and the score of each row, in order."
+            help="Parquet file to write: the user, the item, the time and the score of each row, in order."
         ),
     ],
     as_json: JsonOption = False,

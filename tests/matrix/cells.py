@@ -152,7 +152,8 @@ def recommend_for_users(cell: Cell, run: RunFolder, column: str = "member") -> d
     words = ("--users", users, "--out", out, "--top", TOP, "--workers", 1)
     assert cell.ask("recommend", run.path, *words)["users"] == USERS
     table = pq.read_table(out)
-    return dict(zip(table["user_id"].to_pylist(), table["item_id"].to_pylist(), strict=True))
+    assert table.column_names == ["member", "sku", "score", "cold_start", "version"]
+    return dict(zip(table["member"].to_pylist(), table["sku"].to_pylist(), strict=True))
 
 
 def check_recommendation_of_all(cell: Cell) -> None:
@@ -222,7 +223,8 @@ def check_scores_of_rows(cell: Cell) -> None:
     result = cell.ask("score", cell.copy_run().path, "--data", data, "--out", out)
     assert (result["rows"], result["unknown_items"]) == (20, 1)
     table = pq.read_table(out)
-    assert table["user_id"].to_pylist() == rows["member"].to_pylist()
+    assert table["member"].to_pylist() == rows["member"].to_pylist()
+    assert table.column_names == ["member", "sku", "moment", "score", "cold_start", "version"]
     scores = table["score"].to_pylist()
     assert scores[0] is None
     assert all(math.isfinite(score) for score in scores[1:])

@@ -1,7 +1,7 @@
 """`nonet recommend RUN --users U.parquet --out R.parquet`: recommendations for many users, made in parallel processes.
 
-Users are read and written in chunks and in order, with few chunks in progress, so memory depends on the
-chunk size and not on the table. The output file is renamed to its name when it is complete.
+Users are read and written in chunks and in the order of their first rows, with few chunks in progress, so memory depends on
+the chunk size and the ids, and not on the rows. The output file is renamed to its name when it is complete.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ class BatchRecommender:
         recommender = served_run.load_recommender(served_run.registry.read_version(version))
         self._engine = InferenceEngine(recommender, version)
         self._features = RequestFeatures.from_run(served_run, posts=False)
+        self._vocabulary = served_run.vocabulary
         self._withdrawn, self._top = served_run.withdrawn, top
 
     def recommend(self, user_ids: list[Any]) -> pa.Table:
         """Recommend items for users.
 
         Returns:
-            A row for each user, in order: user_id, item_id and score (lists, best first), cold_start and version.
+            A row for each user, in order: the user, the items and score (lists, best first), cold_start and version. The columns
+            of users and items have the names that the run's files have.
         """
         prepared = self._features.read_joined_columns(
             [
@@ -69,7 +71,7 @@ class BatchRecommender:
             for answer in self._engine.answer(questions[start : start + _USERS_PER_BATCH]):
                 item_ids.append(self._features.items.get_ids(answer.item))
                 scores.append(answer.score.tolist())
-        return pa.table(
+        table = pa.table(
             {
                 "user_id": user_ids,
                 "item_id": item_ids,
@@ -78,12 +80,13 @@ class BatchRecommender:
                 "version": pa.array([self._engine.version] * len(user_ids), pa.int32()),
             }
         )
+        return table.rename_columns(self._vocabulary.get_own_columns(table.column_names))
 
 
 def recommend_all(
     run: str, users: Path, out: Path, top: int, workers: int | None = None, chunk: int = _USERS_PER_CHUNK
 ) -> dict[str, Any]:
-    """Recommend items for each user of a Parquet file, by the served version or else the newest checkpoint.
+    """Recommend items for each user of a table once, by the served version or else the newest checkpoint.
 
     Args:
         run: The run's folder, its id, a prefix of its id, or `last`.

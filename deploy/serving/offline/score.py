@@ -23,8 +23,8 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
         run: The run's folder, its id, a prefix of its id, or `last`.
         data: The table, Parquet or delimited text, with a user, an item and a time in the columns that the run's log has them
             in. A click model also reads the other columns of the log that are its features.
-        out: The Parquet file to write, with one row per row of `data`, in order: user_id, item_id, timestamp, score,
-            cold_start and version. The score of an unknown item is null.
+        out: The Parquet file to write, with one row per row of `data`, in order: the user, the item and the time in the columns
+            of the run's log, score, cold_start and version. The score of an unknown item is null.
 
     Returns:
         {"rows": number of rows, "unknown_items": number of rows of unknown items, "version": number, "file": the written file}.
@@ -43,6 +43,8 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
     schema = pa.schema(
         [*fields, ("score", pa.float32()), ("cold_start", pa.bool_()), ("version", pa.int32())]
     )
+    own_names = opened_run.vocabulary.get_own_columns(schema.names)
+    schema = pa.schema([field.with_name(name) for field, name in zip(schema, own_names, strict=True)])
     unknown_count = 0
     with replace_file(out) as draft, pq.ParquetWriter(draft, schema) as writer:
         for start in range(0, len(rows), _ROWS_PER_CHUNK):
