@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from nonet import Reward, contracts
@@ -59,7 +60,9 @@ def test_a_store_of_an_installed_package_is_opened_and_created_by_its_scheme(mon
     _install(monkeypatch, "cassandra", "Complete")
     check_address("cassandra://host:1/items")
     assert open_store("cassandra://host:1/items").name == "store host:1/items"
-    assert create_store("cassandra://host:1/items", None, key=None).name == "store host:1/items"  # pyright: ignore[reportArgumentType]
+    assert (
+        create_store("cassandra://host:1/items", pa.schema([]), key=pa.int64()).name == "store host:1/items"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from .own_files import find_files_beside as find_files_beside
 from .own_files import list_named_files as list_named_files
 from .own_files import read_copies as read_copies
 from .run_files import check_same as check_same
+from .run_files import get_scenario_folder as get_scenario_folder
 from .run_files import make_data_setup as make_data_setup
-from .run_files import resolve_tables as resolve_tables
+from .run_files import resolve_paths as resolve_paths
 from .run_files import write_run as write_run
 from .run_files import write_start as write_start
 from .worker_setup import get_targets as get_targets

@@ -13,6 +13,7 @@ from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_f
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import get_targets, make_source_options
 from nonet.errors import ConfigError
+from nonet.plugins import load_heavy
 from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import MASK
 from nonet.workers.roles import DataSetup, KnownRun
@@ -111,10 +112,15 @@ def write_start(run: RunFolder, folder: Path, command: str) -> None:
     run.write_json("command.json", {**record, "folder": str(folder.absolute())})
 
 
-def resolve_tables(run: RunFolder, data: dict[str, Any]) -> None:
-    """Make the paths of tables in a finished run's `data` absolute, as they are relative to the folder of its scenario."""
+def get_scenario_folder(run: RunFolder) -> Path:
+    """Return the folder of the scenario of a run, which relative paths in it start from."""
     start = run.read_json("command.json") or {}
-    folder = Path(start.get("folder", Path.cwd()))  # earlier versions did not store it
+    return Path(start.get("folder", Path.cwd()))  # earlier versions did not store it
+
+
+def resolve_paths(run: RunFolder, scenario: Scenario, document: dict[str, Any]) -> None:
+    """Make paths of tables and of the tokenizer's files in the document of a finished run's scenario absolute."""
+    folder, data = get_scenario_folder(run), document["data"]
 
     def resolve(options: dict[str, Any], key: str) -> None:
         if options.get(key) and ":" not in options[key]:
@@ -123,6 +129,8 @@ def resolve_tables(run: RunFolder, data: dict[str, Any]) -> None:
     for key in ("interactions", "items"):
         resolve(data, key)
     resolve(data.get("labels") or {}, "path")
+    resolve_options = load_heavy(scenario.tokenizer.spec.resolve_paths)
+    document["tokenizer"] |= resolve_options(scenario.tokenizer.get_options(), folder)
 
 
 def check_same(scenario: Scenario, run: RunFolder) -> None:

@@ -22,6 +22,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.controller.record import RunFolder
+from nonet.controller.setup import get_scenario_folder
 from nonet.deploy.opened import OpenedRun, Vocabulary, read_run_items
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import Corpus, Trie
@@ -79,7 +80,12 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         known_sids = KnownSids(keys_M[: len(known_items)], corpus.sids, corpus.codes, f"run {folder.id}")
         options = scenario.tokenizer.get_options()
         vectors = compute_item_vectors(
-            items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=folder.path
+            items,
+            seq,
+            options["vectors"],
+            dim=options["dim"],
+            seed=scenario.seed,
+            folder=get_scenario_folder(folder),
         )
         sids_ML = known_sids.extend(vectors, keys_M)
     else:

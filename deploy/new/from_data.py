@@ -231,8 +231,8 @@ def _build_scenario(
         lists = [column.name for column in profile.columns if column.kind == "list"]
         if unused := [column for column in lists if column != "categories"]:
             notes.append(
-                f"the lists {join_names(unused)} of the items are no part of their vectors, which read one column of lists: "
-                f"--column categories={unused[0]}"
+                f"the lists {join_names(unused)} of the items are not used; name one, --column categories={unused[0]}, or "
+                "more in tokenizer.vectors of the scenario"
             )
     else:
         item_table = None if items is None else read_items(items, table_format)

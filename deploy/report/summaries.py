@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from nonet.controller.record import RunFolder, name_run
+from nonet.controller.scenario import find_verb_limit, load_scenario
 from nonet.deploy.report.verdicts import get_verdict
+from nonet.errors import ConfigError
 
 
 def format_summary(report: Mapping[str, Any]) -> str:
@@ -62,14 +64,17 @@ def suggest_command(run: RunFolder) -> str:
         run: The run's folder.
 
     Returns:
-        The command with two popular titles, or with a user if items have no titles. It is "" if the run cannot
-        recommend items.
+        The command with two popular titles, or with a user if items have no titles. It is "" if the kinds of the run do not
+        support the verb, or its scenario is one of another version that this one cannot read.
     """
-    artifacts = (run.read_facts() or {}).get("artifacts", {})
-    if not {"sequences", "sids"} <= set(artifacts):
+    try:
+        scenario, _ = load_scenario(run.scenario)
+    except ConfigError:
         return ""
-    name = name_run(run)
-    titles = _find_popular_titles(Path(artifacts["sequences"]["path"]))
+    if find_verb_limit(scenario, "recommend"):
+        return ""
+    name, artifacts = name_run(run), (run.read_facts() or {}).get("artifacts", {})
+    titles = _find_popular_titles(Path(artifacts["sequences"]["path"])) if "sequences" in artifacts else []
     if titles:
         return shlex.join(["nonet", "recommend", name, "--like", *titles])
     users = (run.read_json("report.json") or {}).get("users") or []

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from nonet.models.tokenizer.kinds import TokenisedItems, TokenizeRequest
 from nonet.models.tokenizer.semantic_ids import add_collision_level, make_extended_tokens
-from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors
+from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors, resolve_sources
 from nonet.random import rng
 
 # Shapes: I items, D vector width, L levels, K codes of a level.
@@ -46,6 +46,11 @@ def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> Tokeni
 def check_vectors(items: pa.Table, options: Mapping[str, Any], folder: Path) -> None:
     """Raise ConfigError or DataError if a source of vectors does not exist or is not valid."""
     check_sources(options.get("vectors", _DEFAULT_SOURCES), items, folder)
+
+
+def resolve_paths(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the options with the absolute paths of files and text encoders among the sources of vectors."""
+    return {**options, "vectors": resolve_sources(options.get("vectors", _DEFAULT_SOURCES), folder)}
 
 
 def quantise_residuals(vectors: np.ndarray, n_levels: int, n_codes: int, seed: int) -> np.ndarray:

@@ -36,6 +36,11 @@ def check_file(items: pa.Table, options: Mapping[str, Any], folder: Path) -> Non
         read_sids(folder / options["path"], items["item_id"].to_pylist())
 
 
+def resolve_path(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the options with the absolute path of the file."""
+    return {**options, "path": str(folder / options["path"])}
+
+
 def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the codes [I, L] int32 of these items, in their order, and the number of codes K of each level (largest code + 1).
 

@@ -30,6 +30,7 @@ pc: Any = pyarrow.compute  # Its functions are created at import time, so type c
 WEIGHTS = {"title": 0.3, "categories": 0.5}
 # Columns that are no features, because they identify an item or count its events.
 _NON_FEATURES = ("item", "item_id", "events")
+_FILE_ENDINGS = (".npy", ".parquet")
 _CHUNK_TEXTS = 1 << 16  # Texts per chunk.
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
@@ -82,6 +83,29 @@ def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
         # `items` has no rows for prepared data, whose items are not read here.
         elif _classify_source(name, items, folder) == "file" and len(items):
             _check_finite(name, _read_file(folder / name, items))
+
+
+def resolve_sources(spec: Spec, folder: Path) -> list[str | dict[str, Any]]:
+    """Return the sources with absolute paths of files and encoders; a name is a file if it ends in .npy or .parquet.
+
+    Args:
+        spec: The sources, as for `compute_item_vectors`.
+        folder: Folder of the scenario.
+    """
+    resolved: list[str | dict[str, Any]] = []
+    for entry in [spec] if isinstance(spec, str | Mapping) else spec:
+        if isinstance(entry, str):
+            resolved.append(_resolve_name(entry, folder))
+        elif "use" in entry:
+            resolved.append({**entry, "path": str(folder / entry["path"])})
+        else:
+            resolved.append({_resolve_name(name, folder): weight for name, weight in entry.items()})
+    return resolved
+
+
+def _resolve_name(name: str, folder: Path) -> str:
+    """Return the absolute path if the name of a source is that of a file, else the name."""
+    return str(folder / name) if Path(name).suffix in _FILE_ENDINGS else name
 
 
 def _check_finite(name: str, block_ID: np.ndarray) -> None:
@@ -142,7 +166,7 @@ def _classify_source(name: str, items: pa.Table, folder: Path) -> Literal["coocc
         return "cooccurrence"
     if name in items.column_names:
         return "column"
-    if Path(name).suffix in (".npy", ".parquet"):
+    if Path(name).suffix in _FILE_ENDINGS:
         if not (folder / name).is_file():
             raise DataError(
                 f"tokenizer.vectors: {folder / name} does not exist. Paths are relative to the scenario."

@@ -43,13 +43,20 @@ def create_store(
         **options: Options of the store.
 
     Raises:
-        ConfigError: If there is a store at the address already, or Nonet cannot create stores of this kind.
+        ConfigError: If there is a store at the address already, Nonet cannot create stores of this kind, or a column has a name
+            of `Store.scan`.
     """
     scheme, location = split_address(use)
     cls = find_store_class(scheme)
     if cls.made_elsewhere:
         raise ConfigError(f"store {use}: {cls.made_elsewhere}: {cls.creation_command}")
     check_options(use, options)
+    for name in ("key", "time") if versions else ("key",):  # see `Store.scan`
+        if name in schema.names:
+            raise ConfigError(
+                f"store {use}: {name!r} is the store's own column of {name}s, so no other column can have this name; rename the "
+                "column, or leave it out by naming the others: --column NAME"
+            )
     return cls.create(location, schema, key=key, versions=versions, **options)
 
 

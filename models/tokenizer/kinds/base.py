@@ -61,6 +61,11 @@ def _accept_items(items: pa.Table, options: Options, folder: Path) -> None:
     """Accept every table of items: the default of `TokenizerSpec.check`."""
 
 
+def _keep_options(options: Options, folder: Path) -> Options:
+    """Return the options as they are: the default of `TokenizerSpec.resolve_paths`."""
+    return options
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A kind of tokenizer.
@@ -71,6 +76,7 @@ class TokenizerSpec:
         options: Its keys in a scenario. Plans read `levels` and `codes` if it has them.
         check: (items, options, folder) -> None, or its dotted path; raises ConfigError or DataError before a run
             starts. Where tables are large, `items` has columns and no rows.
+        resolve_paths: (options, folder) -> options with absolute paths, or its dotted path; `folder` is that of the scenario.
         adds_items: Whether new items get codes from the vectors of `options["vectors"]` and the codebooks of known
             items (`nonet items add`).
     """
@@ -78,6 +84,7 @@ class TokenizerSpec:
     encode: str | Callable[[TokenizeRequest, Options], np.ndarray | TokenisedItems]
     options: type[StrictModel] = StrictModel
     check: str | Callable[[pa.Table, Options, Path], None] = _accept_items
+    resolve_paths: str | Callable[[Options, Path], Options] = _keep_options
     adds_items: bool = False
 
     @property
@@ -97,7 +104,7 @@ TOKENIZERS = PluginRegistry(
     "tokenizer",
     TokenizerSpec,
     "nonet.models.tokenizer.kinds",
-    contract={"encode": _encode_items, "check": _accept_items},
+    contract={"encode": _encode_items, "check": _accept_items, "resolve_paths": _keep_options},
 )
 
 

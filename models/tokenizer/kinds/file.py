@@ -20,4 +20,5 @@ SPEC = TokenizerSpec(
     "nonet.models.tokenizer.sid_file:encode_items",
     FileTokenizer,
     check="nonet.models.tokenizer.sid_file:check_file",
+    resolve_paths="nonet.models.tokenizer.sid_file:resolve_path",
 )

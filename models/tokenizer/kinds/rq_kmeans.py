@@ -42,5 +42,6 @@ SPEC = TokenizerSpec(
     "nonet.models.tokenizer.rq_kmeans:encode_items",
     RqKmeans,
     check="nonet.models.tokenizer.rq_kmeans:check_vectors",
+    resolve_paths="nonet.models.tokenizer.rq_kmeans:resolve_paths",
     adds_items=True,
 )

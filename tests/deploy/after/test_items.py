@@ -12,6 +12,8 @@ import pytest
 from ring_world import Ring
 from run_folders import commit, folder_of
 
+from nonet import yaml
+from nonet.controller.setup import write_start
 from nonet.deploy.after import add_items, recommend_for
 from nonet.deploy.opened import OpenedRun
 from nonet.errors import ConfigError, DataError
@@ -82,6 +84,19 @@ def test_what_was_withdrawn_comes_back_with_its_id(run, tmp_path):
     assert (made["number"], made["added"], made["put back"], made["items"]) == (2, 0, 1, 40)
     assert after.sids[3].tolist() == before
     assert len(json.loads((run.path / "catalogues.json").read_text())["versions"]) == 2
+
+
+def test_vectors_of_new_items_are_read_beside_the_scenario(run, tmp_path):
+    run, *_ = run
+    (tmp_path / "shop").mkdir()
+    write_start(run, tmp_path / "shop", "")
+    document = yaml.parse(run.scenario.read_text(), "ring")
+    document["tokenizer"] = {**document.get("tokenizer", {}), "vectors": ["ours.parquet"]}
+    run.scenario.write_text(yaml.dump(document))
+    ids = [*Corpus.load(run.find_artifacts()).item_id.tolist(), 5001]
+    vectors = pa.table({"item_id": ids, "x": np.arange(len(ids)) % 7.0, "y": np.arange(len(ids)) % 3.0})
+    pq.write_table(vectors, tmp_path / "shop" / "ours.parquet")
+    assert add_items(str(run.path), table(tmp_path, [5001]))["added"] == 1
 
 
 def test_wrong_items_are_told_and_nothing_changes(run, tmp_path):

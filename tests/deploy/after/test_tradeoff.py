@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ring_world import Ring
 from run_folders import folder_of
 
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import load_scenario, make_scenario
 from nonet.controller.setup import write_start
 from nonet.deploy.after.tradeoff import (
     _build_curve,
@@ -86,3 +88,31 @@ def test_tables_beside_the_scenario_are_found_from_any_folder(tmp_path):
     point = _make_point_scenario(run, scenario, "rl", {"from": str(run.path), "stage": "pretrain"}, {}, ())
     data = point.scenario.data
     assert (data.interactions, data.items) == (str(tmp_path / "shop" / "log.parquet"), "builtin:items")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "key", "resolved"),
+    [
+        ({"use": "file", "path": "ids.json"}, "path", "SHOP/ids.json"),
+        (
+            {"use": "rq_kmeans", "vectors": ["title", "cf.npy", {"brand": 0.5, "text.parquet": 0.2}]},
+            "vectors",
+            ["title", "SHOP/cf.npy", {"brand": 0.5, "SHOP/text.parquet": 0.2}],
+        ),
+        (
+            {"use": "rq_kmeans", "vectors": [{"use": "hf", "path": "models/bge"}]},
+            "vectors",
+            [{"use": "hf", "path": "SHOP/models/bge", "columns": ["title"], "pool": "mean", "weight": 1.0}],
+        ),
+    ],
+)
+def test_files_of_the_tokenizer_are_found_beside_the_scenario(tmp_path, tokenizer, key, resolved):
+    run = folder_of(Ring(tmp_path), tmp_path / "run")
+    write_start(run, tmp_path / "shop", "")
+    document = load_scenario(run.scenario)[0].model_dump(mode="python", exclude_none=True, by_alias=True)
+    scenario = make_scenario({**document, "tokenizer": tokenizer}, "shop")
+    point = _make_point_scenario(run, scenario, "rl", {"from": str(run.path), "stage": "pretrain"}, {}, ())
+    shop = str(tmp_path / "shop")
+    assert point.scenario.tokenizer.get_options()[key] == json.loads(
+        json.dumps(resolved).replace("SHOP", shop)
+    )

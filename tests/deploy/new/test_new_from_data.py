@@ -155,13 +155,13 @@ def test_a_list_of_texts_that_recur_is_the_categories_of_items_and_other_lists_a
     pq.write_table(items.append_column("parts", words), "items.parquet")
     code, out, _ = new("two.yaml", "--data", "events.parquet", "--items", "items.parquet")
     assert code == 0
-    assert "note: the lists shelves, parts of the items are no part of their vectors" in out
+    assert "note: the lists shelves, parts of the items are not used" in out
     assert "--column categories=shelves" in out
     sentences = pa.array([[f"a sentence about {i}"] for i in range(30)])
     pq.write_table(catalogue().append_column("bullets", sentences), "items.parquet")
     code, out, _ = new("three.yaml", "--data", "events.parquet", "--items", "items.parquet")
     assert code == 0
-    assert "note: the lists bullets of the items" in out
+    assert "note: the lists bullets of the items are not used" in out
 
 
 def test_times_in_milliseconds_are_not_said_to_be_exact_to_the_second(new):

@@ -12,22 +12,24 @@ from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.report.summaries import suggest_command
 from nonet.errors import ConfigError
 
+RECOMMENDER = "name: shop\ndata: {interactions: log.parquet}\nstages: {pretrain: {epochs: 1}}\n"
+
 
 @pytest.fixture
 def run_of(tmp_path, monkeypatch):
     """Make a finished run's folder over items of these titles, the most popular last."""
     monkeypatch.setenv("NONET_RUNS", str(tmp_path / "runs"))
 
-    def make(titles: list[str], folder: str = "runs/shop-1", kinds: tuple[str, ...] = ("sequences", "sids")):
+    def make(titles: list[str], folder: str = "runs/shop-1", scenario: str = RECOMMENDER):
         run = RunFolder(tmp_path / folder)
         (run.path / "items").mkdir(parents=True)
         table = {"item_id": range(len(titles)), "title": titles, "events": range(len(titles))}
         pq.write_table(
             pa.table({name: list(values) for name, values in table.items()}), run.path / "items/items.parquet"
         )
-        run.scenario.write_text("name: shop")
+        run.scenario.write_text(scenario)
         path = {"path": str(run.path / "items"), "sha256": ""}
-        run.write_json("results/tokenise.json", {"artifacts": dict.fromkeys(kinds, path)})
+        run.write_json("results/tokenise.json", {"artifacts": dict.fromkeys(("sequences", "sids"), path)})
         run.write_json("report.json", {"users": [{"user_id": "u 1"}, {"user_id": "u2"}]})
         return run
 
@@ -62,8 +64,7 @@ def test_a_run_elsewhere_is_named_by_its_folder(run_of, tmp_path):
 
 
 def test_a_run_that_predicts_clicks_suggests_nothing_and_says_why(run_of):
-    run = run_of(["A", "B"], kinds=("sequences",))
-    run.scenario.write_text(SCENARIO)
+    run = run_of(["A", "B"], scenario=SCENARIO)
     assert suggest_command(run) == ""
     with pytest.raises(ConfigError, match="predicts clicks"):
         recommend_for(str(run.path), ["A"], None, 3)

@@ -41,6 +41,17 @@ def test_a_store_that_is_there_is_put_into(rows, tmp_path):
     assert get_rows(open_store(use), ["1", "4"]) == [{"price": 7.0}, {"price": 2.5}]
 
 
+@pytest.mark.parametrize("use", ["{}/s", "lmdb:{}/s"])
+@pytest.mark.parametrize("name", ["key", "time"])
+def test_a_column_with_the_name_of_a_store_s_own_column_is_refused_before_anything_is_written(
+    tmp_path, use, name
+):
+    pq.write_table(pa.table({"item_id": [1], name: [2.0], "at": [3]}), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match=f"'{name}' is the store's own column of {name}s"):
+        StoreFiller(tmp_path / "rows.parquet", "item_id", "at").pack(use.format(tmp_path))
+    assert not (tmp_path / "s").exists()
+
+
 def test_what_cannot_be_packed_is_one_line(rows, tmp_path):
     with pytest.raises(ConfigError, match=r"no column 'item'.*Did you mean 'item_id'"):
         StoreFiller(rows, "item").pack(str(tmp_path / "s"))
