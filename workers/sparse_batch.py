@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 from nonet.embedding.training import ShardedTables
 from nonet.errors import ConfigError
 from nonet.models.generation import get_keys
-from nonet.types import SampleBatch
+from nonet.types import Jagged, SampleBatch
+
+_BATCH_FIELDS = ("item", "sid", "time", "event", "loss_mask", "target", "uid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +110,19 @@ class StepShare:
 
     def __iter__(self) -> Iterator[SparseBatch]:
         """Yield the chunks; their `places` refer to the keys of all chunks."""
+        return self.iterate(len(self))
+
+    def iterate(self, n_chunks: int) -> Iterator[SparseBatch]:
+        """Yield the chunks, then chunks without sequences until there are `n_chunks`."""
         if self._single_chunk is not None:
             yield self._single_chunk
-            return
-        for make in self._chunk_makers:
-            yield self._index_batch(make())
+        else:
+            for make in self._chunk_makers:
+                yield self._index_batch(make())
+        if n_chunks > len(self):
+            empty = self._index_batch(_drop_sequences(self._chunk_makers[0]()))
+            for _ in range(n_chunks - len(self)):
+                yield empty
 
     def select_extra_rows(self, table: str, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the rows [n, D] of the extra keys of a table from the rows [M, D] of all of its keys."""
@@ -126,6 +136,18 @@ class StepShare:
             for name, table in self._features.items()
         }
         return SparseBatch(batch, self.keys, places)
+
+
+def _drop_sequences(batch: SampleBatch) -> SampleBatch:
+    """Return a batch of the same columns without sequences."""
+
+    def drop(value: Any) -> Any:
+        if isinstance(value, Jagged):
+            return Jagged(value.values[:0], value.offsets[:1])
+        return None if value is None else value[:0]
+
+    values = {name: drop(getattr(batch, name)) for name in _BATCH_FIELDS}
+    return replace(batch, context={name: drop(value) for name, value in batch.context.items()}, **values)
 
 
 class PrefetchedRows:

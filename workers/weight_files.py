@@ -170,7 +170,8 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     check_base(model, read_base(path.parent), str(path.parent))
     try:
-        model.load_state_dict(_match_optional_weights(model, read_tensors(path)))
+        tensors = _match_optional_weights(model, read_tensors(path))
+        model.load_state_dict(_divide_as(model.state_dict(), tensors))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
@@ -210,6 +211,23 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
             f"and model.path holds {model_sha256[:12]}; put the base "
             "folder back, or start a run with the new one"
         )
+
+
+def _divide_as(model_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return whole tensors divided among ranks as those of a model are; unchanged for a whole model."""
+    if not torch.distributed.is_initialized():
+        return dict(tensors)
+    from torch.distributed.tensor import DTensor, Replicate
+
+    divided = dict(tensors)
+    for name, own in model_tensors.items():
+        whole = tensors.get(name)
+        if isinstance(own, DTensor) and whole is not None and not isinstance(whole, DTensor):
+            replicated = DTensor.from_local(
+                whole.to(own.device), own.device_mesh, [Replicate()], run_check=False
+            )
+            divided[name] = replicated.redistribute(placements=own.placements)
+    return divided
 
 
 def _match_optional_weights(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

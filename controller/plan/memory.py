@@ -17,6 +17,9 @@ from nonet.models import ModelSize
 
 RUNTIME_BYTES = 1_500_000_000  # device context and collective buffers of one process
 PROCESS_BYTES = 400_000_000  # host memory of one process for Python, torch and Ray
+# What a step of an engine that divides weights has of a block at once: the weights of two blocks and the buffer that one
+# is gathered in, then the gradients of one and the buffer that they are reduced in; and of the weights around the blocks.
+_GATHERED_BLOCKS, _GATHERED_AROUND = 4, 3
 # Share of the remaining bytes that a chunk may fill: its size is estimated from shapes, and allocators need slack.
 _FILLED_SHARE = 0.8
 
@@ -71,6 +74,9 @@ def estimate_worker_memory(
         if old_row_bytes := _estimate_stored_row_bytes(run, stage):
             fixed["rows before they changed"] = old_row_bytes
         working |= _estimate_step_bytes(role, workers, size)
+        if workers > 1 and _get_zero_stage(role) == 3:
+            takes_whole = kind.rolls_out or scenario.model.make_vote_options() is not None
+            working["gathered weights"] = _estimate_gathered_bytes(size, takes_whole)
     elif "weights" in keepers:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
@@ -149,15 +155,18 @@ def _estimate_trained_bytes(
     """
     zero_stage = _get_zero_stage(role)
     weights = size.parameters * size.weight_bytes
-    parts = {"weights": weights / (workers if zero_stage == 3 else 1)}
+    if zero_stage == 3 and workers > 1:  # Parts are in fp32; frozen weights are whole on every rank.
+        weights = size.learned * 4.0 / workers + size.frozen * size.weight_bytes
+    parts = {"weights": weights}
     if not _has_host_optimizer(role):
         optimizer_used = (
             optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
         )
         parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / (workers if zero_stage else 1)
-        if master_bytes := _count_master_bytes(role, workers, size):
+        if (zero_stage < 3 or workers == 1) and (master_bytes := _count_master_bytes(role, workers, size)):
             parts["optimizer"] += master_bytes
-    parts |= {name: float(weights * count) for name, count in model_copies.items() if count}
+    copied = weights if zero_stage < 3 or workers == 1 else size.learned * 4.0 / workers
+    parts |= {name: float(copied * count) for name, count in model_copies.items() if count}
     if copy_count := _count_copies(role, workers)[0]:
         parts["copy"] = weights * copy_count
     return parts | {
@@ -206,8 +215,23 @@ def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str,
 
 
 def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:
-    """Return the bytes of gradients on each rank, which ZeRO divides from stage 2 on."""
-    return size.learned * size.weight_bytes / (workers if _get_zero_stage(role) >= 2 else 1)
+    """Return the bytes of gradients on each rank, which ZeRO divides from stage 2 on; in fp32 if weights are divided."""
+    zero_stage = _get_zero_stage(role)
+    gradient_bytes = 4 if zero_stage == 3 and workers > 1 else size.weight_bytes
+    return size.learned * gradient_bytes / (workers if zero_stage >= 2 else 1)
+
+
+def _estimate_gathered_bytes(size: ModelSize, takes_whole: bool) -> float:
+    """Estimate the bytes of weights and gradients that an engine that divides them gathers at once.
+
+    Args:
+        size: The shape of the model.
+        takes_whole: Whether the weights are gathered whole, for rollouts, exact metrics or the fit of a memory.
+    """
+    block = (size.matrices or size.learned) / max(1, size.layers)
+    around = max(0.0, size.learned - block * size.layers)
+    in_steps = block * _GATHERED_BLOCKS + around * _GATHERED_AROUND
+    return size.weight_bytes * max(in_steps, size.learned if takes_whole else 0.0)
 
 
 def _get_zero_stage(role: Role) -> int:

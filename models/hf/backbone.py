@@ -190,6 +190,8 @@ class Backbone(nn.Module):
 
     def read(self, x_BSD: Tensor) -> Tensor:
         """Compute the states [B, S, D] of sequences; they are padded at the end, so causal attention ignores the padding."""
+        if not len(x_BSD):  # Architectures cannot reshape an empty batch.
+            return self.read(_fill(x_BSD))[:0]
         outputs = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
         return outputs.logits.float()
 
@@ -201,6 +203,9 @@ class Backbone(nn.Module):
         """
         from transformers import DynamicCache
 
+        if not len(x_BSD):
+            state_BSD, kv = self.prefill(_fill(x_BSD))
+            return state_BSD[:0], [(keys[:0], values[:0]) for keys, values in kv]
         cache = DynamicCache()
         cache_argument = {self._cache_argument: cache}
         outputs = self.model(
@@ -224,6 +229,11 @@ class Backbone(nn.Module):
         """
         from transformers import DynamicCache
 
+        if not len(x_BQD):
+            state_BQD, kv = self.compute_next_states(
+                _fill(x_BQD), _fill(position_BQ), _fill(visible_BQN), [(_fill(k), _fill(v)) for k, v in kv]
+            )
+            return state_BQD[:0], [(keys[:0], values[:0]) for keys, values in kv]
         cache = DynamicCache()
         for layer_index, (keys, values) in enumerate(kv):
             cache.update(keys, values, layer_index)
@@ -302,6 +312,12 @@ class _OutputPlaceholder(nn.Identity):
     def __init__(self, dtype: torch.dtype):
         super().__init__()
         self.weight = torch.empty(0, dtype=dtype)
+
+
+def _fill(empty: Tensor) -> Tensor:
+    """Return zeros [1, ..] for a tensor [0, ..], to which gradients flow back."""
+    zeros = empty.new_zeros(1, *empty.shape[1:])
+    return zeros + empty.sum() if empty.is_floating_point() else zeros
 
 
 def freeze(module: nn.Module) -> None:

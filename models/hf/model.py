@@ -291,7 +291,7 @@ class HfRecommender(nn.Module):
         token_NLD = torch.cat([token_NLD[:, :-1], token_NLD[:, -1:] + event_ND[:, None]], 1)
         x_TD = x_TD.index_copy(0, events.locate_starts(), user_BD)
         x_TD = x_TD.index_copy(0, events.locate_codes().flatten(), token_NLD.flatten(0, 1))
-        return x_TD.unflatten(0, (n_sequences, -1))
+        return x_TD.unflatten(0, (n_sequences, len(word_S)))
 
     def _embed_context(
         self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions

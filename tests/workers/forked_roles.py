@@ -3,8 +3,9 @@
     python forked_roles.py ASK.json
 
 ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
-["begin", stage], ["train", stage, start, stop], ["save", name], ["load", name, stage], ["reshard", shards]. Rank r writes
-FOLDER/<r>.json: what `train` gave and what the tables counted. `played` runs it from a test.
+["begin", stage], ["train", stage, start, stop], ["generate", stage, step] and ["update", stage, start, stop] (RL steps,
+with rollouts that are fused with the trainers), ["fit_memory"], ["save", name], ["load", name, stage], ["reshard", shards].
+Rank r writes FOLDER/<r>.json: what `train` and `update` gave and what the tables counted. `played` runs it from a test.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Rank:
         trains = rank < ask["trainers"]
         self.shard = None if trains and ask["shards"] else EmbeddingShard(self.setup)
         self.trainer = (trainer_class or Trainer)(self.setup) if trains else None
+        self.rollout, self.folders = None, folders
         peers = {"embedding": self.shard} if self.shard else {}
         for role in filter(None, (self.trainer, self.shard)):
             apart = rank - ask["trainers"]
@@ -83,7 +85,7 @@ class Rank:
         found = {"records": [], "counts": []}
         for what, *args in self.ask["acts"]:
             answer = getattr(self, what)(*args)
-            if what == "train" and self.trainer:
+            if what in ("train", "update") and self.trainer:
                 found["records"] += [{k: v for k, v in r.items() if k not in MEASURED} for r in answer]
             if self.shard:
                 found["counts"].append(self.shard.pop_counts())
@@ -95,6 +97,48 @@ class Rank:
 
     def train(self, stage, start, stop):
         return self.trainer.train(self.stages[stage], start, stop) if self.trainer else self.shard.serve()
+
+    def fit_memory(self):
+        self.trainer.fit_memory()
+
+    def generate(self, stage, step, width=4):
+        """Publish the trainers' rows and generate this rank's share of the beams of an RL step, fused with the trainer."""
+        from nonet.workers.roles import RolloutRequest
+        from nonet.workers.roles.rollout import Rollout
+        from nonet.workers.runtime.worker import Place
+
+        if self.rollout is None:
+            self.rollout = Rollout(self.setup)
+            peers = {"trainer": self.trainer, **({"embedding": self.shard} if self.shard else {})}
+            self.rollout.place = Place("rollout", self.rank, self.ask["trainers"], peers=peers)
+            self.rollout.open(self.folders)
+        self.rollout.apply(step, sparse=self._export_all(step))
+        part, request = (self.rank, self.ask["trainers"]), RolloutRequest(stage, step, width, step)
+        return self.rollout.generate_group(self.stages[stage].users, part, request)
+
+    def update(self, stage, start, stop):
+        """Take RL steps on this rank's share of the prompts, with rewards that follow from the prompts and items alone."""
+        import numpy as np
+
+        from nonet.workers.roles import UpdateRequest
+
+        records = []
+        for step in range(start, stop):
+            beams = self.generate(stage, step)
+            score = ((beams["item"] * 7 + beams["user"][:, None]) % 5).astype(np.float32) * beams["valid"]
+            scores = {name: score + index for index, name in enumerate(self.stages[stage].weights)}
+            records.append(self.trainer.update(UpdateRequest(self.stages[stage], step), beams, scores))
+        return records
+
+    def _export_all(self, version):
+        import torch
+
+        own, trainers = self.shard.export(version), self.ask["trainers"]
+        if trainers == 1:
+            return own
+        updates = [None] * trainers
+        torch.distributed.all_gather_object(updates, own)
+        return [update for updates_of_rank in updates for update in updates_of_rank]
 
     def reshard(self, shards):
         return self.trainer.reshard(shards) if self.trainer else self.shard.serve()

@@ -225,6 +225,7 @@ class Ddp:
         groups: Sequence[Mapping[str, Any]],
         saving: SaveOptions,
         masters: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
+        weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None,
     ) -> Callable[[Path], list[Path]]:
         """Return a function that writes this rank's files of the weights and the optimizer.
 
@@ -235,9 +236,13 @@ class Ddp:
             saving: How the state is saved.
             masters: All fp32 copies by the names of their parameters, for which meta tensors suffice, and at least
                 those that this rank writes.
+            weights: The same of the weights; by default those of the model.
         """
-        weights, files, sets = self.model.state_dict(), {}, []
-        parts = [("model", weights, weights), ("optimizer", moment_shapes, moments)]
+        if weights is None:
+            state = self.model.state_dict()
+            weights = state, state
+        files, sets = {}, []
+        parts = [("model", *weights), ("optimizer", moment_shapes, moments)]
         if masters[0]:
             parts.append((MASTERS, *masters))
         for stem, shapes, tensors in parts:

@@ -19,7 +19,7 @@ from nonet.embedding.training import ShardedTables
 from nonet.errors import ConfigError
 from nonet.models.generation import Voters
 from nonet.workers import SaveOptions
-from nonet.workers.engines import EngineRuntime, StepMeter, measure_matmul_rate
+from nonet.workers.engines import EngineRuntime, StepMeter, is_divided, measure_matmul_rate
 from nonet.workers.roles.settings import RunSetup, StageSetup, UpdateRequest
 from nonet.workers.runtime import Membership
 
@@ -59,6 +59,10 @@ class LearnerContext:
     def model(self) -> Any:
         """The module that computes losses (the sharded or wrapped model)."""
         return self.dense.model
+
+    def count_passes(self, own_passes: int) -> int:
+        """Return how many passes of the model this rank takes: as many as the rank with the most if the model is divided."""
+        return self.member.find_largest(own_passes) if is_divided(self.model) else own_passes
 
     def read_items(self) -> None:
         """Replace the item rows of the nearest-item voter by their current values. All ranks must call this together."""

@@ -34,6 +34,7 @@ from nonet.samples.batches import (
 )
 from nonet.samples.sequences import VALID
 from nonet.workers import StepShare
+from nonet.workers.engines import gather_model
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import Membership, split_evenly
 
@@ -107,10 +108,11 @@ class MemoryFit:
         rows = share.pull_frozen_rows(self.sparse)
         self.sparse.stop()
         self.model.eval()
-        chunk_votes = [
-            self._compute_chunk_votes(users[part], positions[part], chunk.batch, chunk.spread(rows))
-            for part, chunk in zip(parts, share, strict=True)
-        ]
+        with gather_model(self.model):
+            chunk_votes = [
+                self._compute_chunk_votes(users[part], positions[part], chunk.batch, chunk.spread(rows))
+                for part, chunk in zip(parts, share, strict=True)
+            ]
         return HeldOutVotes.joined(chunk_votes)
 
     def _select_events(self) -> tuple[np.ndarray, np.ndarray]:

@@ -46,6 +46,7 @@ from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim, list_training_tensors
+from nonet.workers.engines import is_divided, is_kept_whole, keep_whole
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 
@@ -119,6 +120,9 @@ class Rollout(DistributeWorker):
             StaleVersion: Some of the weights have not been received. The previous version stays in use.
         """
         newly_absent = self._count_newly_absent()
+        if (trainer := self.place.peers.get("trainer")) is not None:
+            self._recommender.model = trainer.model
+            keep_whole(trainer.model)  # Ranks generate for different numbers of prompts.
         if dense:
             self._incoming.swap(version)
         self._version = -1  # Valid only after the rows are loaded too.
@@ -225,6 +229,11 @@ class Rollout(DistributeWorker):
             raise StaleVersion(
                 f"rollout-{self.rank} has weights of version {self._version}, but version {request.version} is required: apply "
                 "that version first"
+            )
+        if not is_kept_whole(self._recommender.model):
+            raise StaleVersion(
+                f"rollout-{self.rank} shares the divided weights of its trainer, which has trained since version "
+                f"{self._version} was applied: apply a version again"
             )
         one_per_prompt = np.ones(len(users), np.int64)  # A chunk is limited by its number of prompts.
         chunks = split_by_size(one_per_prompt, request.chunk or max(1, len(users)))
@@ -415,8 +424,10 @@ class Rollout(DistributeWorker):
         return beams, sampling_fields
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """Return the tensors of the model, none before `open`. If both roles are fused, it is the trainer's model."""
-        return list_training_tensors(self._recommender.model) if hasattr(self, "_recommender") else ()
+        """Return the tensors of the model; none before `open`, or if it is the trainer's and divided among the ranks."""
+        if not hasattr(self, "_recommender") or is_divided(self._recommender.model):
+            return ()
+        return list_training_tensors(self._recommender.model)
 
     def _ensure_replica(self) -> ReplicaReader | None:
         """Return the replica of the tables in this process; None if rows are shared with a shard.

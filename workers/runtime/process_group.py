@@ -73,6 +73,16 @@ class Membership:
         torch.distributed.all_reduce(sums, group=self.trainers)
         return sums.tolist()
 
+    def find_largest(self, value: int) -> int:
+        """Return the largest of the trainer ranks' numbers."""
+        if self.n_trainers == 1:
+            return value
+        import torch
+
+        largest = torch.tensor(value)
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=self.trainers)
+        return int(largest)
+
     def gather_distinct_keys(self, keys: Any) -> Any:
         """Return the distinct keys of all trainer ranks, ascending [M] int64; every rank gets the same tensor."""
         if self.n_trainers == 1:

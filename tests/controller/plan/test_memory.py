@@ -97,8 +97,8 @@ def test_workers_are_told_the_chunk_that_the_plan_names():
 def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     """Check the copies of each engine.
 
-    FSDP2 keeps its part with gradients and gathers both whole in a step; ZeRO keeps flat weights and its fp32 part, ZeRO 3
-    its part thrice: as weights, as fp32 and as gradients.
+    FSDP2 divides the model itself; ZeRO keeps flat weights and its fp32 part, ZeRO 3 its part thrice: as weights, as fp32 and
+    as gradients.
     """
     parts = {}
     for engine in ("ddp", "fsdp2", "deepspeed", "deepspeed, zero: 3"):
@@ -109,10 +109,28 @@ def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     weights = derive_model_size(made).parameters * 4.0
     nothing = (0.0, 0.0)
     assert {parts[engine, 1] for engine, _ in parts} == {nothing}
-    assert parts["ddp", 4] == nothing
-    assert parts["fsdp2", 4] == (weights / 2, 2.25 * weights)
+    assert parts["ddp", 4] == parts["fsdp2", 4] == nothing
     assert parts["deepspeed", 4] == (1.25 * weights, 1.25 * weights)
     assert parts["deepspeed, zero: 3", 4] == (0.75 * weights, 0.75 * weights)
+
+
+def test_an_engine_that_divides_weights_keeps_a_part_and_gathers_a_few_blocks():
+    """Rollouts and the fit of a memory gather the weights whole; supervised steps gather some blocks and what is around them."""
+    changes = ["model.layers=48", "model.width=128", "roles.trainer={engine: {use: fsdp2}}"]
+    changes += ["stages.rl.algorithm={use: grpo, kl: 0.1}"]
+    found = {}
+    for memory in ("off", "on"):
+        made, _ = load_scenario("quickstart", [*changes, *(["model.memory=off"] if memory == "off" else [])])
+        for stage in ("pretrain", "rl"):
+            found[memory, stage] = estimate_worker_memory(resolve_run(made), stage, ("trainer",), 4, 0.0)
+    size = derive_model_size(made)
+    weights = size.learned * 4.0
+    assert found["off", "pretrain"].fixed["weights"] == weights / 4
+    assert found["off", "pretrain"].fixed["gradients"] == weights / 4
+    assert found["off", "pretrain"].working["gathered weights"] < 0.5 * weights
+    for key in (("on", "pretrain"), ("off", "rl"), ("on", "rl")):
+        assert found[key].working["gathered weights"] == weights
+    assert found["off", "rl"].fixed["reference"] == weights / 4
 
 
 def test_an_optimizer_in_host_memory_is_counted_there():

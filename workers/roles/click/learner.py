@@ -14,6 +14,7 @@ from torch import Tensor
 from nonet.embedding.modules import EmbeddingBagCollection
 from nonet.samples.sources import SampleRequest
 from nonet.workers import PrefetchedRows, SparseBatch
+from nonet.workers.engines import is_divided
 from nonet.workers.roles.click.data import make_click_setup
 from nonet.workers.roles.learners import SupervisedLearner
 
@@ -45,7 +46,8 @@ class ClickLearner(SupervisedLearner):
         self._bags.source = source = PrefetchedRows(rows)
         with context.meter.time_section("dense"):
             loss, pooled = torch.zeros(()), self._bags(batch.batch.bags, device)
-            if len(label):  # A rank's share may be empty; it still takes part in the collectives.
+            # A rank's share may be empty; it still takes part in the collectives.
+            if len(label) or is_divided(context.model):
                 with self.precision.cast(device):
                     loss = torch.nn.functional.binary_cross_entropy_with_logits(
                         context.model(pooled), label.to(device), reduction="sum"

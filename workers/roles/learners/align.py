@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nonet.random import rng
+from nonet.workers.engines import is_divided
 from nonet.workers.roles.learners.supervised import SupervisedLearner
 
 
@@ -26,12 +27,16 @@ class AlignLearner(SupervisedLearner):
         drawn = generator.choice(n_items, min(int(align["items"]), n_items), replace=False, shuffle=False)
         own_items = np.sort(drawn)[context.member.rank :: context.member.n_trainers]
         nats = 0.0
+        own_weight = float(align["weight"]) / len(drawn)
+        if not len(own_items) and is_divided(
+            context.model
+        ):  # This rank takes part in the pass of the others.
+            own_items, own_weight = drawn[:1], 0.0
         if len(own_items):
             texts = context.corpus.items[align["column"]].take(own_items).to_pylist()
             sid_nL = torch.from_numpy(context.corpus.sids[own_items].astype(np.int64)).to(context.device)
             with self.precision.cast(context.device):
                 loss = context.model.compute_alignment_loss(sid_nL, [str(text or "") for text in texts])
-            weighted_loss = loss * (float(align["weight"]) / len(drawn))
-            context.dense.backward(self.precision.scale_loss(weighted_loss))
-            nats = float(loss.detach())
+            context.dense.backward(self.precision.scale_loss(loss * own_weight))
+            nats = float(loss.detach()) if own_weight else 0.0
         return {"align_loss": context.member.sum_over_trainers(nats)[0] / len(drawn)}

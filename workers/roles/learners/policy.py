@@ -6,7 +6,6 @@ values of the rows that change.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import RlPrompts
 from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, read_tensors, write_tensors
 from nonet.workers.devices import claim, list_training_tensors
+from nonet.workers.engines import copy_frozen, gather_tensor
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
@@ -95,11 +95,12 @@ class PolicyLearner(StageLearner):
         """Return functions that write the reference, the value head and the prompt ledger."""
         parts: list[CheckpointPart] = []
         rank = self.context.rank
-        if self.reference is not None and rank == 0:
-            parts.append(
-                partial(_write_tensors, "reference", copy_to_host(self.reference.model.state_dict()))
-            )
-            if rows := copy_to_host(self.reference.to_row_tensors()):
+        if self.reference is not None:
+            weights = self._gather_reference(self.reference)
+            if rank == 0:
+                parts.append(partial(_write_tensors, "reference", weights))
+            rows = copy_to_host(self.reference.to_row_tensors())
+            if rank == 0 and rows:
                 parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
             parts.append(partial(_write_tensors, "critic", copy_to_host(self.critic.get_tensors())))
@@ -142,7 +143,16 @@ class PolicyLearner(StageLearner):
 
     def _freeze_policy(self) -> FrozenPolicy:
         """Return a copy of the current policy without gradients."""
-        return FrozenPolicy(copy.deepcopy(self.context.model).eval().requires_grad_(False))
+        return FrozenPolicy(copy_frozen(self.context.model))
+
+    def _gather_reference(self, reference: FrozenPolicy) -> dict[str, Tensor]:
+        """Return the whole weights of the reference in host memory on rank 0, {} on others. All ranks must call it."""
+        weights: dict[str, Tensor] = {}
+        for name, tensor in reference.model.state_dict().items():
+            whole = gather_tensor(tensor)
+            if self.context.rank == 0:
+                weights |= copy_to_host({name: whole})
+        return weights
 
     def _renew_reference(self, step: int) -> None:
         """Replace the reference by the current policy every `reference.every` steps, if the algorithm has this option."""

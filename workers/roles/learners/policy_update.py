@@ -32,7 +32,7 @@ from nonet.rl import (
 from nonet.rl.algorithms import Algorithm, LossInputs
 from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
-from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
+from nonet.workers.engines import are_all_finite, gather_model, list_gradients, poison, skip_step
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_advantages import PolicyAdvantages, drop_unscored, select_advantages
 from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores
@@ -154,12 +154,13 @@ class PolicyUpdate:
         parts = split_by_size(np.ones(len(value_UWL), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
-        for part, chunk in zip(parts, share, strict=True):
-            cache = self.context.model.prefill(
-                move_batch(chunk.batch, self.context.device), chunk.spread(rows)
-            )
-            sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.context.device)
-            value_UWL[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
+        with gather_model(self.context.model):
+            for part, chunk in zip(parts, share, strict=True):
+                cache = self.context.model.prefill(
+                    move_batch(chunk.batch, self.context.device), chunk.spread(rows)
+                )
+                sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.context.device)
+                value_UWL[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
         return value_UWL
 
     @torch.no_grad()
@@ -174,16 +175,19 @@ class PolicyUpdate:
         ]
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
-        for part, chunk in zip(parts, share, strict=True):
-            chunk_beams, batch = select_rows(beams, part), move_batch(chunk.batch, self.context.device)
-            policy = self.versions.get(int(versions_U[part[0]])) if len(part) else None
-            model = self.context.model if policy is None else policy.model
-            sid_UWL = torch.from_numpy(chunk_beams["sid"]).to(self.context.device)
-            cache = model.prefill(batch, chunk.spread(restore_policy_rows(policy, share.keys, rows)))
-            votes = self._prompts.compute_votes(chunk_beams, policy)
-            logp_UWL[part] = (
-                compute_policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes).cpu().numpy()
-            )
+        with gather_model(self.context.model, *(policy.model for policy in self.versions.values())):
+            for part, chunk in zip(parts, share, strict=True):
+                chunk_beams, batch = select_rows(beams, part), move_batch(chunk.batch, self.context.device)
+                policy = self.versions.get(int(versions_U[part[0]])) if len(part) else None
+                model = self.context.model if policy is None else policy.model
+                sid_UWL = torch.from_numpy(chunk_beams["sid"]).to(self.context.device)
+                cache = model.prefill(batch, chunk.spread(restore_policy_rows(policy, share.keys, rows)))
+                votes = self._prompts.compute_votes(chunk_beams, policy)
+                logp_UWL[part] = (
+                    compute_policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes)
+                    .cpu()
+                    .numpy()
+                )
         return logp_UWL
 
     def _draw_minibatches(self, step: int, prompt_count: int) -> Iterator[np.ndarray]:
@@ -216,7 +220,9 @@ class PolicyUpdate:
             self._store_rows(share)
         rows = self._pull_trained_rows(share) if trains_rows else share.pull_frozen_rows(self.context.sparse)
         sums = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64)
-        for part, chunk in zip(parts, share, strict=True):
+        passes = self.context.count_passes(len(share))
+        parts += [slice(0, 0)] * (passes - len(parts))
+        for part, chunk in zip(parts, share.iterate(passes), strict=True):
             with self.context.meter.time_section("dense"):
                 policy = self._compute_loss(
                     chunk, rows, select_rows(beams, part), select_advantages(advantage, part), used_UW[part]

@@ -19,7 +19,7 @@ from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
 from nonet.workers import StepShare
-from nonet.workers.engines import StepPrecision
+from nonet.workers.engines import StepPrecision, is_divided
 from nonet.workers.roles import LearnerContext, StageSetup
 
 # Shapes: T positions, M targets, C items that may be near, D width.
@@ -74,10 +74,12 @@ class SupervisedLoss:
         }
         targets, sid_sum, nearest_sum = float(share.targets), 0.0, 0.0
         all_targets = self.context.member.sum_over_trainers(targets)[0]
-        for index, chunk in enumerate(share):
+        model_is_divided = is_divided(self.context.model)
+        for index, chunk in enumerate(share.iterate(self.context.count_passes(len(share)))):
             begin_chunk(index)
-            if not bool(chunk.batch.loss_mask.values.any()):
-                continue  # A rank's share may have no target; it still takes part in the collectives.
+            # A rank's share may have no target; it still takes part in the collectives.
+            if not (model_is_divided or bool(chunk.batch.loss_mask.values.any())):
+                continue
             with self.precision.cast(self.context.device):
                 losses = self._compute_losses(
                     share, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)

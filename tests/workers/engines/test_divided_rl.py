@@ -1,0 +1,92 @@
+"""Models whose blocks two trainers divide: steps, also of unequal shares, give the records of ranks with the whole model."""
+
+from __future__ import annotations
+
+import pytest
+from forked_roles import played
+from ring_world import Ring
+
+QWEN3 = (
+    "model={{use: hf, config: {{model_type: qwen3, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}{}}}"
+)
+MODELS = {
+    "decoder": ["model.layers=2"],
+    "attention over the history": ["model.layers=2", "model.depth=attention"],
+    "hstu": ["model.layers=2", "model.block=hstu"],
+    "qwen3": [QWEN3.format("")],
+    "qwen3 with lora": [QWEN3.format(", lora: {rank: 4, alpha: 8.0}")],
+    "recompute": ["model.layers=3", "roles.trainer={engine: {recompute: true}}"],
+}
+"""Changes of the ring's scenario by kind of model."""
+
+ALGORITHMS = {
+    "grpo": "use: grpo, kl: 0.1, minibatches: 2",
+    "grpo with a moving reference": "use: grpo, kl: 0.1, reference: {ema: 0.9}",
+    "grpo with a renewed reference": "use: grpo, kl: 0.1, reference: {every: 2}",
+    "dpo": "use: dpo",
+    "ppo": "use: ppo, kl: 0.1, epochs: 2",
+    "rloo": "use: rloo",
+}
+# Shares of both ranks and chunks of them are unequal.
+UNEQUAL = [
+    "stages.pretrain.batch.users=7",
+    "stages.pretrain.chunk={tokens: 20}",
+    "stages.pretrain.epochs=60",
+    "stages.rl.users=7",
+    "stages.rl.chunk={tokens: 90}",
+]
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+def compare(ring, folder, acts, changes, rel=1e-5):
+    """Check that the records of two ranks that divide the model are those of two ranks with the whole model."""
+    records = {}
+    for engine in ("ddp", "fsdp2"):
+        own = [*changes, f"roles.trainer.engine.use={engine}"]
+        records[engine] = played(ring.scenario, folder / engine, acts, changes=own, trainers=2)[0]["records"]
+    assert records["fsdp2"]
+    for divided, whole in zip(records["fsdp2"], records["ddp"], strict=True):
+        assert divided == pytest.approx(whole, rel=rel, abs=1e-6)
+
+
+RL_ACTS = [
+    ["begin", "pretrain"],
+    ["train", "pretrain", 0, 3],
+    ["fit_memory"],
+    ["begin", "rl"],
+    ["update", "rl", 0, 3],
+    ["save", "half"],
+    ["update", "rl", 3, 4],
+    ["load", "half", "rl"],
+    ["update", "rl", 3, 4],
+]
+
+
+def test_steps_of_rl_with_a_reference_are_those_of_whole_models(ring, tmp_path):
+    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
+    compare(ring, tmp_path, RL_ACTS[:5], changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_kind_of_model_takes_the_steps_of_whole_models(ring, tmp_path, model):
+    changes = [*UNEQUAL, *MODELS[model], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
+    compare(ring, tmp_path, RL_ACTS, changes, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_takes_the_steps_of_whole_models(ring, tmp_path, algorithm):
+    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
+    compare(ring, tmp_path, RL_ACTS, changes, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring, tmp_path):
+    changes = [*UNEQUAL, *MODELS["decoder"], "stages.rl.mismatch={correct: token_clip}"]
+    compare(ring, tmp_path, RL_ACTS, changes, rel=1e-4)

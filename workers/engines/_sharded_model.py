@@ -1,0 +1,311 @@
+"""ShardedModel: a model whose weights fully_shard divides among the trainers, block by block.
+
+Each block is a unit, whose weights are gathered while it runs and released after it. The weights outside the blocks, such as
+embeddings and heads, are the root unit: they are gathered by the first forward pass and released by the backward pass, so a
+loss may call any function of the model after `states` or `prefill`. Modules outside the blocks whose weights have fewer bits
+than fp32 are units of their own, because all weights of a unit are computed in one dtype.
+
+A rank's part of a parameter is some of its rows, in fp32: those of a model in bf16 or fp16 are its master weights, which are
+rounded when they are gathered.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers import to_meta_tensors
+from nonet.workers.engines._blocks import find_blocks
+from nonet.workers.engines._ddp import is_reduced
+from nonet.workers.engines._division import DIVISION, copy_structure, gather_tensor
+
+_FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
+"""Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
+
+
+class ShardedModel:
+    """A model whose parameters are divided among the ranks of a process group.
+
+    Args:
+        model: The model with its whole weights, or with meta tensors, whose weights are then undefined. It is changed in
+            place, and its attribute `division` is this object.
+        group: The process group.
+        device: The device of the weights.
+
+    Attributes:
+        module: The model.
+        mesh: The device mesh of the ranks.
+        parts: This rank's part of each parameter, which shares the memory of the module's.
+        shapes: Shape of each whole parameter.
+        is_kept: Whether `keep` keeps the whole weights.
+    """
+
+    def __init__(self, model: nn.Module, group: Any, device: torch.device):
+        self._group, self._device = group, device
+        self._skeleton = copy_structure(model)
+        self._dtype_by_name = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        self._has_weights = not any(parameter.is_meta for parameter in model.parameters())
+        self.mesh = DeviceMesh.from_group(group, device.type)
+        self.module: Any = model
+        self._is_in_pass = False
+        self._units = self._divide(model)
+        allocate(model, device)
+        self._sharded: list[Any] = list(model.parameters())  # A DTensor for each parameter.
+        self.parts = [nn.Parameter(sharded.to_local(), sharded.requires_grad) for sharded in self._sharded]
+        self.shapes = [sharded.shape for sharded in self._sharded]
+        self._n_gathering = 0  # Nested calls of `gather`.
+        self.is_kept = False
+        self._copies: WeakSet[ShardedModel] = WeakSet()
+        setattr(model, DIVISION, self)
+
+    def _divide(self, model: nn.Module) -> list[Any]:
+        """Apply fully_shard to the units of a model. Returns the units, the root last."""
+        for name, parameter in model.named_parameters():
+            if not parameter.ndim:
+                raise ConfigError(
+                    f"roles.trainer.engine.use: fsdp2 divides the rows of weights, and {name} is a single number; "
+                    "make it a vector of length 1"
+                )
+        blocks = [block for block in find_blocks(model) if next(block.parameters(), None) is not None]
+        uniform = [
+            block for block in blocks if len({parameter.dtype for parameter in block.parameters()}) == 1
+        ]
+        in_uniform = {id(module) for block in uniform for module in block.modules()}
+        reduced = [
+            module
+            for module in model.modules()
+            if id(module) not in in_uniform
+            and module is not model
+            and any(is_reduced(parameter) for parameter in module.parameters(recurse=False))
+        ]
+        for unit in reduced:
+            self._shard_unit(unit, releases=False)
+        for unit in blocks:
+            self._shard_unit(unit, releases=True)
+        self._shard_unit(model, releases=False)
+        for name in _FORWARD_METHODS:
+            if hasattr(model, name):
+                self._register_pass(model, name)
+        units: list[Any] = [*reduced, *blocks, model]
+        self._releasing_units = set(map(id, blocks))
+        for unit in units:
+            # Losses are divided by the number of targets on all ranks, so gradients are summed. A unit sums
+            # those of all its parameters, also where a rank has used only some.
+            unit.set_force_sum_reduction_for_comms(True)
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_reduce_scatter_unused_params(True)
+        return units
+
+    def _register_pass(self, model: Any, name: str) -> None:
+        """Make a pass of the model begin with a method, unless another such method calls it."""
+        plain = getattr(model, name)
+        register_fsdp_forward_method(model, name)
+        gathering = getattr(model, name)
+
+        @wraps(plain)
+        def call(*args: Any, **named: Any) -> Any:
+            if self._is_in_pass:
+                return plain(*args, **named)
+            self._is_in_pass = True
+            try:
+                with warnings.catch_warnings():
+                    # No loss changes the states in place.
+                    warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
+                    return gathering(*args, **named)
+            finally:
+                self._is_in_pass = False
+
+        setattr(model, name, call)
+
+    def _shard_unit(self, unit: nn.Module, releases: bool) -> None:
+        """Apply fully_shard to a unit.
+
+        Args:
+            unit: The unit.
+            releases: Whether its weights are released after the forward pass, and gathered again for the backward pass.
+        """
+        dtypes = {parameter.dtype for parameter in unit.parameters() if not isinstance(parameter, DTensor)}
+        reduced = next((dtype for dtype in dtypes if dtype.itemsize < 4), None)
+        policy = MixedPrecisionPolicy(
+            param_dtype=reduced, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        for parameter in unit.parameters():
+            if not isinstance(parameter, DTensor) and is_reduced(parameter):
+                parameter.data = parameter.data.float()
+        fully_shard(unit, mesh=self.mesh, reshard_after_forward=releases, mp_policy=policy)
+
+    def move_to(self, group: Any, *, keeps_part: bool) -> ShardedModel:
+        """Return the model divided among the ranks of another process group.
+
+        Args:
+            group: The process group.
+            keeps_part: Whether this rank has the same part in both. Otherwise the weights are undefined until a checkpoint
+                is loaded.
+        """
+        moved = ShardedModel(copy_structure(self._skeleton), group, self._device)
+        if keeps_part and self._has_weights:
+            moved._take_parts(self)
+        return moved
+
+    def build_empty(self) -> nn.Module:
+        """Return the whole model for a single rank, whose weights are undefined until a checkpoint is loaded."""
+        model = copy_structure(self._skeleton)
+        allocate(model, self._device)
+        return model
+
+    def copy_frozen(self) -> nn.Module:
+        """Return a copy of the model in evaluation mode, which is divided in the same way and is not trained."""
+        self.reshard()
+        structure = copy_structure(self._skeleton)
+        for name, buffer in structure.named_buffers():
+            if (
+                name in self._skeleton.state_dict()
+            ):  # The memory's weights may change; frozen weights are shared.
+                _set_buffer(structure, name, buffer.clone())
+        copied = ShardedModel(structure.eval().requires_grad_(False), self._group, self._device)
+        copied._take_parts(self)
+        self._copies.add(copied)
+        return copied.module
+
+    @torch.no_grad()
+    def _take_parts(self, other: ShardedModel) -> None:
+        """Copy this rank's parts from another division of the same model."""
+        for part, other_part in zip(self.parts, other.parts, strict=True):
+            part.copy_(other_part)
+        self._has_weights = True
+
+    def gather(self) -> None:
+        """Gather all weights on every rank and keep them until `release`, for passes without gradients."""
+        self._check_weights()
+        self._n_gathering += 1
+        if self._n_gathering == 1:
+            for unit in self._units:
+                unit.set_reshard_after_forward(False, recurse=False)
+                unit.unshard()
+
+    def release(self) -> None:
+        """Release the weights after the same number of calls of `gather`."""
+        self._n_gathering -= 1
+        if not self._n_gathering:
+            for unit in self._units:
+                unit.set_reshard_after_forward(id(unit) in self._releasing_units, recurse=False)
+            self.reshard()
+
+    def keep(self) -> None:
+        """Gather all weights on every rank and keep them until `drop`."""
+        if not self.is_kept:
+            self.gather()
+            self.is_kept = True
+
+    def drop(self) -> None:
+        """Release the weights that `keep` keeps."""
+        if self.is_kept:
+            self.is_kept = False
+            self.release()
+
+    def reshard(self) -> None:
+        """Release the weights that passes of this model and of its copies have left gathered, unless `gather` keeps them."""
+        for sharded in (self, *self._copies):
+            for unit in sharded._units if not sharded._n_gathering else ():
+                unit.reshard()
+
+    def collect_gradients(self) -> list[Tensor]:
+        """Return the gradients of this rank's parts since the last step; zeros where there are none."""
+        self._check_weights()
+        gradients: list[Tensor] = []
+        for part, sharded in zip(self.parts, self._sharded, strict=True):
+            if part.requires_grad:
+                gradient = part.grad
+                if gradient is None:
+                    gradient = torch.zeros_like(part) if sharded.grad is None else sharded.grad.to_local()
+                    part.grad = gradient
+                gradients.append(gradient)
+        return gradients
+
+    def drop_gradients(self) -> None:
+        """Release all gradients."""
+        for part, sharded in zip(self.parts, self._sharded, strict=True):
+            part.grad = sharded.grad = None
+
+    def describe(self) -> dict[str, Tensor]:
+        """Return the whole weights by name as meta tensors."""
+        return to_meta_tensors(self._skeleton.state_dict())
+
+    @torch.no_grad()
+    def iterate_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole weights of these names, one at a time, in the dtype in which they are computed."""
+        self._check_weights()
+        tensors = dict(self.module.named_buffers()) | dict(
+            zip(self._dtype_by_name, self._sharded, strict=True)
+        )
+        for name in names:
+            tensor = tensors[name]
+            yield name, gather_tensor(tensor.detach()).to(self._dtype_by_name.get(name, tensor.dtype))
+
+    def describe_masters(self) -> dict[str, Tensor]:
+        """Return the whole fp32 master weights by name as meta tensors."""
+        return {
+            name: torch.empty(shape, device="meta")
+            for name, shape in zip(self._dtype_by_name, self.shapes, strict=True)
+            if self._dtype_by_name[name].itemsize < 4
+        }
+
+    def iterate_whole_masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole fp32 master weights, one at a time."""
+        for (name, dtype), sharded in zip(self._dtype_by_name.items(), self._sharded, strict=True):
+            if dtype.itemsize < 4:
+                yield name, gather_tensor(sharded.detach())
+
+    @torch.no_grad()
+    def load_masters(self, masters: Mapping[str, Tensor]) -> None:
+        """Copy this rank's parts of whole fp32 master weights; those that are missing stay the weights that were loaded."""
+        self._has_weights = True
+        for name, part in zip(self._dtype_by_name, self.parts, strict=True):
+            if name in masters:
+                part.copy_(select_rows(masters[name].to(part.device), self.mesh))
+
+    def gather_like(self, part: Tensor, index: int) -> Tensor:
+        """Gather a tensor of the shape of a parameter, given by its index, from the parts of all ranks."""
+        sharded = self._sharded[index]
+        return DTensor.from_local(
+            part, self.mesh, [Shard(0)], run_check=False, shape=sharded.shape, stride=sharded.stride()
+        ).full_tensor()
+
+    def list_tensors(self) -> list[Tensor]:
+        """Return this rank's parts, their gradients, and the buffers."""
+        gradients = [part.grad for part in self.parts if part.grad is not None]
+        return [*self.parts, *gradients, *self.module.buffers()]
+
+    def _check_weights(self) -> None:
+        """Raise CheckpointError if the weights are undefined."""
+        if not self._has_weights:
+            raise CheckpointError(
+                "the number of trainers changed, and with it the part of the weights that each has: load a checkpoint first"
+            )
+
+
+def select_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return this rank's rows of a tensor that is equal on every rank."""
+    replicated = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    return replicated.redistribute(placements=[Shard(0)]).to_local()
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give the parameters on the meta device undefined values on a device."""
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+
+
+def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
+    """Replace a buffer, given by its path."""
+    path, _, own_name = name.rpartition(".")
+    model.get_submodule(path)._buffers[own_name] = buffer
