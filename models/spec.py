@@ -86,14 +86,17 @@ class ModelSize:
         """Number of parameters that are trained."""
         return self.parameters - self.frozen
 
-    def estimate_activation_bytes(self, tokens: float) -> float:
+    def estimate_activation_bytes(self, tokens: float, *, recompute: bool = False) -> float:
         """Estimate the bytes kept for the backward pass of `tokens` positions; attention keeps no score matrix.
+
+        With `recompute`, a layer stores its input, and one layer at a time its other vectors.
 
         A layer stores about 10 vectors of size `width`, 2 of size `feed_forward` and 2 of size `kv_width`; the head stores its
         logits twice in fp32 (softmax and gradient, 8 bytes). `depth_vectors` are those that a level of the depth decoder adds.
         """
         layer = 10 * self.width + 2 * self.feed_forward + 2 * self.kv_width
-        values_per_position = self.layers * layer + self.levels * self.depth_vectors * self.width
+        layers = layer + self.layers * self.width if recompute else self.layers * layer
+        values_per_position = layers + self.levels * self.depth_vectors * self.width
         return tokens * (values_per_position * self.weight_bytes + 8 * self.vocabulary)
 
     def estimate_kv_bytes(self, tokens: float) -> float:

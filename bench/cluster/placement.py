@@ -20,9 +20,12 @@ from nonet.controller.plan import plan
 from nonet.controller.scenario import Scenario, make_scenario
 from nonet.errors import PlacementError
 from nonet.timing import LapTimer
+from nonet.workers.roles.kinds import RoleKind
 from nonet.workers.runtime import DistributeWorker
 
 NODES, GPUS, SMALL, GANGS = 4, 4, 4, 3  # nodes, GPUs per node, jobs of one GPU, and gangs
+FILLER = RoleKind("nonet.workers.runtime:DistributeWorker")
+"""The kind of roles that only use up devices."""
 _ROUNDS = 2
 _WAIT_S = 3.0  # after which a gang of plain Ray counts as not started
 
@@ -89,7 +92,8 @@ def make_large_scenario(workers: int = 2048) -> Scenario:
     workers.
     """
     near = {"topology": {"prefer": ["host", "rack"]}}
-    own = {f"own{i}": {"pool": "gpu", "workers": 16, **near} for i in range(8)}
+    kind = f"{__name__}:FILLER"
+    own = {f"own{i}": {"use": kind, "pool": "gpu", "workers": 16, **near} for i in range(8)}
     roles = {
         "trainer": {"pool": "gpu", "workers": workers, "topology": {"prefer": ["rack"]}},
         "rollout": {"pool": "gpu", "workers": {"min": 8, "max": 4096}},

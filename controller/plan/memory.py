@@ -64,6 +64,7 @@ def estimate_worker_memory(
     all_roles = run.get_roles(stage)
     # The name of the role that keeps each kind of content ("training", "weights", "rows") on the device.
     keepers = {all_roles[name].find_kind(name).keeps: name for name in roles if name in all_roles}
+    recompute = False
     if "training" in keepers:
         role = all_roles[keepers["training"]]
         copies = {
@@ -74,9 +75,14 @@ def estimate_worker_memory(
         if old_row_bytes := _estimate_stored_row_bytes(run, stage):
             fixed["rows before they changed"] = old_row_bytes
         working |= _estimate_step_bytes(role, workers, size)
+        recompute = role.engine is not None and bool(role.engine.get_options().get("recompute"))
         if workers > 1 and _get_zero_stage(role) == 3:
             takes_whole = kind.rolls_out or scenario.model.make_vote_options() is not None
-            working["gathered weights"] = _estimate_gathered_bytes(size, takes_whole)
+            # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
+            temporaries = _count_moment_bytes(size, options.optimizer.use) - size.learned * 4.0
+            working["gathered weights"] = max(
+                _estimate_gathered_bytes(size, takes_whole), temporaries / workers
+            )
     elif "weights" in keepers:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
@@ -90,12 +96,15 @@ def estimate_worker_memory(
     if "training" in keepers and (prompts is not None or scenario.model.spec.cuts_steps):
         unit_tokens = kind.count_unit_tokens(scenario, options, size)
         chunks["trainer"] = _halve_until_fits(
-            largest, lambda units: _estimate_activation_bytes(run, units * unit_tokens), smallest, room_bytes
+            largest,
+            lambda units: _estimate_activation_bytes(run, recompute, units * unit_tokens),
+            smallest,
+            room_bytes,
         )
-        working["activations"] = _estimate_activation_bytes(run, chunks["trainer"] * unit_tokens)
+        working["activations"] = _estimate_activation_bytes(run, recompute, chunks["trainer"] * unit_tokens)
     elif "training" in keepers:
         working["activations"] = _estimate_activation_bytes(
-            run, kind.count_step_tokens(scenario, options, size) / workers
+            run, recompute, kind.count_step_tokens(scenario, options, size) / workers
         )
     if "rollout" in roles and kind.rolls_out:
         width = kind.get_width(options)
@@ -269,10 +278,13 @@ def estimate_host_optimizer_bytes(
     return run.size.parameters * 16 / workers
 
 
-def _estimate_activation_bytes(run: ResolvedRun, tokens: float) -> float:
+def _estimate_activation_bytes(run: ResolvedRun, recompute: bool, tokens: float) -> float:
     """Estimate the bytes of a chunk's activations, and of its sparse rows with their gradients."""
     events = tokens / run.size.positions_an_event
-    return run.size.estimate_activation_bytes(tokens) + events * sum(run.feature_dims.values()) * 8
+    return (
+        run.size.estimate_activation_bytes(tokens, recompute=recompute)
+        + events * sum(run.feature_dims.values()) * 8
+    )
 
 
 def _estimate_beam_bytes(run: ResolvedRun, width: int, prompts: float) -> float:

@@ -4,8 +4,9 @@
 
 ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
 ["begin", stage], ["train", stage, start, stop], ["generate", stage, step] and ["update", stage, start, stop] (RL steps,
-with rollouts that are fused with the trainers), ["fit_memory"], ["save", name], ["load", name, stage], ["reshard", shards].
-Rank r writes FOLDER/<r>.json: what `train` and `update` gave and what the tables counted. `played` runs it from a test.
+with rollouts that are fused with the trainers), ["fit_memory"], ["rejoin", epoch], ["save", name], ["load", name, stage],
+["reshard", shards]. Rank r writes FOLDER/<r>.json: what `train` and `update` gave and what the tables counted. `played`
+runs it from a test.
 """
 
 from __future__ import annotations
@@ -14,16 +15,29 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 WAIT_S = 600
 
 
-def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None):
-    """Return the ranks' results; `data` is a folder with artifacts of an earlier call, by default made in this one."""
+def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None, counts_bytes=False):
+    """Return the ranks' results.
+
+    Args:
+        scenario: The scenario's file.
+        folder: A folder for the results.
+        acts: What every rank does.
+        changes: Changes of the scenario.
+        trainers: Number of trainers.
+        shards: Number of embedding shards apart.
+        data: A folder with artifacts of an earlier call, by default made in this one.
+        counts_bytes: Whether each rank counts its tensors: "peak" is their largest size over that of the fp32 weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ask = {"scenario": str(scenario), "changes": list(changes), "trainers": trainers, "shards": shards,
-           "folder": str(folder), "data": str(data or folder), "acts": acts}  # fmt: skip
+           "folder": str(folder), "data": str(data or folder), "acts": acts,
+           "counts_bytes": counts_bytes}  # fmt: skip
     (folder / "ask.json").write_text(json.dumps(ask))
     (folder / "store.json").unlink(missing_ok=True)  # of ranks that met in this folder before
     done = subprocess.run(
@@ -62,13 +76,13 @@ class Rank:
         if self.trainer:
             self.trainer.open(folders)
 
-    def _join_process_group(self):
+    def _join_process_group(self, epoch=0):
         from nonet.workers.runtime.process_group import Rendezvous
 
         trainers, shards = self.ask["trainers"], self.ask["shards"]
         if trainers + shards == 1:
             return
-        where = Path(self.ask["folder"]) / "store.json"
+        where = Path(self.ask["folder"]) / ("store.json" if not epoch else f"store-{epoch}.json")
         if self.rank == 0:
             found = self.trainer.open_rendezvous()
             where.with_suffix(".tmp").write_text(json.dumps(found))
@@ -77,7 +91,10 @@ class Rank:
         while not where.exists() and time.monotonic() < until:
             time.sleep(0.01)
         host, port = json.loads(where.read_text())
-        (self.trainer or self.shard).join_process_group(Rendezvous(host, port, 0, trainers, shards))
+        (self.trainer or self.shard).join_process_group(Rendezvous(host, port, epoch, trainers, shards))
+
+    def rejoin(self, epoch):
+        self._join_process_group(epoch)
 
     def play(self):
         from nonet.workers.engines import MEASURED
@@ -177,7 +194,14 @@ def _material(ask):
 
 
 def _play(ask, rank, material):
-    found = Rank(ask, rank, material).play()
+    from live_bytes import LiveBytes
+
+    with LiveBytes() if ask["counts_bytes"] else nullcontext() as live:
+        ranked = Rank(ask, rank, material)
+        found = ranked.play()
+    if live is not None:
+        weights = sum(p.numel() for p in ranked.trainer.model.parameters()) * 4
+        found["peak"] = live.peak / weights
     (Path(ask["folder"]) / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -1,3 +1,5 @@
+from .deferred import RecordedBuild as RecordedBuild
+from .deferred import record_build as record_build
 from .environment import PoolEnvironment as PoolEnvironment
 from .offload import OffloadableBuffers as OffloadableBuffers
 from .offload import list_training_tensors as list_training_tensors

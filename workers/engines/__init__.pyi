@@ -23,4 +23,5 @@ from .base import EngineRuntime as EngineRuntime
 from .base import OptimizerOptions as OptimizerOptions
 from .base import PrecisionOptions as PrecisionOptions
 from .base import TrainEngine as TrainEngine
+from .base import build_engine as build_engine
 from .base import make_engine as make_engine

@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from nonet.models import Muon, orthogonalise
 from nonet.workers import SaveOptions, load_model
+from nonet.workers.devices import record_build
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters
 from nonet.workers.engines._sharded_model import ShardedModel, select_rows
+from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
 
@@ -31,9 +33,36 @@ class Fsdp2(Ddp):
     Its checkpoints have the format of `Ddp`: any engine on any number of ranks can read them.
     """
 
-    def __init__(self, options: Mapping[str, Any], model: torch.nn.Module, learning: Any, member: Membership):
-        self._sharded = _divide(model, member) if member.n_trainers > 1 else None
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        model: torch.nn.Module,
+        learning: OptimizerOptions,
+        member: Membership,
+        device: torch.device | None = None,
+    ):
+        self._sharded = _divide(model, member, device) if member.n_trainers > 1 else None
         super().__init__(options, model, learning, member)
+
+    @classmethod
+    def build(
+        cls,
+        options: Mapping[str, Any],
+        build: Callable[[], torch.nn.Module],
+        device: torch.device,
+        learning: OptimizerOptions,
+        member: Membership,
+    ) -> Fsdp2:
+        """Make the engine of a model whose first weights are computed one at a time, and of which this rank keeps its part.
+
+        A model that reads its own weights while it is built, as Hugging Face's do, is built whole and then divided.
+        """
+        recorded = record_build(build)
+        if recorded is None:
+            return cls(options, build().to(device), learning, member)
+        engine = cls(options, recorded.model, learning, member, device)
+        engine._shards.take_whole(recorded.replay())
+        return engine
 
     @property
     def _shards(self) -> ShardedModel:
@@ -221,9 +250,9 @@ class Fsdp2(Ddp):
         return select_rows(value, self._shards.mesh).clone() if value.ndim else value.clone()
 
 
-def _divide(model: torch.nn.Module, member: Membership) -> ShardedModel:
-    """Divide the weights of a whole model among the trainers."""
-    return ShardedModel(model, member.trainers, next(model.parameters()).device)
+def _divide(model: torch.nn.Module, member: Membership, device: torch.device | None = None) -> ShardedModel:
+    """Divide the weights of a model among the trainers; `device` is by default that of the model."""
+    return ShardedModel(model, member.trainers, device or next(model.parameters()).device)
 
 
 class _DividedMuon(Muon):

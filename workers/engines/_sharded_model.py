@@ -12,7 +12,7 @@ rounded when they are gathered.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -60,6 +60,8 @@ class ShardedModel:
         self._is_in_pass = False
         self._units = self._divide(model)
         allocate(model, device)
+        for name, buffer in model.named_buffers():
+            _set_buffer(self._skeleton, name, buffer)
         self._sharded: list[Any] = list(model.parameters())  # A DTensor for each parameter.
         self.parts = [nn.Parameter(sharded.to_local(), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
@@ -167,15 +169,26 @@ class ShardedModel:
         """Return a copy of the model in evaluation mode, which is divided in the same way and is not trained."""
         self.reshard()
         structure = copy_structure(self._skeleton)
+        state_names = set(structure.state_dict())
         for name, buffer in structure.named_buffers():
-            if (
-                name in self._skeleton.state_dict()
-            ):  # The memory's weights may change; frozen weights are shared.
+            if name in state_names:  # The memory's weights may change; frozen weights are shared.
                 _set_buffer(structure, name, buffer.clone())
         copied = ShardedModel(structure.eval().requires_grad_(False), self._group, self._device)
         copied._take_parts(self)
         self._copies.add(copied)
         return copied.module
+
+    @torch.no_grad()
+    def take_whole(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy this rank's parts of whole weights, given one at a time by name, and whole buffers."""
+        part_by_name = dict(zip(self._dtype_by_name, self.parts, strict=True))
+        buffers = dict(self.module.named_buffers())
+        for name, whole in named:
+            if name in part_by_name:
+                part_by_name[name].copy_(select_rows(whole.to(self._device), self.mesh))
+            elif name in buffers:
+                buffers[name].copy_(whole)
+        self._has_weights = True
 
     @torch.no_grad()
     def _take_parts(self, other: ShardedModel) -> None:
@@ -301,8 +314,10 @@ def select_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give the parameters on the meta device undefined values on a device."""
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    """Move a model to a device, where tensors of the meta device have undefined values."""
+    model._apply(
+        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+    )
 
 
 def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:

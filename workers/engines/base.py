@@ -28,6 +28,7 @@ from nonet.replaceable import Replaceable
 from nonet.verbs import ALL_VERBS, SupportedVerbs
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.nn import Module
 
@@ -232,6 +233,37 @@ class Engine(Replaceable):
 
     default: ClassVar[str] = "ddp"
     registry: ClassVar[PluginRegistry[Any] | None] = ENGINES
+
+
+def build_engine(
+    config: Options, build: Callable[[], Module], device: torch.device, member: Membership
+) -> EngineRuntime:
+    """Make the engine of a model that is not built yet, with the optimizer settings of `OptimizerOptions`.
+
+    An engine with the class method `build` is called with (options, build, device, learning, member) instead of its
+    constructor, so that it need not hold the whole model.
+
+    Args:
+        config: `use` and the options of the engine.
+        build: Builds the model on the host.
+        device: The device of the model.
+        member: The process group.
+
+    Raises:
+        ConfigError: The engine is unknown, or its options do not fit the model.
+    """
+    cls = load_heavy(ENGINES.get(config.get("use", "ddp")).cls)
+    if member.n_trainers == 1 or not hasattr(cls, "build"):
+        return make_engine(config, build().to(device), member)
+    options = {key: value for key, value in config.items() if key != "use"}
+    kept = dict(options)
+
+    def build_prepared() -> Module:
+        model = build()
+        load_heavy("nonet.workers.engines._blocks:prepare")(model, kept)
+        return model
+
+    return cls.build(options, build_prepared, device, OptimizerOptions(), member)
 
 
 def make_engine(

@@ -25,7 +25,7 @@ from nonet.plugins import load_heavy
 from nonet.samples.batches import locate_events
 from nonet.workers import OutgoingWeights, SaveOptions, write_base
 from nonet.workers.devices import claim, get_device
-from nonet.workers.engines import EngineRuntime, StepMeter, drop_whole, make_engine
+from nonet.workers.engines import EngineRuntime, StepMeter, build_engine, drop_whole
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.learner import LearnerContext, StageLearner
 from nonet.workers.roles.memory_fit import MemoryFit
@@ -69,8 +69,8 @@ class Trainer(DistributeWorker):
             any.
         """
         self.corpus = self.run.open_corpus(folders)
-        model = build_model(self.run.model, self.corpus.codes, self.run.get_feature_dims(), self.run.seed)
-        return self._build_engine(model)
+        run, codes = self.run, self.corpus.codes
+        return self._build_engine(lambda: build_model(run.model, codes, run.get_feature_dims(), run.seed))
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
@@ -273,11 +273,12 @@ class Trainer(DistributeWorker):
         """Leave the process group."""
         leave_process_group(self._member)
 
-    def _build_engine(self, model: torch.nn.Module) -> dict[str, Any]:
+    def _build_engine(self, build: Callable[[], torch.nn.Module]) -> dict[str, Any]:
         """Create the engine of a model and the buckets in which its weights are published, and return the result of `open`."""
+        self._engine = build_engine(self.run.engine, build, torch.device(claim(self.device)), self._member)
+        model = self._engine.model
         parameter_count = sum(p.numel() for p in model.parameters())
-        self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
-        self._meter.watch(self._engine.model)
+        self._meter.watch(model)
         publishing = self.run.weights
         block_bytes = publishing.block if publishing.publish == "delta" else 0
         self._outgoing = OutgoingWeights(self._engine.describe_weights(), publishing.bucket, block_bytes)

@@ -73,6 +73,19 @@ def test_steps_of_rl_with_a_reference_are_those_of_whole_models(ring, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_new_process_group_of_the_same_ranks_keeps_the_weights(ring, tmp_path):
+    begun = [["begin", "pretrain"], ["train", "pretrain", 0, 2], ["generate", "rl", 0]]
+    again = [
+        ["rejoin", 1],
+        ["begin", "pretrain"],
+        ["train", "pretrain", 2, 4],
+        ["begin", "rl"],
+        ["update", "rl", 1, 3],
+    ]
+    compare(ring, tmp_path, [*begun, *again], [*UNEQUAL, *MODELS["decoder"]])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_kind_of_model_takes_the_steps_of_whole_models(ring, tmp_path, model):
     changes = [*UNEQUAL, *MODELS[model], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]

@@ -107,7 +107,7 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
 
 def test_a_rollout_with_half_a_set_of_weights_stays_with_the_version_before(world):
     world.trainer.run = replace(world.trainer.run, weights=Weights(bucket=10_000))
-    world.trainer._build_engine(world.trainer.model)
+    world.trainer._build_engine(lambda: world.trainer.model)
     world.publish(1)
     before = world.beams(world.copies, 1)
     world.trainer.train(world.stage, 0, 6)

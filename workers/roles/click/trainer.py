@@ -26,7 +26,7 @@ class ClickTrainer(Trainer):
         """Open the item table and build the model (`Trainer.open`)."""
         self.corpus = ClickData(self.run, folders)
         self._target: str | None = None  # Target condition of the last stage.
-        return self._build_engine(make_click_setup(self.run).build())
+        return self._build_engine(make_click_setup(self.run).build)
 
     def _make_learner(self, stage: StageSetup) -> Any:
         """Create the learner of a stage, and remember the stage's target condition for checkpoints."""

@@ -1,0 +1,44 @@
+"""What a rank of a divided model holds at most, counted, beside the bar, the plan, and `ddp`."""
+
+from __future__ import annotations
+
+import pytest
+from forked_roles import played
+from ring_world import Ring
+
+from nonet.controller.plan.memory import estimate_worker_memory
+from nonet.controller.plan.resolved import resolve_run
+from nonet.controller.scenario import load_scenario
+
+CHANGES = [
+    "model.layers=24",
+    "model.width=192",
+    "model.memory=off",
+    "stages.pretrain.batch.users=16",
+    "stages.pretrain.chunk={tokens: 20}",
+]
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "bar"), [(2, 2.6), (4, 1.5), (8, 0.95)])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_rank_holds_its_part_and_a_few_blocks(ring, tmp_path, ranks, bar, optimizer):
+    """The bar is that of AdamW; of both the plan is within a tenth."""
+    engine = "roles.trainer={engine: {use: fsdp2, recompute: true}}"
+    changes = [*CHANGES, engine, f"stages.pretrain.optimizer={{use: {optimizer}}}"]
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 2]]
+    found = played(ring.scenario, tmp_path, acts, changes=changes, trainers=ranks, counts_bytes=True)
+    peak = max(rank["peak"] for rank in found)
+    scenario, _ = load_scenario(ring.scenario, changes)
+    run = resolve_run(scenario)
+    memory = estimate_worker_memory(run, "pretrain", ("trainer",), ranks, 0.0)
+    planned = (sum(memory.fixed.values()) + sum(memory.working.values())) / (run.size.learned * 4)
+    print(f"{optimizer}, {ranks} ranks: {peak:.3f} counted, {planned:.3f} planned, bar {bar}")
+    assert planned == pytest.approx(peak, rel=0.1)
+    if optimizer == "adamw":
+        assert peak <= bar
