@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import find_run
+from nonet.controller.record import RunFolder, find_run, name_run
 from nonet.deploy.after.ranks import TestedRun, check_same_events
 from nonet.errors import ConfigError
 from nonet.models.ranking import is_significant
@@ -48,12 +49,18 @@ def compare_runs(
         for name in names
     }
     return {
-        "a": {"run": a.run.id, "subject": subject_a},
-        "b": {"run": b.run.id, "subject": subject_b},
+        "a": {"run": _label(a.run), "subject": subject_a},
+        "b": {"run": _label(b.run), "subject": subject_b},
         "events": len(a.events),
         "metrics": metrics,
         "lower_is_better": sorted(a.lower_is_better & set(names)),
     }
+
+
+def _label(run: RunFolder) -> str:
+    """Return the name of a run as `nonet runs` lists it, such as `many/seed-1`; its id for a run elsewhere."""
+    name = name_run(run)
+    return run.id if Path(name).is_absolute() else name
 
 
 def format_comparison(comparison: dict[str, Any]) -> str:

@@ -218,8 +218,8 @@ class Client:
         return self.call("GET", "/versions")
 
     def get_metrics(self) -> str:
-        """Return the metrics page in Prometheus' text format."""
-        _, _, page = self._send_request("GET", "/metrics", content=None)
+        """Return the metrics page in Prometheus' text format. Raises ServerError if the server does not answer."""
+        _, _, page = self._retry_request("GET", "/metrics", None, _MAX_TRIES)
         return page.decode()
 
     def is_ready(self) -> bool:
@@ -243,17 +243,7 @@ class Client:
             ServerError: The server refused the request or did not answer.
         """
         content = None if body is None else json.dumps(body)
-        for tries_left in reversed(range(_MAX_TRIES if may_retry else 1)):
-            try:
-                status, headers, answer = self._send_request(verb, path, content)
-                break
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                if not tries_left:
-                    raise ServerError(
-                        f"{self._url.geturl()} does not answer: {error}", status=0, kind="unreachable"
-                    ) from None
-                time.sleep(0.1)
+        status, headers, answer = self._retry_request(verb, path, content, _MAX_TRIES if may_retry else 1)
         try:
             parsed = json.loads(answer)
         except ValueError:
@@ -274,6 +264,26 @@ class Client:
         connection = self._local.__dict__.pop("connection", None)
         if connection is not None:
             connection.close()
+
+    def _retry_request(
+        self, verb: str, path: str, content: str | None, max_tries: int
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a request, again when a connection breaks, and return what `_send_request` returns.
+
+        Raises:
+            ServerError: The server does not answer.
+        """
+        for tries_left in reversed(range(max_tries)):
+            try:
+                return self._send_request(verb, path, content)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if not tries_left:
+                    raise ServerError(
+                        f"{self._url.geturl()} does not answer: {error}", status=0, kind="unreachable"
+                    ) from None
+                time.sleep(0.1)
+        raise AssertionError("max_tries is at least 1")
 
     def _send_request(
         self, verb: str, path: str, content: str | None

@@ -36,7 +36,7 @@ _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory"
 # Options of a model whose spec opens the exported folder by its own options.
 _OPENED_OPTIONS = ("use", "memory")
 # `make_example` replaces the words in capitals.
-_EXAMPLE = '''"""PURPOSE. It needs the packages torch, pyarrow and nonet, and no Ray."""
+_EXAMPLE = '''"""PURPOSE. It needs the packages PACKAGES and nonet, and no Ray."""
 
 import argparse
 import sys
@@ -59,6 +59,8 @@ try:
 except NonetError as error:
     sys.exit(f"{parser.prog}: {error}")
 print("after", ", ".join(model.titles(history)) or "no item of the catalogue")
+for item in model.unknown:
+    print(f"no item has the id {item}")
 SHOWN
 for join, count in model.missing.items():
     print(f"join {join}: columns missing in {count} COUNTED; --store {join}=ADDRESS names another store")
@@ -126,11 +128,16 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         answer="answer = model.recommend(history, k=10, user=asked.user)",
         shown='for item, title, score in answer:\n    print(f"{score:8.3f}  {item}  {title}")',
         counted="of 1 answers",
+        packages="torch, pyarrow, transformers"
+        if (target / TRANSFORMERS_FOLDER).is_dir()
+        else "torch, pyarrow",
     )
     write_description(target, description, example)
 
 
-def make_example(purpose: str, *, opener: str, answer: str, shown: str, counted: str) -> str:
+def make_example(
+    purpose: str, *, opener: str, answer: str, shown: str, counted: str, packages: str = "torch, pyarrow"
+) -> str:
     """Return the program example.py of an export.
 
     Args:
@@ -139,8 +146,10 @@ def make_example(purpose: str, *, opener: str, answer: str, shown: str, counted:
         answer: The statement that asks `model` with `history`.
         shown: The statements that print the answer.
         counted: What is counted if the store of a join is absent.
+        packages: The packages that it needs besides nonet.
     """
     parts = {"PURPOSE": purpose, "OPENER": opener, "ANSWER": answer, "SHOWN": shown, "COUNTED": counted}
+    parts["PACKAGES"] = packages
     example = _EXAMPLE
     for word, part in parts.items():
         example = example.replace(word, part)

@@ -29,9 +29,10 @@ TRANSFORMERS_FOLDER = "transformers"
 
 
 class ExportedModel:
-    """The items of an export, with its questions and the count of absent stores.
+    """The items of an export, with its questions and the counts of absent stores and of unknown items.
 
     Attributes:
+        unknown: Number of questions by id that no item has; these ids are left out.
         missing: Number of questions for which the store of a join was absent or did not answer, by the name of the join. Its
             columns are missing then, as those of an unknown key.
     """
@@ -39,6 +40,7 @@ class ExportedModel:
     def __init__(self, corpus: Corpus, features: RequestFeatures):
         self._corpus, self._features = corpus, features
         self.missing: Counter[str] = Counter()
+        self.unknown: Counter[int | str] = Counter()
 
     @cached_property
     def items(self) -> list[int | str]:
@@ -50,7 +52,8 @@ class ExportedModel:
         return self._features.items.get_titles(self._features.items.find_indices(items)[0])
 
     def _read_joined_columns(self, prepared: PreparedQuestion) -> Question:
-        """Return a question with its joined columns, and count the joins whose store does not answer."""
+        """Return a question with its joined columns, and count absent stores and unknown items."""
+        self.unknown.update(set(prepared.unknown))
         [prepared] = self._features.read_available_columns([prepared])
         self.missing.update(prepared.missing)
         return prepared.question
@@ -109,7 +112,8 @@ class Exported(ExportedModel):
 
         Args:
             history: Item ids, newest last, or events {"item": id, "time": its time, "event": kind, "values": values by column};
-                all but "item" may be missing. Times are numbers in the unit of the run's log, or ISO text.
+                all but "item" may be missing. Ids that no item has are left out and counted in `unknown`. Times are
+                numbers in the unit of the run's log, or ISO text.
             k: Number of items.
             where: A condition over item columns.
             user: The user's id, by which the user's sparse row and stores keyed by users are read.

@@ -102,6 +102,9 @@ def test_an_export_needs_nothing_else_and_gives_the_lists_of_the_server(kind, tm
         if tolerance == TOLERANCE:
             assert [item for item, _, _ in listed] == [item for item, _ in theirs]
     assert len(run_example(tmp_path / "elsewhere", capsys, monkeypatch, "1001").splitlines()) == 11
+    shown = run_example(tmp_path / "elsewhere", capsys, monkeypatch, "1001", "99999").splitlines()
+    assert len(shown) == 12
+    assert shown[1] == "no item has the id 99999"
     assert str(tmp_path) not in (tmp_path / "elsewhere" / "export.json").read_text()
     weights = [path.name for path in (tmp_path / "elsewhere").rglob("*model*.safetensors")]
     assert weights == ["model.safetensors"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 from types import SimpleNamespace
 
@@ -33,6 +34,15 @@ def metrics():
     made = ServerMetrics()
     made.watch(Nothing, Nothing)
     return made
+
+
+def test_a_server_that_does_not_answer_is_one_line(command):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    code, _, err = command("top", url, "--times", 1)
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"{url} does not answer" in err
 
 
 def test_figures_are_of_what_came_between_two_looks(metrics):
