@@ -1,4 +1,3 @@
-from .deferred import RecordedBuild as RecordedBuild
 from .deferred import record_build as record_build
 from .environment import PoolEnvironment as PoolEnvironment
 from .offload import OffloadableBuffers as OffloadableBuffers
