@@ -22,7 +22,7 @@ from nonet.deploy.new.scenario_page import render_reward, render_scenario
 from nonet.deploy.new.sources import DataSource, find_source
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
-from nonet.samples.importers import get_importer
+from nonet.samples.importers import get_importer, read_csv_tables, write_tables
 from nonet.samples.preparation import EventLog
 from nonet.samples.profiles import format_profile, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
@@ -142,17 +142,34 @@ def _make_data_section(
     """
     if source.form == "parquet":
         return _make_parquet_section(source, table_format, folder, base_dir)
-    options: dict[str, Any] = {}
-    if source.interactions is not None:
-        options["columns"] = {**source.interactions.roles, **table_format.columns}
-        if source.items is not None:
-            options["items"] = source.items.path
-            if (name := source.items.item_roles.get("categories")) not in (None, *source.interactions.names):
-                options["columns"]["categories"] = name
-        options |= {"notes": notes, "missing": table_format.missing}
-    import_files = get_importer(source.form)
-    import_files(source.place, folder, **options)
+    if source.form == "csv":
+        return _make_csv_section(source, table_format, folder, base_dir, notes)
+    get_importer(source.form)(source.place, folder)
     return _make_table_paths(folder, base_dir)
+
+
+def _make_csv_section(
+    source: DataSource, table_format: TableFormat, folder: Path, base_dir: Path, notes: list[str]
+) -> dict[str, Any]:
+    """Return the `data` section of tables of which one is text, after writing both to `folder` as Parquet.
+
+    Columns keep their names and times their unit, which files for the finished run will have too, unless a name has a role in
+    only one of the tables that have it. The arguments are those of `_make_data_section`.
+    """
+    interactions, items = source.interactions, source.items
+    assert interactions is not None  # a source of CSV has a table of interactions
+    columns = {**interactions.roles, **table_format.columns}
+    if items and (name := items.item_roles.get("categories")) not in (None, *interactions.names):
+        columns["categories"] = name
+    missing = table_format.missing
+    tables = read_csv_tables(source.place, columns, items and items.path, notes, missing)
+    own_roles = tables.merge_roles()
+    label, roles = f"csv {source.place}", (tables.roles, tables.item_roles)
+    write_tables(
+        tables.interactions, tables.items, folder, label, *roles, missing, keep_names=own_roles is not None
+    )
+    columns = {role: name for role, name in (own_roles or {}).items() if ROLES.get(role, role) != name}
+    return _make_table_paths(folder, base_dir) | ({"columns": columns} if columns else {})
 
 
 def _make_parquet_section(
@@ -182,7 +199,7 @@ def _make_parquet_section(
 
 
 def _make_table_paths(folder: Path, base_dir: Path) -> dict[str, Any]:
-    """Return the `data` section of two imported tables, whose columns have the default names."""
+    """Return the paths of two imported tables for the `data` section."""
     return {
         "interactions": _format_path(folder / _TABLE_FILES[0], base_dir),
         "items": _format_path(folder / _TABLE_FILES[1], base_dir),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,33 @@ _MIN_TIED_SHARE = 0.1
 """The share of rows with a timestamp of another row of their user from which an error mentions it."""
 
 
+@dataclass(frozen=True)
+class CsvTables:
+    """The two tables as they were read, with the names of their columns.
+
+    Attributes:
+        interactions: The interactions.
+        items: The items; those that occur if there is no table of items.
+        roles: Column of the interactions by role.
+        item_roles: Column of the items by role.
+    """
+
+    interactions: pa.Table
+    items: pa.Table
+    roles: dict[str, str]
+    item_roles: dict[str, str]
+
+    def merge_roles(self) -> dict[str, str] | None:
+        """Return the column of each role in both tables; None if one table has a column that has a role only in the other."""
+        roles = {**self.roles, **self.item_roles}
+        for own_roles, table in ((self.roles, self.interactions), (self.item_roles, self.items)):
+            if any(
+                own_roles.get(role) != name and name in table.column_names for role, name in roles.items()
+            ):
+                return None
+        return roles if {**roles, **self.roles} == roles else None
+
+
 def import_csv(
     src: PathLike,
     dst: PathLike,
@@ -57,19 +85,36 @@ def import_csv(
     notes: list[str] | None = None,
     missing: tuple[str, ...] = MISSING,
 ) -> Counts:
-    """Import a table of interactions and optionally one of items, each delimited, JSON lines or Parquet.
+    """Import a table of interactions and optionally one of items into Parquet tables in the folder `dst`.
+
+    The other arguments, and errors, are those of `read_csv_tables`.
+
+    Returns:
+        The number of users, items and events.
+    """
+    tables = read_csv_tables(src, columns, items, notes, missing)
+    label = f"csv {src}"
+    return write_tables(
+        tables.interactions, tables.items, dst, label, tables.roles, tables.item_roles, missing
+    )
+
+
+def read_csv_tables(
+    src: PathLike,
+    columns: Mapping[str, str] | None = None,
+    items: PathLike | None = None,
+    notes: list[str] | None = None,
+    missing: tuple[str, ...] = MISSING,
+) -> CsvTables:
+    """Read a table of interactions and optionally one of items, each delimited, JSON lines or Parquet.
 
     Args:
         src: A file, a folder with interactions.csv and perhaps items.csv, or a folder of the parts of one table.
-        dst: The folder for both Parquet tables.
         columns: Column name by role; takes precedence over guesses. Columns of a file without a header have numbers:
             {"user": "1"}.
         items: The table of items; None to make the catalogue from the items that occur.
         notes: Receives a sentence about each decision that the user should check.
         missing: Texts that stand for a missing value. Rows without an id are left out if they are few, else refused.
-
-    Returns:
-        The number of users, items and events.
 
     Raises:
         DataError: The files cannot be read, or lack a required column or ids.
@@ -111,14 +156,15 @@ def import_csv(
         for file, columns_by_role in chosen.items()
     }
     if items_path is None:
-        catalogue, item_roles = _make_catalogue(table, roles[path]), {}
+        catalogue = _make_catalogue(table, roles[path])
+        item_roles = {"item": catalogue.column_names[0]}
     else:
         catalogue = _read_table(items_path, chosen[items_path], missing, notes)
         item_roles = roles[items_path]
     table, catalogue = _align_id_types(
         table, roles[path].get("item"), catalogue, item_roles.get("item", "item_id")
     )
-    return write_tables(table, catalogue, dst, f"csv {src}", roles[path], item_roles, missing)
+    return CsvTables(table, catalogue, roles[path], item_roles)
 
 
 def _read_schema(path: Path, missing: tuple[str, ...]) -> tuple[pa.Schema, TextForm | None]:
@@ -288,11 +334,11 @@ def _split_declared_lists(table: pa.Table, missing: tuple[str, ...]) -> pa.Table
 
 
 def _make_catalogue(table: pa.Table, roles: dict[str, str]) -> pa.Table:
-    """Return an items table with the distinct item ids of the interactions, sorted; `roles` has the column name by role."""
+    """Return a table with the column of distinct item ids of the interactions, sorted; `roles` has the column name by role."""
     item_column = roles.get("item", roles.get("item_id", ""))
     if item_column not in table.column_names:
         return pa.table({"item_id": pa.array([], pa.int64())})
-    return pa.table({"item_id": table[item_column].combine_chunks().unique().sort()})
+    return pa.table({item_column: table[item_column].combine_chunks().unique().sort()})
 
 
 def _align_id_types(

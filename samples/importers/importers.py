@@ -20,7 +20,7 @@ from nonet.atomic import replace_file
 from nonet.errors import DataError
 from nonet.samples.importers.text_form import detect_text_form, split_lines
 from nonet.samples.sequences import index_items
-from nonet.samples.tables import MISSING, TableFormat, check_interactions, check_items
+from nonet.samples.tables import MISSING, ROLES, TableFormat, check_interactions, check_items
 from nonet.suggest import join_names
 
 Counts = dict[str, int]
@@ -35,6 +35,7 @@ def write_tables(
     columns: dict[str, str] | None = None,
     item_columns: dict[str, str] | None = None,
     missing: tuple[str, ...] = MISSING,
+    keep_names: bool = False,
 ) -> Counts:
     """Check both tables and write dst/interactions.parquet and dst/items.parquet together.
 
@@ -46,25 +47,29 @@ def write_tables(
         columns: Column name in the interactions by role; None if the columns already have the names of the roles.
         item_columns: The same for the items.
         missing: Texts that stand for a missing value.
+        keep_names: Whether columns keep their names, and times their unit; otherwise they get Nonet's.
 
     Returns:
         The number of users, items and events.
     """
-    interactions = check_interactions(
-        interactions, TableFormat(columns or {}, missing), f"{label} interactions"
-    )
-    items = check_items(items, TableFormat(item_columns or {}, missing), f"{label} items")
-    index_items(
-        interactions["item_id"], items["item_id"]
-    )  # raises DataError if an item is not in the items table
-    tables = {"interactions.parquet": interactions, "items.parquet": items}
+    log = check_interactions(interactions, TableFormat(columns or {}, missing), f"{label} interactions")
+    catalogue = check_items(items, TableFormat(item_columns or {}, missing), f"{label} items")
+    index_items(log["item_id"], catalogue["item_id"])  # raises DataError if an item is not in the items table
+    tables = {"interactions.parquet": log, "items.parquet": catalogue}
+    if keep_names:
+        sources = {ROLES.get(role, role): name for role, name in (item_columns or {}).items()}
+        own_names = [sources.get(name, name) for name in catalogue.column_names]
+        tables = {
+            "interactions.parquet": interactions,
+            "items.parquet": catalogue.rename_columns(own_names),
+        }
     folder = Path(dst)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as replaced_files:  # both tables are written before either file is renamed
         for name, table in tables.items():
             temporary_path = replaced_files.enter_context(replace_file(folder / name))
             pq.write_table(table, temporary_path, compression="zstd", compression_level=9)
-    user_count = len(interactions["user_id"].unique())
+    user_count = len(log["user_id"].unique())
     return {"users": user_count, "items": len(items), "events": len(interactions)}
 
 

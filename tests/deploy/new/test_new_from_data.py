@@ -11,6 +11,8 @@ import pytest
 
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import preflight
+from nonet.samples.preparation import EventLog
+from nonet.samples.tables import read_items
 
 
 def log(users: int = 80, each: int = 8, items: int = 30, **columns) -> pa.Table:
@@ -137,11 +139,23 @@ def test_one_table_may_be_text_and_the_other_parquet(new, text_table):
         code, out, err = new("mine.yaml", "--data", "log.parquet", "--items", "items.csv")
         assert "log.parquet is read as parquet, items.csv as csv" in out
     assert code == 0, err
-    runs()
-    written = pq.read_table("mine-data/items.parquet")
+    scenario = runs()
+    written = read_items("mine-data/items.parquet", scenario.data.table_format)
     assert written.schema.field("item_id").type == pa.int64()
     if text_table == "log":
         assert written["categories"][0].as_py() == ["shelf 0", "room 0"]
+
+
+def test_a_csv_keeps_the_names_of_columns_and_the_unit_of_times_that_later_files_have(new):
+    table = log(name=np.arange(640))
+    as_csv(table.set_column(2, "ts", pa.array(table["ts"].to_numpy() * 1000)), "log.csv")
+    as_csv(catalogue(), "items.csv")
+    assert new("mine.yaml", "--data", "log.csv")[0] == 0
+    assert runs().data.columns == {"user": "uid", "item": "sku", "time": "ts"}
+    assert EventLog("mine-data/interactions.parquet", runs().data.table_format).find_time_unit() == "ms"
+    assert new("both.yaml", "--data", "log.csv", "--items", "items.csv")[0] == 0
+    # Both tables have a column `name`, which is a title in one of them only, so they get Nonet's names.
+    assert runs("both.yaml").data.columns == {}
 
 
 def test_a_list_of_texts_that_recur_is_the_categories_of_items_and_other_lists_are_named(new):

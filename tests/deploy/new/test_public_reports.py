@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nonet.controller.scenario import load_scenario
 from nonet.samples.sequences import build_sequences
-from nonet.samples.tables import read_interactions
+from nonet.samples.tables import read_interactions, read_items
 
 from .test_new_from_data import as_csv
 
@@ -33,7 +34,10 @@ def events(users: int = 12, each: int = 8, items: int = 15, step: int = 3600) ->
 
 
 def imported(name: str, table: str = "interactions") -> pa.Table:
-    return pq.read_table(Path(name) / f"mine-data/{table}.parquet")
+    """Return an imported table as a run reads it."""
+    data = load_scenario(f"{name}/mine.yaml")[0].data
+    read = read_interactions if table == "interactions" else read_items
+    return read(f"{name}/mine-data/{table}.parquet", data.table_format)
 
 
 def test_01_a_file_without_a_header_is_refused_and_numbers_of_columns_lose_no_event(new, refused):
