@@ -8,7 +8,7 @@ of unknown items are dropped and counted.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ def evaluate_run(
     run: str,
     *,
     data: Path | None = None,
+    columns: Mapping[str, str] | None = None,
     metrics: Sequence[str] | None = None,
     stages: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def evaluate_run(
         run: The run's folder, its id, a prefix of its id, or `last`.
         data: A folder with interactions.parquet, or such a file, split like the run's data; None for the
             run's data.
+        columns: The name of columns in `data`, by Nonet's name or by role, where it differs from the run's.
         metrics: Names of metrics, by default the scenario's.
         stages: Stages to evaluate, by default all.
 
@@ -57,6 +59,8 @@ def evaluate_run(
         ConfigError: The run has not prepared its data, does not have the verb, or a metric or stage is unknown.
         DataError: The data cannot be used.
     """
+    if columns and data is None:
+        raise ConfigError("--column names columns of the table of --data; give both")
     opened = OpenedRun.open(run, verb="evaluate")
     folder, scenario = opened.folder, opened.scenario
     metric_names = list(metrics or scenario.evaluate.metrics)
@@ -65,7 +69,7 @@ def evaluate_run(
         scenario.model.spec.check_metric(metric, width)
     checkpoints = dict(_find_checkpoints(folder, list(scenario.stages), stages))
     with _open_evaluator(opened, metric_names) as evaluator:
-        dropped = _load_other_data(evaluator, opened, data) if data else {}
+        dropped = _load_other_data(evaluator, opened, data, columns) if data else {}
         results = {name: _evaluate_baseline(evaluator, name) for name in make_baseline_options(scenario)}
         results |= {
             stage: evaluator.evaluate(stage, str(checkpoint)) for stage, checkpoint in checkpoints.items()
@@ -136,7 +140,12 @@ def _evaluate_baseline(evaluator: Evaluator | ClickEvaluator, name: str) -> dict
     return result
 
 
-def _load_other_data(evaluator: Evaluator | ClickEvaluator, opened: OpenedRun, data: Path) -> dict[str, int]:
+def _load_other_data(
+    evaluator: Evaluator | ClickEvaluator,
+    opened: OpenedRun,
+    data: Path,
+    columns: Mapping[str, str] | None = None,
+) -> dict[str, int]:
     """Replace the evaluator's events by those of other data.
 
     Returns:
@@ -155,7 +164,9 @@ def _load_other_data(evaluator: Evaluator | ClickEvaluator, opened: OpenedRun, d
             f"data.labels: {folder.id} has labels that arrive later, and there is no {setup.labels.path}; write those of {path} "
             "there"
         )
-    interactions = setup.attach_labels(read_run_interactions(str(path), opened.vocabulary))
+    interactions = setup.attach_labels(
+        read_run_interactions(str(path), opened.vocabulary, columns=columns or {})
+    )
     items = evaluator.corpus.items
     is_known = pc.is_in(
         interactions["item_id"].cast(pa.string()),

@@ -158,8 +158,13 @@ def find_source(
     for table in tables:
         if table.text is not None and not table.text.has_header:
             columns_by_role = resolve_column_numbers(columns_by_role, table.names)
-    interactions = _find_interactions(data_path, tables, columns_by_role)
-    items = _find_items(data_path, items_path, tables, interactions, columns_by_role, missing_texts)
+    given_items = None
+    if items_path is not None:
+        if not items_path.exists():
+            raise ConfigError(f"--items {items_path}: no such file")
+        given_items = _read_table(items_path, columns_by_role, missing_texts)
+    interactions = _find_interactions(data_path, tables, columns_by_role, given_items)
+    items = _find_items(data_path, tables, interactions, given_items)
     if items is not None:
         roles = align_item_column(interactions.roles, items.item_roles, interactions.names, columns_by_role)
         interactions = replace(interactions, roles=roles)
@@ -252,9 +257,12 @@ def _read_table(
 
 
 def _find_interactions(
-    data_path: Path, tables: Sequence[SourceTable], columns_by_role: Mapping[str, str]
+    data_path: Path,
+    tables: Sequence[SourceTable],
+    columns_by_role: Mapping[str, str],
+    given_items: SourceTable | None,
 ) -> SourceTable:
-    """Return the table of interactions. Raises ConfigError if there is none or more than one."""
+    """Return the table of interactions. Raises ConfigError if there is none or more than one, or a named column is missing."""
     tables_without_header = [
         table for table in tables if table.text is not None and not table.text.has_header
     ]
@@ -263,12 +271,14 @@ def _find_interactions(
             raise ConfigError(describe_missing_header(f"--data {table.path}", len(table.names)))
     # Tables whose first line may be data instead of column names.
     doubtful_tables = [table for table in tables if table.text is not None and not table.text.sure]
-    certain_names = {name for table in tables if table not in doubtful_tables for name in table.names}
-    all_names = {name for table in tables for name in table.names}
+    named_tables = [*tables, *([] if given_items is None else [given_items])]
+    certain_names = {name for table in named_tables if table not in doubtful_tables for name in table.names}
+    all_names = {name for table in named_tables for name in table.names}
     for role, name in columns_by_role.items():
         if name not in all_names:
+            places = f"{data_path}" if given_items is None else f"{data_path} and {given_items.path}"
             raise ConfigError(
-                f"--column {role}={name}: no table of {data_path} has this column; columns: {join_names(sorted(certain_names))}"
+                f"--column {role}={name}: no table of {places} has this column; columns: {join_names(sorted(certain_names))}"
             )
     candidates = [table for table in tables if table.is_interactions]
     if not candidates:
@@ -305,28 +315,24 @@ def _find_interactions(
 
 def _find_items(
     data_path: Path,
-    items_path: Path | None,
     tables: Sequence[SourceTable],
     interactions: SourceTable,
-    columns_by_role: Mapping[str, str],
-    missing_texts: tuple[str, ...],
+    given_items: SourceTable | None,
 ) -> SourceTable | None:
-    """Return the table at `items_path` or, without a path, the one of `tables` that has items; None if there is none.
+    """Return the table of `--items` or, without it, the one of `tables` that has items; None if there is none.
 
     Raises:
-        ConfigError: Several tables look like items, or the table at `items_path` has no column of items.
+        ConfigError: Several tables look like items, or the table of `--items` has no column of items.
     """
-    if items_path is not None:
-        if not items_path.exists():
-            raise ConfigError(f"--items {items_path}: no such file")
-        table = _read_table(items_path, columns_by_role, missing_texts)
-        if "item" not in table.item_roles:
+    if given_items is not None:
+        if "item" not in given_items.item_roles:
             item_column = interactions.roles.get("item", "item_id")
             raise ConfigError(
-                f"--items {items_path}{_describe_form(table)}: no column looks like the item; it has {join_names(table.names)}. "
-                f"Call the column of its ids {item_column} there, as {interactions.path.name} does, or item_id"
+                f"--items {given_items.path}{_describe_form(given_items)}: no column looks like the item; it has "
+                f"{join_names(given_items.names)}. Call the column of its ids {item_column} there, as "
+                f"{interactions.path.name} does, or item_id"
             )
-        return table
+        return given_items
     item_tables = [table for table in tables if table.path != interactions.path and table.is_items]
     if len(item_tables) > 1 and _select_by_name(item_tables, "items") is None:
         names = join_names(table.path.name for table in item_tables)

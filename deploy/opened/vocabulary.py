@@ -7,7 +7,7 @@ finished run, such as more events, new items or users, have the column names of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,11 @@ class Vocabulary:
         """The name in the run's files of each column, by Nonet's name; roles (`user`) have the names of their columns."""
         return {ROLES.get(name, name): source for name, source in self.columns.items()}
 
+    def replace_sources(self, columns: Mapping[str, str] | None) -> Vocabulary:
+        """Return the names of a table in which some columns, by Nonet's name or by role, have names of their own."""
+        own_names = {ROLES.get(role, role): name for role, name in (columns or {}).items()}
+        return replace(self, columns={**self.sources, **own_names}) if own_names else self
+
     def convert_user(self, user: int | str) -> str:
         """Return a user's id as text. Raises Refused for a value that can be no id of the run."""
         try:
@@ -125,20 +130,30 @@ class Vocabulary:
         }
 
 
-def read_run_interactions(path: str, vocabulary: Vocabulary, *, keep_order: bool = False) -> pa.Table:
+def read_run_interactions(
+    path: str,
+    vocabulary: Vocabulary,
+    *,
+    keep_order: bool = False,
+    columns: Mapping[str, str] | None = None,
+) -> pa.Table:
     """Read interactions, Parquet or delimited text, with Nonet's column names.
 
     Args:
         path: A file, folder, pattern or URI.
         vocabulary: The run's names.
         keep_order: Whether rows stay in their order, also if their times are finer than seconds, by which they are sorted else.
+        columns: The name of columns in this table, by Nonet's name or by role, where it differs from the run's (`--column`);
+            None if the command does not take it.
 
     Raises:
         DataError: The table cannot be read, or lacks a column; the message has the name that the run gives it.
     """
     label = f"interactions {path}"
+    vocabulary = vocabulary.replace_sources(columns)
     raw = _read_table(path, "interactions", vocabulary)
-    table_format = _choose_format(raw.column_names, vocabulary, label, ("user", "item", "time"))
+    _check_named_columns(raw.column_names, columns, label)
+    table_format = _choose_format(raw.column_names, vocabulary, label, ("user", "item", "time"), columns)
     if keep_order:
         return check_events(raw, table_format, label)[0]
     return check_interactions(raw, table_format, label)
@@ -151,26 +166,33 @@ def read_run_items(path: str, vocabulary: Vocabulary) -> pa.Table:
     return check_items(raw, _choose_format(raw.column_names, vocabulary, label, ("item",)), label)
 
 
-def iterate_user_ids(path: Path, vocabulary: Vocabulary, chunk_size: int) -> Iterator[list[Any]]:
+def iterate_user_ids(
+    path: Path, vocabulary: Vocabulary, chunk_size: int, columns: Mapping[str, str] | None = None
+) -> Iterator[list[Any]]:
     """Yield the ids of users in a table in chunks, in the order of their first rows.
 
     Args:
         path: A Parquet file, or one of delimited text.
         vocabulary: The run's names.
         chunk_size: Number of users of a chunk.
+        columns: As in `read_run_interactions`.
 
     Raises:
         DataError: The file cannot be read, or lacks the column of users.
     """
+    label = f"users {path}"
+    vocabulary = vocabulary.replace_sources(columns)
     try:
         if not is_parquet_file(path):
             table = _read_table(str(path), "users", vocabulary)
-            column = _find_column(table.column_names, vocabulary, "user", f"users {path}")
+            _check_named_columns(table.column_names, columns, label)
+            column = _find_column(table.column_names, vocabulary, "user", label, columns)
             return _split_distinct_ids([table[column]], chunk_size)
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from None
-    column = _find_column(file.schema_arrow.names, vocabulary, "user", f"users {path}")
+    _check_named_columns(file.schema_arrow.names, columns, label)
+    column = _find_column(file.schema_arrow.names, vocabulary, "user", label, columns)
     return _split_distinct_ids((batch[column] for batch in file.iter_batches(columns=[column])), chunk_size)
 
 
@@ -203,17 +225,44 @@ def _read_table(path: str, label: str, vocabulary: Vocabulary) -> pa.Table:
 
 
 def _choose_format(
-    names: Sequence[str], vocabulary: Vocabulary, label: str, roles: Sequence[str]
+    names: Sequence[str],
+    vocabulary: Vocabulary,
+    label: str,
+    roles: Sequence[str],
+    named_columns: Mapping[str, str] | None = None,
 ) -> TableFormat:
     """Return the run's format for a table: only the sources that the table has, each required one checked."""
     for role in roles:
-        _find_column(names, vocabulary, role, label)
+        _find_column(names, vocabulary, role, label, named_columns)
     columns = {name: source for name, source in vocabulary.columns.items() if source in names}
     return vocabulary.table_format.replace_columns(columns)
 
 
-def _find_column(names: Sequence[str], vocabulary: Vocabulary, role: str, label: str) -> str:
+def _check_named_columns(names: Sequence[str], columns: Mapping[str, str] | None, label: str) -> None:
+    """Raise DataError if a table does not have a column that the user named with `--column`."""
+    for role, name in (columns or {}).items():
+        if name not in names:
+            raise DataError(
+                f"--column {role}={name}: {label} has no column {name!r}; it has {join_names(names)}."
+                f"{suggest_sentence(name, names)}"
+            )
+
+
+def _find_column(
+    names: Sequence[str],
+    vocabulary: Vocabulary,
+    role: str,
+    label: str,
+    named_columns: Mapping[str, str] | None = None,
+) -> str:
     """Return the name of a role's column in a table: that in the run's files, or else Nonet's.
+
+    Args:
+        names: Names of the table's columns.
+        vocabulary: The run's names.
+        role: The role.
+        label: Prefix of the message.
+        named_columns: The columns that the user named; None if the command has no `--column`.
 
     Raises:
         DataError: The table has neither.
@@ -225,5 +274,6 @@ def _find_column(names: Sequence[str], vocabulary: Vocabulary, role: str, label:
             return name
     raise DataError(
         f"{label}: no column {source!r}, in which the run has the {role} (data.columns); it has {join_names(names)}."
-        f"{suggest_sentence(source, names)} Rename the column to {source}."
+        f"{suggest_sentence(source, names)} Rename the column to {source}"
+        + ("." if named_columns is None else f", or name it: --column {role}=NAME.")
     )

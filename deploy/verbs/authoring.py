@@ -8,16 +8,8 @@ from typing import Annotated
 
 import typer
 
-from nonet.deploy.verbs.questions import JsonOption
+from nonet.deploy.verbs.questions import ColumnOption, JsonOption
 
-ColumnOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column",
-        metavar="ROLE=NAME",
-        help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
-    ),
-]
 ItemsOption = Annotated[Path | None, typer.Option(help="The file of items.")]
 MissingOption = Annotated[
     list[str] | None,

@@ -175,10 +175,10 @@ def create_scenario(
         return
     from nonet.deploy.new import create_from_data
 
-    yield from create_from_data(Path(names[0]), data, items, _parse_roles(columns), missing, target)
+    yield from create_from_data(Path(names[0]), data, items, parse_roles(columns), missing, target)
 
 
-def _parse_roles(columns: list[str]) -> dict[str, str]:
+def parse_roles(columns: list[str]) -> dict[str, str]:
     """Parse `--column ROLE=NAME` options into columns by role. Raises ConfigError if one has no `=`."""
     columns_by_role: dict[str, str] = {}
     for text in columns:
@@ -216,7 +216,7 @@ def import_tables(
         ConfigError: An option is wrong, or belongs to another format.
         DataError: The files cannot be read, or their contents are invalid.
     """
-    columns_by_role = _parse_roles(columns)
+    columns_by_role = parse_roles(columns)
     options: dict[str, Any] = {}
     if form == "csv":
         missing_texts = TableFormat.from_options(None, missing).missing

@@ -20,6 +20,14 @@ SetOption = Annotated[
 RunArg = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, its id, a unique prefix, or `last`.")
 ]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="ROLE=NAME",
+        help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -88,6 +96,7 @@ def evaluate(
             "The users may be new; the items must be known."
         ),
     ] = None,
+    column: ColumnOption = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -101,9 +110,12 @@ def evaluate(
 ) -> None:
     """Evaluate a run's checkpoints again without training, with other metrics or for other users."""
     from nonet.deploy.after import evaluate_run, format_evaluation
+    from nonet.deploy.verbs.listing import parse_roles
 
     metric_names = None if metrics is None else [name.strip() for name in metrics.split(",")]
-    evaluation = evaluate_run(run, data=data, metrics=metric_names, stages=stage)
+    evaluation = evaluate_run(
+        run, data=data, columns=parse_roles(column or []), metrics=metric_names, stages=stage
+    )
     print(json.dumps(evaluation, indent=1) if as_json else format_evaluation(evaluation))
 
 
@@ -126,6 +138,7 @@ def recommend(
             help="Table with the run's column of users, or `all`; the served version recommends for these users into --out."
         ),
     ] = None,
+    column: ColumnOption = None,
     out: Annotated[Path | None, typer.Option(help="With --users: the Parquet file to write.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="With --users: number of processes, by default one per CPU.")
@@ -138,10 +151,11 @@ def recommend(
     if users is not None or out is not None:
         if user is not None or like or more or items:
             raise ConfigError("--users recommends for a whole table; omit --user, --items, --like and titles")
-        _recommend_all(run, users, out, top, workers, as_json)
+        _recommend_all(run, users, column or [], out, top, workers, as_json)
         return
-    if workers is not None:
-        raise ConfigError("--workers only applies to --users U.parquet; omit it")
+    if workers is not None or column:
+        name = "--column" if column else "--workers"
+        raise ConfigError(f"{name} only applies to --users U.parquet; omit it")
     from nonet.deploy.after import format_columns, recommend_for
 
     recommendations = recommend_for(run, [*(like or ()), *(more or ())], user, top, items or ())
@@ -153,14 +167,21 @@ def recommend(
 
 
 def _recommend_all(
-    run: str, users: Path | None, out: Path | None, top: int, workers: int | None, as_json: bool
+    run: str,
+    users: Path | None,
+    columns: list[str],
+    out: Path | None,
+    top: int,
+    workers: int | None,
+    as_json: bool,
 ) -> None:
     """Recommend for a table of users and print the counts."""
     from nonet.deploy.serving.offline import recommend_all
+    from nonet.deploy.verbs.listing import parse_roles
 
     if users is None or out is None:
         raise ConfigError("--users U.parquet and --out R.parquet must be given together")
-    result = recommend_all(run, users, out, top, workers)
+    result = recommend_all(run, users, out, top, workers, columns=parse_roles(columns))
     print(
         json.dumps(result, indent=1)
         if as_json
@@ -183,12 +204,14 @@ def score(
             help="Parquet file to write: the user, the item, the time and the score of each row, in order."
         ),
     ],
+    column: ColumnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score the item of each row of a table for its user, as of the row's time; by a click model as a probability."""
     from nonet.deploy.serving.offline import score_rows
+    from nonet.deploy.verbs.listing import parse_roles
 
-    result = score_rows(run, data, out)
+    result = score_rows(run, data, out, parse_roles(column or []))
     unknown = f", {result['unknown_items']:,} of unknown items" if result["unknown_items"] else ""
     text = f"{result['file']}: {result['rows']:,} rows{unknown}, by version {result['version']}"
     print(json.dumps(result, indent=1) if as_json else text)

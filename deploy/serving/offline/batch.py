@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -84,7 +84,13 @@ class BatchRecommender:
 
 
 def recommend_all(
-    run: str, users: Path, out: Path, top: int, workers: int | None = None, chunk: int = _USERS_PER_CHUNK
+    run: str,
+    users: Path,
+    out: Path,
+    top: int,
+    workers: int | None = None,
+    chunk: int = _USERS_PER_CHUNK,
+    columns: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Recommend items for each user of a table once, by the served version or else the newest checkpoint.
 
@@ -95,6 +101,7 @@ def recommend_all(
         top: Number of items per user.
         workers: Number of processes, by default one per CPU.
         chunk: Number of users per chunk.
+        columns: The name of the column of users in the table, by its role, if it differs from the run's.
 
     Returns:
         {"users": number of users, "version": number, "workers": number of processes, "file": the written file}.
@@ -106,7 +113,7 @@ def recommend_all(
     """
     served_run = OpenedRun.open(run, verb="recommend --users")
     version = served_run.registry.serving.default or served_run.publish_newest().number
-    chunks = _read_user_ids(users, served_run, chunk)
+    chunks = _read_user_ids(users, served_run, chunk, columns)
     arguments = (str(served_run.folder.path), version, top)  # of `BatchRecommender`
     worker_count = max(1, workers if workers is not None else os.cpu_count() or 1)
     user_count = 0
@@ -170,9 +177,11 @@ def _recommend_in_worker(user_ids: list[Any]) -> pa.Table:
     return _worker_recommender.recommend(user_ids)
 
 
-def _read_user_ids(users: Path, run: OpenedRun, chunk_size: int) -> Iterator[list[Any]]:
+def _read_user_ids(
+    users: Path, run: OpenedRun, chunk_size: int, columns: Mapping[str, str] | None
+) -> Iterator[list[Any]]:
     """Yield the ids of users in chunks; the arguments are those of `recommend_all`. Raises DataError for a wrong table."""
     if str(users) != ALL_USERS:
-        return iterate_user_ids(users, run.vocabulary, chunk_size)
+        return iterate_user_ids(users, run.vocabulary, chunk_size, columns or {})
     user_ids = run.corpus.seq.user_id
     return (user_ids[start : start + chunk_size].tolist() for start in range(0, len(user_ids), chunk_size))

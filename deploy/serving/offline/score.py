@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ _ROWS_PER_CHUNK = 4096  # whose questions are made, and whose scores are written
 _ROWS_PER_BATCH = 256  # that the model computes at once
 
 
-def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
+def score_rows(run: str, data: Path, out: Path, columns: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Score each row of a table by the served version, or else the newest checkpoint.
 
     Args:
@@ -25,6 +26,7 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
             in. A click model also reads the other columns of the log that are its features.
         out: The Parquet file to write, with one row per row of `data`, in order: the user, the item and the time in the columns
             of the run's log, score, cold_start and version. The score of an unknown item is null.
+        columns: The name of columns in `data`, by Nonet's name or by role, where it differs from the run's.
 
     Returns:
         {"rows": number of rows, "unknown_items": number of rows of unknown items, "version": number, "file": the written file}.
@@ -34,7 +36,7 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
         ConfigError: The run has no checkpoint, or a value does not fit its column.
     """
     opened_run = OpenedRun.open(run, verb="score")
-    rows = read_run_interactions(str(data), opened_run.vocabulary, keep_order=True)
+    rows = read_run_interactions(str(data), opened_run.vocabulary, keep_order=True, columns=columns or {})
     version = opened_run.registry.serving.default or opened_run.publish_newest().number
     engine = opened_run.load_engine(opened_run.registry.read_version(version))
     features = RequestFeatures.from_run(opened_run, posts=False)
@@ -50,13 +52,13 @@ def score_rows(run: str, data: Path, out: Path) -> dict[str, Any]:
         for start in range(0, len(rows), _ROWS_PER_CHUNK):
             table = rows.slice(start, _ROWS_PER_CHUNK)
             scores, is_cold = _score_table(features, engine, table, opened_run.withdrawn)
-            columns = [
+            values = [
                 *(table[field.name].cast(field.type) for field in fields),
                 pa.array(scores, pa.float32()),
                 pa.array(is_cold),
             ]
             versions = pa.array([version] * len(table), pa.int32())
-            writer.write_table(pa.table([*columns, versions], schema))
+            writer.write_table(pa.table([*values, versions], schema))
             unknown_count += scores.count(None)
     return {"rows": len(rows), "unknown_items": unknown_count, "version": version, "file": str(out)}
 

@@ -1,4 +1,4 @@
-"""Tables that come after a run are read with the run's `data.missing` and `data.columns`."""
+"""Tables that come after a run are read with the run's `data.missing` and `data.columns`, or with columns that the user names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.deploy.opened import Vocabulary, vocabulary
-from nonet.errors import DataError
+from nonet.errors import ConfigError, DataError
 from nonet.samples.tables import IdKind
 
 evaluate = importlib.import_module("nonet.deploy.after.evaluate")  # the face has a function of this name
@@ -87,3 +87,19 @@ def test_a_table_without_the_run_s_column_is_refused_with_the_name_of_the_column
     with pytest.raises(DataError, match="no column 'sku', in which the run has the item") as error:
         vocabulary.read_run_items(str(tmp_path / "new.parquet"), VOCABULARY)
     assert "\n" not in str(error.value)
+
+
+def test_columns_of_a_later_table_may_be_named_and_a_refusal_says_how(tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text("viewer,film,at,act\n007,b,1600000000,play\n")
+    columns = {"user": "viewer", "item": "film", "timestamp": "at", "event": "act"}
+    table = vocabulary.read_run_interactions(str(path), VOCABULARY, columns=columns)
+    own_names = {"user_id": "007", "item_id": "b", "timestamp": 1_600_000_000, "event": "play"}
+    assert table.to_pylist() == [own_names]
+    assert list(vocabulary.iterate_user_ids(path, VOCABULARY, 5, {"user": "viewer"})) == [["007"]]
+    with pytest.raises(DataError, match=r"Rename the column to user_id, or name it: --column user=NAME\."):
+        vocabulary.read_run_interactions(str(path), VOCABULARY, columns={})
+    with pytest.raises(DataError, match=r"--column user=vewer: users .* it has .*Did you mean 'viewer'"):
+        list(vocabulary.iterate_user_ids(path, VOCABULARY, 5, {"user": "vewer"}))
+    with pytest.raises(ConfigError, match="--column names columns of the table of --data"):
+        evaluate.evaluate_run("last", columns=columns)

@@ -220,6 +220,17 @@ def test_what_cannot_be_used_is_one_line_and_leaves_nothing(refused):
     )
 
 
+def test_columns_of_a_separate_file_of_items_can_be_named(refused, new):
+    as_csv(log(), "plays.csv")
+    pq.write_table(catalogue().rename_columns(["sku", "label", "price"]), "films.parquet")
+    words = ("mine.yaml", "--data", "plays.csv", "--items", "films.parquet", "--column")
+    assert "no table of plays.csv and films.parquet has this column" in refused(*words, "title=lable")
+    code, out, err = new(*words, "title=label")
+    assert code == 0, err
+    assert "title = label" in out
+    assert runs().data.columns["title"] == "label"
+
+
 def test_a_file_of_items_without_a_known_id_is_told_what_to_call_it(refused, new):
     as_csv(log(), "log.csv")
     as_csv(catalogue(name="faa"), "airports.csv")
