@@ -24,12 +24,13 @@ from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
 from nonet.samples.importers import get_importer, read_csv_tables, write_tables
 from nonet.samples.preparation import EventLog
-from nonet.samples.profiles import format_profile, read_profile
+from nonet.samples.profiles import ItemColumn, format_profile, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
 from nonet.suggest import join_names
 
 _TABLE_FILES = ("interactions.parquet", "items.parquet")
 _RAY_BYTES = 1e9  # memory of Ray's processes and the driver in runs on one node
+_MIN_DISTINCT_SHARE = 0.9  # of the texts in a column that may be the title
 _COPIED_FILES = ("README", "README.txt", "README.html")  # files that importers copy beside the tables
 
 
@@ -212,6 +213,19 @@ def _format_path(path: Path, base_dir: Path) -> str:
     return os.path.relpath(path, base_dir) if path.is_relative_to(base_dir) else str(path)
 
 
+def _suggest_title(columns: Sequence[ItemColumn]) -> str:
+    """Return a sentence about how to name the title of the items; "" if it is known, or no column is a text."""
+    texts = [column for column in columns if column.kind == "text"]
+    if not texts or any(column.name == "title" for column in columns):
+        return ""
+    candidates = [
+        column.name for column in texts if column.distinct > _MIN_DISTINCT_SHARE * column.filled > 0
+    ]
+    return (
+        f"no column of the items looks like a title: --column title={candidates[0] if candidates else 'NAME'}"
+    )
+
+
 def _build_scenario(
     name: str,
     data_path: Path,
@@ -251,6 +265,8 @@ def _build_scenario(
                 f"the lists {join_names(unused)} of the items are not used; name one, --column categories={unused[0]}, or "
                 "more in tokenizer.vectors of the scenario"
             )
+        if note := _suggest_title(profile.columns):
+            notes.append(note)
     else:
         item_table = None if items is None else read_items(items, table_format)
         log_columns = EventLog(str(base_dir / data["interactions"]), table_format).schema.names

@@ -111,6 +111,8 @@ def as_reward(target: Any, options: Mapping[str, Any] | None = None, *, name: st
         return FunctionReward(target, options)
     try:
         return target(**options)
+    except ConfigError as error:
+        raise ConfigError(f"reward {name or target.__name__!r}: {error}") from error
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(

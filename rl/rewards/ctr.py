@@ -21,7 +21,10 @@ import numpy as np
 from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.known import locate_ids
+from nonet.suggest import join_names
 from nonet.types import Jagged, Rollouts
+
+_SHOWN_RUNS = 5  # in an error
 
 
 class PredictedClick(Reward):
@@ -71,13 +74,20 @@ def _find_checkpoint(folder: Path) -> Path:
     """Return the newest checkpoint in the folder of a run, or the folder itself if it is a checkpoint.
 
     Raises:
-        ConfigError: The folder has no click model.
+        ConfigError: The folder does not exist, or has no click model.
     """
+    if not folder.exists():
+        models = folder.parent.glob("*/checkpoints/step-*/clicks/model.json")
+        runs = sorted({model.parents[3] for model in models}, key=lambda run: run.stat().st_mtime)
+        names = join_names(map(str, runs[-_SHOWN_RUNS:])) if runs else "none"
+        raise ConfigError(
+            f"there is no run {str(folder)!r}; the newest runs of click models in {folder.parent}: {names}"
+        )
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
     checkpoint = checkpoints[-1] if checkpoints else folder
     if not (checkpoint / "clicks" / "model.json").is_file():
         raise ConfigError(
-            f"reward ctr: {folder} holds no click model; give a run of a click model (nonet run ctr), or a checkpoint of it, "
+            f"{folder} holds no click model; give a run of a click model (nonet run ctr), or a checkpoint of it, "
             "such as runs/<id>/checkpoints/step-000123"
         )
     return checkpoint

@@ -10,6 +10,7 @@ import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,15 @@ from nonet.atomic import replace_file
 from nonet.errors import DataError
 from nonet.samples.importers.text_form import detect_text_form, split_lines
 from nonet.samples.sequences import index_items
-from nonet.samples.tables import MISSING, ROLES, TableFormat, check_interactions, check_items
+from nonet.samples.tables import (
+    MISSING,
+    ROLES,
+    TableFormat,
+    check_interactions,
+    check_items,
+    convert_to_seconds,
+    find_unit,
+)
 from nonet.suggest import join_names
 
 Counts = dict[str, int]
@@ -47,7 +56,7 @@ def write_tables(
         columns: Column name in the interactions by role; None if the columns already have the names of the roles.
         item_columns: The same for the items.
         missing: Texts that stand for a missing value.
-        keep_names: Whether columns keep their names, and times their unit; otherwise they get Nonet's.
+        keep_names: Whether columns keep their names; otherwise they get Nonet's. Numeric times keep their unit.
 
     Returns:
         The number of users, items and events.
@@ -55,7 +64,11 @@ def write_tables(
     log = check_interactions(interactions, TableFormat(columns or {}, missing), f"{label} interactions")
     catalogue = check_items(items, TableFormat(item_columns or {}, missing), f"{label} items")
     index_items(log["item_id"], catalogue["item_id"])  # raises DataError if an item is not in the items table
-    tables = {"interactions.parquet": log, "items.parquet": catalogue}
+    time_column = (columns or {}).get("time", (columns or {}).get("timestamp", "timestamp"))
+    tables = {
+        "interactions.parquet": _restore_time_unit(log, interactions[time_column], time_column),
+        "items.parquet": catalogue,
+    }
     if keep_names:
         sources = {ROLES.get(role, role): name for role, name in (item_columns or {}).items()}
         own_names = [sources.get(name, name) for name in catalogue.column_names]
@@ -71,6 +84,30 @@ def write_tables(
             pq.write_table(table, temporary_path, compression="zstd", compression_level=9)
     user_count = len(log["user_id"].unique())
     return {"users": user_count, "items": len(items), "events": len(interactions)}
+
+
+def _restore_time_unit(log: pa.Table, times: pa.ChunkedArray, name: str) -> pa.Table:
+    """Return a checked log with numeric times that are finer than seconds in their own unit, as later files have them.
+
+    Args:
+        log: The log with times in seconds, sorted by the finer times.
+        times: The times as they were read.
+        name: Name of their column, which may end in a unit.
+
+    Returns:
+        The log; unchanged if times in a column called `timestamp` would be read as other seconds.
+    """
+    if pa.types.is_dictionary(times.type) or find_unit(times, name) == "s":
+        return log
+    fine_times: Any = convert_to_seconds(times, name)[1]  # numbers that have a unit finer than seconds
+    column = pa.chunked_array([np.sort(fine_times // 1).astype(np.int64)])
+    try:
+        seconds, _ = convert_to_seconds(column, "timestamp")
+    except ValueError:  # the numbers do not show the unit that the name had
+        return log
+    index = log.column_names.index("timestamp")
+    is_same = np.array_equal(seconds, log["timestamp"].to_numpy())
+    return log.set_column(index, "timestamp", column) if is_same else log
 
 
 def read_csv(path: PathLike, label: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:

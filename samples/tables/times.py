@@ -258,7 +258,7 @@ def find_unit(column: pa.ChunkedArray, name: str) -> str:
     if not is_plain(column.type):
         return "s"
     return get_unit_by_name(name) or get_unit_by_size(
-        float(pc.max(pc.abs(column.cast(pa.float64()))).as_py() or 0)
+        float(pc.max(pc.abs(column.cast(pa.float64(), safe=False))).as_py() or 0)
     )
 
 

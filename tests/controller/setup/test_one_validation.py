@@ -106,7 +106,7 @@ def test_a_plan_refuses_every_wrong_value_that_a_run_refuses(ring, document):
         ({**CLICKS, "sparse": {"tables": {"rating": {"dim": 8}}}}, "is the label"),
         ({"model.memory": {"events": ["nope"]}}, "has no event 'nope'"),
         ({"stages.rl.rollout.catalogue": "in_stock"}, "in_stock"),
-        ({"stages.rl.rewards.click": {"use": "ctr", "model": "none"}}, "holds no click model"),
+        ({"stages.rl.rewards.click": {"use": "ctr", "model": "none"}}, "there is no run 'none'"),
         ({"stages.rl.rewards.diversity": {"column": "nope"}}, "column 'nope'"),
         ({"stages.tokenise": {"epochs": 1}}, "reserved names"),
         ({"roles": {"evaluator": {"engine": "ddp"}}}, "a run has one engine"),

@@ -225,8 +225,11 @@ def test_columns_of_a_separate_file_of_items_can_be_named(refused, new):
     pq.write_table(catalogue().rename_columns(["sku", "label", "price"]), "films.parquet")
     words = ("mine.yaml", "--data", "plays.csv", "--items", "films.parquet", "--column")
     assert "no table of plays.csv and films.parquet has this column" in refused(*words, "title=lable")
+    code, out, _ = new("untitled.yaml", *words[1:-1])
+    assert "no column of the items looks like a title: --column title=label" in out
     code, out, err = new(*words, "title=label")
     assert code == 0, err
+    assert "looks like a title" not in out
     assert "title = label" in out
     assert runs().data.columns["title"] == "label"
 

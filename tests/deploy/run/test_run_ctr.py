@@ -138,8 +138,14 @@ def test_the_reward_says_what_the_model_says_of_the_same_question(whole):
 
 
 def test_a_folder_without_a_click_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no click model"):
+    with pytest.raises(ConfigError, match=r"^reward 'click': .* holds no click model"):
         load_reward("ctr", tmp_path, {"model": str(tmp_path)}, name="click")
+    (tmp_path / "mine/checkpoints/step-000001/clicks").mkdir(parents=True)
+    (tmp_path / "mine/checkpoints/step-000001/clicks/model.json").write_text("{}")
+    with pytest.raises(
+        ConfigError, match=f"there is no run '{tmp_path}/mini'; the newest .*: {tmp_path}/mine$"
+    ):
+        load_reward("ctr", tmp_path, {"model": str(tmp_path / "mini")}, name="click")
     with pytest.raises(CheckpointError, match="holds no click model"):
         ClickModel(tmp_path)
 

@@ -107,6 +107,24 @@ def test_csv_names_are_guessed_and_other_columns_kept(tmp_path):
     ]
 
 
+def test_csv_times_keep_their_unit_unless_only_the_name_of_their_column_shows_it(tmp_path):
+    for number, (times, written) in enumerate(
+        {
+            ("1700000000999", "1700000000123"): [1700000000123, 1700000000999],
+            ("1700000000999000001", "1700000000999000000"): [1700000000999000000, 1700000000999000001],
+            ("1700000001", "1700000000"): [1700000001, 1700000000],  # rows with seconds stay in order
+            ("2023-11-14T22:13:20.9", "2023-11-14T22:13:20.1"): [1700000000, 1700000000],
+            ("5000", "4000"): [4, 5],
+        }.items()
+    ):
+        name = "ts_ms" if times[0] == "5000" else "ts"
+        path = tmp_path / f"{number}.csv"
+        path.write_text(f"user,item,{name}\n" + "".join(f"1,{i},{time}\n" for i, time in enumerate(times)))
+        import_csv(path, tmp_path / f"{number}")
+        log = pq.read_table(tmp_path / f"{number}" / "interactions.parquet")
+        assert log["timestamp"].to_pylist() == written
+
+
 def test_csv_columns_given_win_over_guesses(tmp_path):
     src = (
         _files(tmp_path / "s", x__csv="user_id,buyer,item,date\n1,9,5,2026-11-19\n1,8,4,2026-11-20\n")
