@@ -92,8 +92,8 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Events to evaluate on instead of the run's: interactions.parquet, or a folder with it. "
-            "The users may be new; the items must be known."
+            help="Parquet or CSV file of events to evaluate on instead of the run's, or a folder with interactions.parquet. "
+            "Users may be new; items must be known."
         ),
     ] = None,
     column: ColumnOption = None,

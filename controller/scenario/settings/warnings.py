@@ -8,6 +8,7 @@ from typing import Any
 
 from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, count_held_out
 from nonet.samples.profiles import DataProfile
+from nonet.samples.tables import UNIT_NAMES
 
 TIED_SHARE = (
     0.05  # share of neighbouring events, or of tested users, above which equal timestamps are reported
@@ -37,8 +38,11 @@ def list_data_warnings(
     p, held_out = profile, count_held_out(split)
     is_leave_last_out = split.get("use", "leave_last_out") == "leave_last_out"
     if p.ties > TIED_SHARE and not p.counted:
+        is_finer = p.time_unit != "s"
         yield (
-            f"{p.ties:.0%} of neighbouring events of a user share a timestamp: their order is that of the rows in the file"
+            f"{p.ties:.0%} of neighbouring events of a user share a {'second' if is_finer else 'timestamp'}: their order is that "
+            + (f"of their {UNIT_NAMES[p.time_unit]}, or else " if is_finer else "")
+            + "of the rows in the file"
         )
     if is_leave_last_out and held_out:
         yield from _list_test_warnings(p, int(split.get("test", 1)), held_out)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -268,7 +269,11 @@ def test_ties_and_leaks_are_told_with_their_numbers():
     offsets = np.arange(301) * 4
     tied = measure_profile(offsets, np.arange(1200) % 50, np.tile([0, 86400, 172800, 172800], 300), 50)
     said = list(list_data_warnings(tied, LAST, {"item": 32}))
-    assert any("33% of neighbouring events" in line for line in said)
+    order = "their order is that of the rows in the file"
+    assert f"33% of neighbouring events of a user share a timestamp: {order}" in said
+    finer = list(list_data_warnings(replace(tied, time_unit="ms"), LAST, {}))
+    order = "their order is that of their milliseconds, or else of the rows in the file"
+    assert f"33% of neighbouring events of a user share a second: {order}" in finer
     assert any(
         "100% of the tested users (300 of 300) have a test event at the second" in line for line in said
     )
