@@ -159,7 +159,9 @@ def record_build(build: Callable[[], nn.Module]) -> RecordedBuild | None:
         with warnings.catch_warnings(), _OnMeta(), recorder:
             warnings.simplefilter("ignore")
             model = build()
-    except (NotImplementedError, RuntimeError, ValueError):
+    except (
+        Exception
+    ):  # A model reads values in many ways; an error of the model itself comes again when it is built whole.
         return None
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     plain = [

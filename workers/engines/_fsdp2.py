@@ -130,8 +130,10 @@ class Fsdp2(Ddp):
             return super().clip(sparse_norm)
         self.reshard()
         gradients = self.collect_gradients()
-        squares = sum(float((gradient.double() ** 2).sum()) for gradient in gradients)
-        norm = math.hypot(math.sqrt(self.member.sum_over_trainers(squares)[0]), sparse_norm)
+        scalar_squares = self._shards.sum_scalar_gradients()
+        squares = sum(float((gradient.double() ** 2).sum()) for gradient in gradients if gradient.ndim)
+        all_squares = self.member.sum_over_trainers(squares)[0] + scalar_squares
+        norm = math.hypot(math.sqrt(all_squares), sparse_norm)
         torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip))
         return norm
 

@@ -5,8 +5,8 @@ embeddings and heads, are the root unit: they are gathered by the first forward 
 loss may call any function of the model after `states` or `prefill`. Modules outside the blocks whose weights have fewer bits
 than fp32 are units of their own, because all weights of a unit are computed in one dtype.
 
-A rank's part of a parameter is some of its rows, in fp32: those of a model in bf16 or fp16 are its master weights, which are
-rounded when they are gathered.
+A rank's part of a parameter is some of its rows, in fp32; a single number is whole on every rank. The parts of a model in
+bf16 or fp16 are its master weights, which are rounded when they are gathered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import CheckpointError
 from nonet.workers import to_meta_tensors
 from nonet.workers.engines._blocks import find_blocks
 from nonet.workers.engines._ddp import is_reduced
@@ -63,7 +63,7 @@ class ShardedModel:
         for name, buffer in model.named_buffers():
             _set_buffer(self._skeleton, name, buffer)
         self._sharded: list[Any] = list(model.parameters())  # A DTensor for each parameter.
-        self.parts = [nn.Parameter(sharded.to_local(), sharded.requires_grad) for sharded in self._sharded]
+        self.parts = [nn.Parameter(_get_local(sharded), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
         self._n_gathering = 0  # Nested calls of `gather`.
         self.is_kept = False
@@ -72,12 +72,7 @@ class ShardedModel:
 
     def _divide(self, model: nn.Module) -> list[Any]:
         """Apply fully_shard to the units of a model. Returns the units, the root last."""
-        for name, parameter in model.named_parameters():
-            if not parameter.ndim:
-                raise ConfigError(
-                    f"roles.trainer.engine.use: fsdp2 divides the rows of weights, and {name} is a single number; "
-                    "make it a vector of length 1"
-                )
+        self._scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
         blocks = [block for block in find_blocks(model) if next(block.parameters(), None) is not None]
         uniform = [
             block for block in blocks if len({parameter.dtype for parameter in block.parameters()}) == 1
@@ -144,7 +139,13 @@ class ShardedModel:
         for parameter in unit.parameters():
             if not isinstance(parameter, DTensor) and is_reduced(parameter):
                 parameter.data = parameter.data.float()
-        fully_shard(unit, mesh=self.mesh, reshard_after_forward=releases, mp_policy=policy)
+        fully_shard(
+            unit,
+            mesh=self.mesh,
+            reshard_after_forward=releases,
+            mp_policy=policy,
+            ignored_params=self._scalars,
+        )
 
     def move_to(self, group: Any, *, keeps_part: bool) -> ShardedModel:
         """Return the model divided among the ranks of another process group.
@@ -185,7 +186,8 @@ class ShardedModel:
         buffers = dict(self.module.named_buffers())
         for name, whole in named:
             if name in part_by_name:
-                part_by_name[name].copy_(select_rows(whole.to(self._device), self.mesh))
+                part = part_by_name[name]
+                part.copy_(select_rows(whole.to(self._device), self.mesh) if part.ndim else whole)
             elif name in buffers:
                 buffers[name].copy_(whole)
         self._has_weights = True
@@ -240,10 +242,17 @@ class ShardedModel:
             if part.requires_grad:
                 gradient = part.grad
                 if gradient is None:
-                    gradient = torch.zeros_like(part) if sharded.grad is None else sharded.grad.to_local()
+                    gradient = torch.zeros_like(part) if sharded.grad is None else _get_local(sharded.grad)
                     part.grad = gradient
                 gradients.append(gradient)
         return gradients
+
+    def sum_scalar_gradients(self) -> float:
+        """Sum the gradients of single numbers over the ranks, and return the sum of their squares. All ranks must call it."""
+        gradients = [part.grad for part in self.parts if not part.ndim and part.grad is not None]
+        for gradient in gradients:
+            torch.distributed.all_reduce(gradient, group=self._group)
+        return sum(float(gradient.double() ** 2) for gradient in gradients)
 
     def drop_gradients(self) -> None:
         """Release all gradients."""
@@ -285,7 +294,8 @@ class ShardedModel:
         self._has_weights = True
         for name, part in zip(self._dtype_by_name, self.parts, strict=True):
             if name in masters:
-                part.copy_(select_rows(masters[name].to(part.device), self.mesh))
+                whole = masters[name].to(part.device)
+                part.copy_(select_rows(whole, self.mesh) if part.ndim else whole)
 
     def gather_like(self, part: Tensor, index: int) -> Tensor:
         """Gather a tensor of the shape of a parameter, given by its index, from the parts of all ranks."""
@@ -305,6 +315,11 @@ class ShardedModel:
             raise CheckpointError(
                 "the number of trainers changed, and with it the part of the weights that each has: load a checkpoint first"
             )
+
+
+def _get_local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; a single number is whole on every rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def select_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:

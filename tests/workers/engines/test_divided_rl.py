@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from forked_roles import played
+from likes_world import make_likes
 from ring_world import Ring
 
 QWEN3 = (
@@ -43,12 +44,12 @@ def ring(tmp_path_factory):
     return Ring(tmp_path_factory.mktemp("ring"))
 
 
-def compare(ring, folder, acts, changes, rel=1e-5):
+def compare(scenario, folder, acts, changes, rel=1e-5):
     """Check that the records of two ranks that divide the model are those of two ranks with the whole model."""
     records = {}
     for engine in ("ddp", "fsdp2"):
         own = [*changes, f"roles.trainer.engine.use={engine}"]
-        records[engine] = played(ring.scenario, folder / engine, acts, changes=own, trainers=2)[0]["records"]
+        records[engine] = played(scenario, folder / engine, acts, changes=own, trainers=2)[0]["records"]
     assert records["fsdp2"]
     for divided, whole in zip(records["fsdp2"], records["ddp"], strict=True):
         assert divided == pytest.approx(whole, rel=rel, abs=1e-6)
@@ -69,7 +70,16 @@ RL_ACTS = [
 
 def test_steps_of_rl_with_a_reference_are_those_of_whole_models(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
-    compare(ring, tmp_path, RL_ACTS[:5], changes)
+    compare(ring.scenario, tmp_path, RL_ACTS[:5], changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_click_model_with_a_single_number_takes_the_steps_of_whole_models(tmp_path, optimizer):
+    scenario = make_likes(tmp_path) / "likes.yaml"
+    begun = [["begin", "train"], ["train", "train", 0, 4], ["save", "half"], ["train", "train", 4, 6]]
+    changes = ["model.dropout=0.0", f"stages.train.optimizer={{use: {optimizer}}}"]
+    compare(scenario, tmp_path, [*begun, ["load", "half", "train"], ["train", "train", 4, 6]], changes)
 
 
 @pytest.mark.slow
@@ -82,24 +92,24 @@ def test_a_new_process_group_of_the_same_ranks_keeps_the_weights(ring, tmp_path)
         ["begin", "rl"],
         ["update", "rl", 1, 3],
     ]
-    compare(ring, tmp_path, [*begun, *again], [*UNEQUAL, *MODELS["decoder"]])
+    compare(ring.scenario, tmp_path, [*begun, *again], [*UNEQUAL, *MODELS["decoder"]])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_kind_of_model_takes_the_steps_of_whole_models(ring, tmp_path, model):
     changes = [*UNEQUAL, *MODELS[model], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
-    compare(ring, tmp_path, RL_ACTS, changes, rel=1e-4)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_takes_the_steps_of_whole_models(ring, tmp_path, algorithm):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
-    compare(ring, tmp_path, RL_ACTS, changes, rel=1e-4)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], "stages.rl.mismatch={correct: token_clip}"]
-    compare(ring, tmp_path, RL_ACTS, changes, rel=1e-4)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
