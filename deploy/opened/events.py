@@ -14,7 +14,7 @@ from nonet.deploy.opened.posted import check_event
 from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory
-from nonet.samples.tables import IdKind
+from nonet.samples.tables import IdKind, as_numbers
 
 MAX_PER_REQUEST = 1000
 """Maximum number of items of an answer, of items to score, and of events in a post."""
@@ -97,14 +97,22 @@ class EventReader:
             item_index: The dense index of its item.
             time: Its unix seconds.
         """
+        values = self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults)
         converted = {
             "item": item_index,
             "time": time,
             "event": event.get("event"),
-            "values": self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults),
+            "values": {name: self._hash_text(name, value) for name, value in values.items()},
         }
         check_event(converted, self.histories.defaults, self.histories.kinds)
         return converted
+
+    def _hash_text(self, name: str, value: Any) -> Any:
+        """Return the number that stands for a text in a column of ids or texts; other values as they are."""
+        default = self.histories.defaults.get(name)
+        if not isinstance(value, str) or default is None or default.dtype.kind == "f":
+            return value
+        return int(as_numbers(np.array([value]))[0])
 
     def convert_time(self, time: Any) -> int:
         """Return the time of a request as unix seconds; None is the present. Raises Refused for a wrong one."""

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
 from nonet.deploy.opened import OpenedRun, RequestFeatures, read_run_interactions
+from nonet.errors import DataError
+from nonet.suggest import join_names
 
 _ROWS_PER_CHUNK = 4096  # whose questions are made, and whose scores are written, at once
 _ROWS_PER_BATCH = 256  # that the model computes at once
@@ -40,6 +42,11 @@ def score_rows(run: str, data: Path, out: Path, columns: Mapping[str, str] | Non
     version = opened_run.registry.serving.default or opened_run.publish_newest().number
     engine = opened_run.load_engine(opened_run.registry.read_version(version))
     features = RequestFeatures.from_run(opened_run, posts=False)
+    if absent := [name for name in features.value_columns if name not in rows.column_names]:
+        own_names = join_names(opened_run.vocabulary.get_own_columns(absent))
+        raise DataError(
+            f"{data}: no column {own_names}, which the model reads; add it, empty where it is not known"
+        )
     fields = [rows.schema.field(name) for name in ("user_id", "item_id")]
     fields.append(pa.field("timestamp", pa.timestamp("s", "UTC")))
     schema = pa.schema(

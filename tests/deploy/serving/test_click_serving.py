@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from likes_world import HOUR, add_columns, change_scenario, make_click_run, make_likes, open_click_data
@@ -26,6 +27,9 @@ from nonet.samples.sequences.sequences import TEST
 def run(tmp_path_factory):
     folder = make_likes(tmp_path_factory.mktemp("clicks"))
     add_columns(folder)
+    log = pq.read_table(folder / "interactions.parquet")
+    device = pa.array(["tv" if age % 2 else "phone" for age in log["age"].to_pylist()])
+    pq.write_table(log.append_column("device", device), folder / "interactions.parquet")
     scenario = change_scenario(
         folder,
         data={"join": {"item": {"use": str(folder / "deals"), "columns": ["deal", "discount"]}}},
@@ -34,7 +38,7 @@ def run(tmp_path_factory):
                 "user": {},
                 "item": {"features": ["item", "liked"]},
                 "disliked": {},
-                "facts": {"features": ["brand", "price", "deal", "discount", "age"]},
+                "facts": {"features": ["brand", "price", "deal", "discount", "age", "device"]},
                 "moment": {"features": ["hour", "recency", "activity", "taste"]},
             }
         },
@@ -155,6 +159,36 @@ def test_a_file_is_scored_with_the_evaluator_s_probability_of_each_test_event(ru
     rows = [place[int(seq.user_id[seq.user[at]]), 1000 + int(seq.item[at])] for at in index]
     expected = np.load(run.results / "train.npz")["test"]
     np.testing.assert_allclose(table["score"].to_numpy()[rows], expected, atol=1e-6)
+
+
+def test_a_file_without_a_column_that_the_model_reads_is_refused(run, tmp_path):
+    log = pq.read_table(run.path.parent / "interactions.parquet")
+    pq.write_table(log.drop_columns("device"), tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="no column device, which the model reads; add it, empty where"):
+        score_rows(str(run.path), tmp_path / "log.parquet", tmp_path / "scores.parquet")
+    assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_events_take_text_in_columns_that_had_text(run, client):
+    scores = {}
+    for device in ("tv", "phone"):
+        event = {"item": 1006, "values": {"rating": 5, "device": device}}
+        given = ask(client, "/score", history=[event], items=[1002], time="1970-01-03T00:00:00")
+        scores[device] = given["items"][0]["score"]
+        asked = ask(
+            client,
+            "/score",
+            history=[1006],
+            values={"device": device},
+            items=[1002],
+            time="1970-01-03T00:00:00",
+        )
+        assert asked["items"][0]["score"] != scores[device]  # the other event has no rating
+        posted = ask(client, "/events", user=8000, events=[event], id=f"of {device}")
+        assert posted["accepted"] == 1
+    assert scores["tv"] != scores["phone"]
+    wrong = ask(client, "/events", 422, user=8000, events=[{"item": 1006, "values": {"rating": "good"}}])
+    assert "rating: 'good' is not a number" in wrong["error"]["message"]
 
 
 def test_separate_services_score_as_one_process_does(run, client):
