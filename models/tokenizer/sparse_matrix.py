@@ -120,6 +120,8 @@ def compute_tfidf(texts: Iterable[Sequence[str]]) -> SparseMatrix:
 def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
     """Compute the left singular vectors times singular values ** power, [I, min(dim, I, F)] float32.
 
+    One thread computes them: several round differently, so that items would get other codes on another machine.
+
     Args:
         matrix: The matrix [I, F].
         dim: Maximum number of singular vectors.
@@ -127,6 +129,18 @@ def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: 
         name: Name of the source; with the seed, it determines the start vectors.
         power: Exponent of the singular values.
     """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _compute_svd(matrix, dim, seed, name, power)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, power: float) -> np.ndarray:
+    """Compute the result of `compute_svd` with the current number of threads."""
     import torch
 
     matrix_IF, matrix_FI = matrix.to_tensor(), matrix.transpose().to_tensor()

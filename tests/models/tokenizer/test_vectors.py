@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer.semantic_ids import check_tokenizer
@@ -66,6 +67,21 @@ def test_svd_equals_numpys_up_to_sign():
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :4] * s[:4]), atol=1e-3)  # float32, values near 30
     root = compute_svd(SparseMatrix(row, column, a[row, column], a.shape), 4, 3, "x", power=0.5)
     np.testing.assert_allclose(np.abs(root), np.abs(u[:, :4] * s[:4] ** 0.5), atol=1e-3)
+
+
+def test_vectors_do_not_depend_on_the_number_of_threads():
+    draw = np.random.default_rng(0)
+    row, column = draw.integers(0, 6000, 90_000), draw.integers(0, 500, 90_000)
+    matrix = SparseMatrix(row, column, np.ones(len(row), np.float32), (6000, 500))
+    found, before = {}, torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found[threads] = compute_svd(matrix, 32, 3, "x")
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(found[1], found[3])
 
 
 def test_cooccurrence_equals_a_plain_count():
