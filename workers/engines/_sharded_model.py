@@ -11,6 +11,7 @@ bf16 or fp16 are its master weights, which are rounded when they are gathered.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import wraps
@@ -168,6 +169,7 @@ class ShardedModel:
 
     def copy_frozen(self) -> nn.Module:
         """Return a copy of the model in evaluation mode, which is divided in the same way and is not trained."""
+        gc.collect()  # Copies that were dropped are reference cycles, which would keep their memory for a while.
         self.reshard()
         structure = copy_structure(self._skeleton)
         state_names = set(structure.state_dict())

@@ -56,6 +56,7 @@ def ran(ring, folder, engine, optimizer, trainers, acts, data=None, more=()):
     return [record["loss"] for record in ranks[0]["records"]]
 
 
+@pytest.mark.slow  # test_divided_rl.py has a case of each kind of step, and the shards of a checkpoint below another
 def test_two_ranks_of_fsdp2_take_the_steps_of_one_process(ring, tmp_path):
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
     alone = ran(ring, tmp_path / "alone", "ddp", "muon", 1, acts)
@@ -143,7 +144,7 @@ def test_muon_and_deepspeed_do_not_go_together(ring):
         load_scenario(ring.scenario, [change])
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_ranks_write_shards_in_turn_and_one_process_reads_them(ring, tmp_path, engine):
     """Weights and moments in files of 4 KiB: what a rank alone goes on with is what both went on with."""
     shards, acts = (
