@@ -136,14 +136,15 @@ class ClickRequestFeatures(RequestFeatures):
         return newest
 
     def _convert_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the values of a request to those of columns. Raises Refused for a wrong column or value."""
+        """Convert the values of a request to those of columns; None is a missing value. Raises Refused for a wrong one."""
         values = self.vocabulary.rename_values(values, self._columns)
         for name in values:
             if name not in self._columns:
                 known = ", ".join(self._columns) or "none"
                 raise Refused("bad_column", f"values: the model reads no column {name!r}; columns: {known}")
+        missing = make_missing_values({name: self._columns[name] for name in values})
         try:
-            return convert_values(values, self._columns)
+            return missing | convert_values(values, self._columns)
         except ConfigError as error:
             raise Refused("bad_value", f"values: {error}") from None
 

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from likes_world import HOUR, add_columns, change_scenario, make_click_run, make_likes, open_click_data
@@ -167,6 +168,33 @@ def test_a_file_without_a_column_that_the_model_reads_is_refused(run, tmp_path):
     with pytest.raises(DataError, match="no column device, which the model reads; add it, empty where"):
         score_rows(str(run.path), tmp_path / "log.parquet", tmp_path / "scores.parquet")
     assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_an_empty_cell_of_a_scored_file_is_a_missing_value_and_not_that_of_the_newest_event(
+    run, client, tmp_path
+):
+    log = pq.read_table(run.path.parent / "interactions.parquet")
+    rows = log.filter(pc.equal(log["user_id"], 110)).slice(12, 1)
+    tables = {
+        "given": rows,
+        "empty": rows.set_column(
+            rows.schema.get_field_index("device"), "device", pa.array([None], pa.string())
+        ),
+    }
+    scores = {}
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        score_rows(str(run.path), tmp_path / f"{name}.parquet", tmp_path / "scores.parquet")
+        scores[name] = pq.read_table(tmp_path / "scores.parquet")["score"][0].as_py()
+    asked = {"user": 110, "items": rows["item_id"].to_pylist(), "time": rows["timestamp"][0].as_py()}
+    age = rows["age"][0].as_py()
+    answers = {
+        "empty": ask(client, "/score", values={"device": None, "age": age}, **asked),
+        "given": ask(client, "/score", values={"age": age}, **asked),  # the user has one device
+    }
+    for name, answer in answers.items():
+        assert answer["items"][0]["score"] == pytest.approx(scores[name], abs=1e-6)
+    assert scores["given"] != scores["empty"]
 
 
 def test_events_take_text_in_columns_that_had_text(run, client):
