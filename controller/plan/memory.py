@@ -76,7 +76,7 @@ def estimate_worker_memory(
             fixed["rows before they changed"] = old_row_bytes
         working |= _estimate_step_bytes(role, workers, size)
         recompute = role.engine is not None and bool(role.engine.get_options().get("recompute"))
-        if workers > 1 and _get_zero_stage(role) == 3:
+        if _has_divided_weights(role, workers):
             takes_whole = kind.rolls_out or scenario.model.make_vote_options() is not None
             # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
             temporaries = _count_moment_bytes(size, options.optimizer.use) - size.learned * 4.0
@@ -162,19 +162,19 @@ def _estimate_trained_bytes(
         size: The shape of the model.
         optimizer: The name of the dense optimizer.
     """
-    zero_stage = _get_zero_stage(role)
-    weights = size.parameters * size.weight_bytes
-    if zero_stage == 3 and workers > 1:  # Parts are in fp32; frozen weights are whole on every rank.
-        weights = size.learned * 4.0 / workers + size.frozen * size.weight_bytes
+    zero_stage, is_divided = _get_zero_stage(role), _has_divided_weights(role, workers)
+    weights = copied = size.parameters * size.weight_bytes
+    if is_divided:  # Parts are in fp32; frozen weights are whole on every rank, and copies share them.
+        copied = size.learned * 4.0 / workers
+        weights = copied + size.frozen * size.weight_bytes
     parts = {"weights": weights}
     if not _has_host_optimizer(role):
         optimizer_used = (
             optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
         )
         parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / (workers if zero_stage else 1)
-        if (zero_stage < 3 or workers == 1) and (master_bytes := _count_master_bytes(role, workers, size)):
+        if not is_divided and (master_bytes := _count_master_bytes(role, workers, size)):
             parts["optimizer"] += master_bytes
-    copied = weights if zero_stage < 3 or workers == 1 else size.learned * 4.0 / workers
     parts |= {name: float(copied * count) for name, count in model_copies.items() if count}
     if copy_count := _count_copies(role, workers)[0]:
         parts["copy"] = weights * copy_count
@@ -225,9 +225,8 @@ def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str,
 
 def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:
     """Return the bytes of gradients on each rank, which ZeRO divides from stage 2 on; in fp32 if weights are divided."""
-    zero_stage = _get_zero_stage(role)
-    gradient_bytes = 4 if zero_stage == 3 and workers > 1 else size.weight_bytes
-    return size.learned * gradient_bytes / (workers if zero_stage >= 2 else 1)
+    gradient_bytes = 4 if _has_divided_weights(role, workers) else size.weight_bytes
+    return size.learned * gradient_bytes / (workers if _get_zero_stage(role) >= 2 else 1)
 
 
 def _estimate_gathered_bytes(size: ModelSize, takes_whole: bool) -> float:
@@ -246,6 +245,11 @@ def _estimate_gathered_bytes(size: ModelSize, takes_whole: bool) -> float:
 def _get_zero_stage(role: Role) -> int:
     """Return the ZeRO stage of the role's engine; 0 if it has no engine."""
     return role.engine.spec.divides(role.engine.get_options()) if role.engine else 0
+
+
+def _has_divided_weights(role: Role, workers: int) -> bool:
+    """Return whether each of several ranks keeps a part of the weights, in fp32."""
+    return workers > 1 and _get_zero_stage(role) == 3
 
 
 def _count_copies(role: Role, workers: int) -> tuple[float, float]:

@@ -23,22 +23,8 @@ _OVERWRITES = {"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "ber
 
 
 _FACTORIES = {
-    getattr(torch, name)
-    for name in [
-        "empty",
-        "zeros",
-        "ones",
-        "full",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "arange",
-        "linspace",
-        "eye",
-        "tri",
-    ]
-    if hasattr(torch, name)
+    *(torch.empty, torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace),
+    *(torch.rand, torch.randn, torch.randint, torch.randperm),
 }
 """Functions that are called on the meta device; tensors of given values are made on the CPU."""
 

@@ -224,7 +224,7 @@ class Fsdp2(Ddp):
             return
         self.reshard()
         load_model(self.model, folder)
-        self._shards.load_masters(read_masters(folder) if optimizer else {})
+        self._shards.take_whole(read_masters(folder).items() if optimizer else ())
         self.optimizer = self.make_optimizer()
         if optimizer:
             self.load_optimizer(folder, self._select_part)

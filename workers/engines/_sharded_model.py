@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -289,15 +289,6 @@ class ShardedModel:
         for (name, dtype), sharded in zip(self._dtype_by_name.items(), self._sharded, strict=True):
             if dtype.itemsize < 4:
                 yield name, gather_tensor(sharded.detach())
-
-    @torch.no_grad()
-    def load_masters(self, masters: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts of whole fp32 master weights; those that are missing stay the weights that were loaded."""
-        self._has_weights = True
-        for name, part in zip(self._dtype_by_name, self.parts, strict=True):
-            if name in masters:
-                whole = masters[name].to(part.device)
-                part.copy_(select_rows(whole, self.mesh) if part.ndim else whole)
 
     def gather_like(self, part: Tensor, index: int) -> Tensor:
         """Gather a tensor of the shape of a parameter, given by its index, from the parts of all ranks."""

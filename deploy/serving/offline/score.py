@@ -39,14 +39,14 @@ def score_rows(run: str, data: Path, out: Path, columns: Mapping[str, str] | Non
     """
     opened_run = OpenedRun.open(run, verb="score")
     rows = read_run_interactions(str(data), opened_run.vocabulary, keep_order=True, columns=columns or {})
-    version = opened_run.registry.serving.default or opened_run.publish_newest().number
-    engine = opened_run.load_engine(opened_run.registry.read_version(version))
     features = RequestFeatures.from_run(opened_run, posts=False)
     if absent := [name for name in features.value_columns if name not in rows.column_names]:
         own_names = join_names(opened_run.vocabulary.get_own_columns(absent))
         raise DataError(
             f"{data}: no column {own_names}, which the model reads; add it, empty where it is not known"
         )
+    version = opened_run.registry.serving.default or opened_run.publish_newest().number
+    engine = opened_run.load_engine(opened_run.registry.read_version(version))
     fields = [rows.schema.field(name) for name in ("user_id", "item_id")]
     fields.append(pa.field("timestamp", pa.timestamp("s", "UTC")))
     schema = pa.schema(

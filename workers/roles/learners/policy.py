@@ -99,8 +99,7 @@ class PolicyLearner(StageLearner):
             weights = self._gather_reference(self.reference)
             if rank == 0:
                 parts.append(partial(_write_tensors, "reference", weights))
-            rows = copy_to_host(self.reference.to_row_tensors())
-            if rank == 0 and rows:
+            if rank == 0 and (rows := copy_to_host(self.reference.to_row_tensors())):
                 parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
             parts.append(partial(_write_tensors, "critic", copy_to_host(self.critic.get_tensors())))
