@@ -77,12 +77,9 @@ def estimate_worker_memory(
         working |= _estimate_step_bytes(role, workers, size)
         recompute = role.engine is not None and bool(role.engine.get_options().get("recompute"))
         if _has_divided_weights(role, workers):
-            takes_whole = kind.rolls_out or scenario.model.make_vote_options() is not None
             # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
             temporaries = _count_moment_bytes(size, options.optimizer.use) - size.learned * 4.0
-            working["gathered weights"] = max(
-                _estimate_gathered_bytes(size, takes_whole), temporaries / workers
-            )
+            working["gathered weights"] = max(_estimate_gathered_bytes(size), temporaries / workers)
     elif "weights" in keepers:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
@@ -229,17 +226,14 @@ def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:
     return size.learned * gradient_bytes / (workers if _get_zero_stage(role) >= 2 else 1)
 
 
-def _estimate_gathered_bytes(size: ModelSize, takes_whole: bool) -> float:
-    """Estimate the bytes of weights and gradients that an engine that divides them gathers at once.
+def _estimate_gathered_bytes(size: ModelSize) -> float:
+    """Estimate the bytes of weights and gradients that a step of an engine that divides them gathers at once.
 
-    Args:
-        size: The shape of the model.
-        takes_whole: Whether the weights are gathered whole, for rollouts, exact metrics or the fit of a memory.
+    Passes without gradients, such as those of rollouts, gather less.
     """
     block = (size.matrices or size.learned) / max(1, size.layers)
     around = max(0.0, size.learned - block * size.layers)
-    in_steps = block * _GATHERED_BLOCKS + around * _GATHERED_AROUND
-    return size.weight_bytes * max(in_steps, size.learned if takes_whole else 0.0)
+    return size.weight_bytes * (block * _GATHERED_BLOCKS + around * _GATHERED_AROUND)
 
 
 def _get_zero_stage(role: Role) -> int:

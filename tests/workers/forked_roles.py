@@ -130,7 +130,8 @@ class Rank:
             self.rollout.place = Place("rollout", self.rank, self.ask["trainers"], peers=peers)
             self.rollout.open(self.folders)
         self.rollout.apply(step, sparse=self._export_all(step))
-        part, request = (self.rank, self.ask["trainers"]), RolloutRequest(stage, step, width, step)
+        part = self.rank, self.ask["trainers"]
+        request = RolloutRequest(stage, step, width, step, chunk=3)  # Ranks have different numbers of chunks.
         return self.rollout.generate_group(self.stages[stage].users, part, request)
 
     def update(self, stage, start, stop):

@@ -1,12 +1,9 @@
 from ._ddp import Ddp as Ddp
 from ._ddp import compute_clip_factor as compute_clip_factor
 from ._division import copy_frozen as copy_frozen
-from ._division import drop_whole as drop_whole
-from ._division import gather_model as gather_model
 from ._division import gather_tensor as gather_tensor
 from ._division import is_divided as is_divided
-from ._division import is_kept_whole as is_kept_whole
-from ._division import keep_whole as keep_whole
+from ._division import join_passes as join_passes
 from ._meter import MEASURED as MEASURED
 from ._meter import StepMeter as StepMeter
 from ._meter import measure_matmul_rate as measure_matmul_rate

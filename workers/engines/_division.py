@@ -1,7 +1,7 @@
 """Models whose weights are divided among ranks, as losses and rollouts see them; for whole models nothing changes.
 
-A divided model gathers the weights that a pass needs. So a pass is a collective call: all ranks take the same number of them,
-or gather the whole model first (`gather_model`).
+A divided model gathers the weights that a pass needs. So a pass is a collective call: all ranks take the same number of them.
+Where their numbers differ and no gradients are needed, ranks that are done take part in the passes of others (`join_passes`).
 """
 
 from __future__ import annotations
@@ -24,36 +24,17 @@ def is_divided(model: Any) -> bool:
 
 
 @contextmanager
-def gather_model(*models: Any) -> Iterator[None]:
-    """Keep the whole weights of models on every rank, for passes without gradients of which ranks take different numbers.
+def join_passes(model: Any) -> Iterator[None]:
+    """Let the ranks of a divided model take different numbers of passes without gradients.
 
-    All ranks must enter and leave it together if a model is divided.
+    A rank that has taken its passes takes part in those of the other ranks before it leaves. All ranks must enter it together
+    if the model is divided, and must not begin other collective calls in it.
     """
-    divisions = [getattr(model, DIVISION) for model in models if is_divided(model)]
-    for division in divisions:
-        division.gather()
-    try:
+    if not is_divided(model):
         yield
-    finally:
-        for division in divisions:
-            division.release()
-
-
-def keep_whole(model: Any) -> None:
-    """Keep the whole weights of a divided model on every rank until `drop_whole`. All ranks must call it."""
-    if is_divided(model):
-        getattr(model, DIVISION).keep()
-
-
-def drop_whole(model: Any) -> None:
-    """Release the weights that `keep_whole` keeps."""
-    if is_divided(model):
-        getattr(model, DIVISION).drop()
-
-
-def is_kept_whole(model: Any) -> bool:
-    """Return whether a rank may take a pass of a model alone."""
-    return not is_divided(model) or getattr(model, DIVISION).is_kept
+        return
+    with getattr(model, DIVISION).join_passes():
+        yield
 
 
 def copy_frozen(model: Any) -> Any:

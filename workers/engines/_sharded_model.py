@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -48,7 +49,6 @@ class ShardedModel:
         mesh: The device mesh of the ranks.
         parts: This rank's part of each parameter, which shares the memory of the module's.
         shapes: Shape of each whole parameter.
-        is_kept: Whether `keep` keeps the whole weights.
     """
 
     def __init__(self, model: nn.Module, group: Any, device: torch.device):
@@ -66,8 +66,7 @@ class ShardedModel:
         self._sharded: list[Any] = list(model.parameters())  # A DTensor for each parameter.
         self.parts = [nn.Parameter(_get_local(sharded), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
-        self._n_gathering = 0  # Nested calls of `gather`.
-        self.is_kept = False
+        self._is_joined = False
         self._copies: WeakSet[ShardedModel] = WeakSet()
         setattr(model, DIVISION, self)
 
@@ -95,7 +94,10 @@ class ShardedModel:
             if hasattr(model, name):
                 self._register_pass(model, name)
         units: list[Any] = [*reduced, *blocks, model]
-        self._releasing_units = set(map(id, blocks))
+        self._blocks: list[Any] = blocks
+        for first_block in blocks[:1]:
+            # With `prepend`, the hook runs before the one that gathers the block's weights.
+            first_block.register_forward_pre_hook(self._announce_pass, prepend=True)
         for unit in units:
             # Losses are divided by the number of targets on all ranks, so gradients are summed. A unit sums
             # those of all its parameters, also where a rank has used only some.
@@ -201,39 +203,42 @@ class ShardedModel:
             part.copy_(other_part)
         self._has_weights = True
 
-    def gather(self) -> None:
-        """Gather all weights on every rank and keep them until `release`, for passes without gradients."""
+    @contextmanager
+    def join_passes(self) -> Iterator[None]:
+        """Let ranks take different numbers of passes without gradients (`_division.join_passes`).
+
+        The weights outside the blocks stay gathered on every rank meanwhile.
+        """
         self._check_weights()
-        self._n_gathering += 1
-        if self._n_gathering == 1:
-            for unit in self._units:
-                unit.set_reshard_after_forward(False, recurse=False)
+        for unit in self._units:
+            if unit not in self._blocks:
                 unit.unshard()
+        self._is_joined = True
+        try:
+            yield
+        finally:
+            self._is_joined = False
+        while self._blocks and self._count_passing_ranks(passing=False):
+            for block in self._blocks:
+                block.unshard()
+                block.reshard()
+        self.reshard()
 
-    def release(self) -> None:
-        """Release the weights after the same number of calls of `gather`."""
-        self._n_gathering -= 1
-        if not self._n_gathering:
-            for unit in self._units:
-                unit.set_reshard_after_forward(id(unit) in self._releasing_units, recurse=False)
-            self.reshard()
+    def _announce_pass(self, *_: Any) -> None:
+        """Tell ranks that have taken all their passes that this rank begins one, in which they gather the blocks too."""
+        if self._is_joined:
+            self._count_passing_ranks(passing=True)
 
-    def keep(self) -> None:
-        """Gather all weights on every rank and keep them until `drop`."""
-        if not self.is_kept:
-            self.gather()
-            self.is_kept = True
-
-    def drop(self) -> None:
-        """Release the weights that `keep` keeps."""
-        if self.is_kept:
-            self.is_kept = False
-            self.release()
+    def _count_passing_ranks(self, passing: bool) -> Tensor:
+        """Return the number of ranks that begin a pass, on the device. All ranks must call it."""
+        count = torch.tensor(int(passing), device=self._device)
+        torch.distributed.all_reduce(count, group=self._group)
+        return count
 
     def reshard(self) -> None:
-        """Release the weights that passes of this model and of its copies have left gathered, unless `gather` keeps them."""
+        """Release the weights that passes of this model and of its copies have left gathered."""
         for sharded in (self, *self._copies):
-            for unit in sharded._units if not sharded._n_gathering else ():
+            for unit in sharded._units:
                 unit.reshard()
 
     def collect_gradients(self) -> list[Tensor]:

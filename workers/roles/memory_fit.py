@@ -34,7 +34,7 @@ from nonet.samples.batches import (
 )
 from nonet.samples.sequences import VALID
 from nonet.workers import StepShare
-from nonet.workers.engines import gather_model
+from nonet.workers.engines import join_passes
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import Membership, split_evenly
 
@@ -108,7 +108,7 @@ class MemoryFit:
         rows = share.pull_frozen_rows(self.sparse)
         self.sparse.stop()
         self.model.eval()
-        with gather_model(self.model):
+        with join_passes(self.model):
             chunk_votes = [
                 self._compute_chunk_votes(users[part], positions[part], chunk.batch, chunk.spread(rows))
                 for part, chunk in zip(parts, share, strict=True)

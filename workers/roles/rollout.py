@@ -46,7 +46,7 @@ from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim, list_training_tensors
-from nonet.workers.engines import is_divided, is_kept_whole, keep_whole
+from nonet.workers.engines import is_divided, join_passes
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 
@@ -122,7 +122,6 @@ class Rollout(DistributeWorker):
         newly_absent = self._count_newly_absent()
         if (trainer := self.place.peers.get("trainer")) is not None:
             self._recommender.model = trainer.model
-            keep_whole(trainer.model)  # Ranks generate for different numbers of prompts.
         if dense:
             self._incoming.swap(version)
         self._version = -1  # Valid only after the rows are loaded too.
@@ -230,14 +229,10 @@ class Rollout(DistributeWorker):
                 f"rollout-{self.rank} has weights of version {self._version}, but version {request.version} is required: apply "
                 "that version first"
             )
-        if not is_kept_whole(self._recommender.model):
-            raise StaleVersion(
-                f"rollout-{self.rank} shares the divided weights of its trainer, which has trained since version "
-                f"{self._version} was applied: apply a version again"
-            )
         one_per_prompt = np.ones(len(users), np.int64)  # A chunk is limited by its number of prompts.
         chunks = split_by_size(one_per_prompt, request.chunk or max(1, len(users)))
-        rollouts = concat_rows([self._generate_chunk(users[c], positions[c], request) for c in chunks])
+        with join_passes(self._recommender.model):  # Ranks have different numbers of chunks.
+            rollouts = concat_rows([self._generate_chunk(users[c], positions[c], request) for c in chunks])
         if request.blind:  # No prompt has a target.
             rollouts["target"] = Jagged(rollouts["target"].values[:0], np.zeros(len(users) + 1, np.int64))
         return rollouts

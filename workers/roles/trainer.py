@@ -25,7 +25,7 @@ from nonet.plugins import load_heavy
 from nonet.samples.batches import locate_events
 from nonet.workers import OutgoingWeights, SaveOptions, write_base
 from nonet.workers.devices import claim, get_device
-from nonet.workers.engines import EngineRuntime, StepMeter, build_engine, drop_whole
+from nonet.workers.engines import EngineRuntime, StepMeter, build_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.learner import LearnerContext, StageLearner
 from nonet.workers.roles.memory_fit import MemoryFit
@@ -120,7 +120,6 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage with a fresh optimizer and a new learner."""
-        drop_whole(self.model)
         self._restart_optimizer(stage)
         self._learner = self._make_learner(stage)
         self._learner.begin()
@@ -132,7 +131,6 @@ class Trainer(DistributeWorker):
         Returns:
             One record per step (`SupervisedLearner.train`).
         """
-        drop_whole(self.model)
         return self.get_learner(stage).train(start, stop)
 
     @method(collect="first", request=Replicate, beams=Shard, scores=Shard)
@@ -151,7 +149,6 @@ class Trainer(DistributeWorker):
             groups without their user's next item), prompts, exact entropy and kl_exact of a few prompts, the mean score per
             beam of each reward as `reward.<name>`, their weighted sum as `reward`, lr, norm and seconds.
         """
-        drop_whole(self.model)
         return self.get_learner(request.stage).update(request, beams, scores)
 
     @method(collect="sum", beams=Shard, while_offloaded=True)
@@ -254,7 +251,6 @@ class Trainer(DistributeWorker):
             folder: Folder of the checkpoint.
             stage: Stage to continue, whose optimizer and learner are also restored; None to load only the weights.
         """
-        drop_whole(self.model)
         if stage is not None:
             self._restart_optimizer(stage)
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)

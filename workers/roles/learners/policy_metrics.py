@@ -14,7 +14,7 @@ from nonet.models.generation import move_batch
 from nonet.models.policy import compute_catalogue_log_prob, compute_kl, entropy
 from nonet.rl.algorithms import Algorithm
 from nonet.workers import FrozenPolicy
-from nonet.workers.engines import gather_model
+from nonet.workers.engines import join_passes
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_policy_rows, select_rows
 
@@ -134,17 +134,18 @@ class PolicyMetrics:
             return 0.0, 0.0, 0.0
         share = self.prompts.make_share(selected, [slice(None)])
         rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
-        policies = [None] if self.reference is None else [None, self.reference]
-        models = [self.context.model if frozen is None else frozen.model for frozen in policies]
         log_probs: list[torch.Tensor] = []  # [U, I] of the policy, then of the reference if there is one.
-        with gather_model(*models):
-            if not len(selected["user"]):
-                return 0.0, 0.0, 0.0
-            batch = move_batch(chunk.batch, self.context.device)
-            for frozen, model in zip(policies, models, strict=True):
+        for frozen in [None] if self.reference is None else [None, self.reference]:
+            model = self.context.model if frozen is None else frozen.model
+            with join_passes(model):
+                if not len(selected["user"]):
+                    continue
+                batch = move_batch(chunk.batch, self.context.device)
                 cache = model.prefill(batch, chunk.spread(restore_policy_rows(frozen, chunk.keys, rows)))
                 votes = self.prompts.compute_votes(selected, frozen)
                 log_probs.append(compute_catalogue_log_prob(model, cache, self.context.corpus.trie, votes))
+        if not log_probs:
+            return 0.0, 0.0, 0.0
         policy_UI, *reference_UI = log_probs
         divergence = float(compute_kl(policy_UI, reference_UI[0]).sum()) if reference_UI else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), divergence

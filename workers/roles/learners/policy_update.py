@@ -32,7 +32,7 @@ from nonet.rl import (
 from nonet.rl.algorithms import Algorithm, LossInputs
 from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
-from nonet.workers.engines import are_all_finite, gather_model, list_gradients, poison, skip_step
+from nonet.workers.engines import are_all_finite, join_passes, list_gradients, poison, skip_step
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_advantages import PolicyAdvantages, drop_unscored, select_advantages
 from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores
@@ -154,7 +154,7 @@ class PolicyUpdate:
         parts = split_by_size(np.ones(len(value_UWL), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
-        with gather_model(self.context.model):
+        with join_passes(self.context.model):
             for part, chunk in zip(parts, share, strict=True):
                 cache = self.context.model.prefill(
                     move_batch(chunk.batch, self.context.device), chunk.spread(rows)
@@ -168,18 +168,27 @@ class PolicyUpdate:
         """Compute the trainer's log-probabilities [U, W, L] of the beams under the weights that generated them."""
         logp_UWL = np.zeros_like(beams["logp"])
         versions_U = beams.get("weights_version", np.full(len(logp_UWL), -1))
-        parts = [  # Each has prompts of one version, and at most `chunk` of them.
-            np.flatnonzero(versions_U == version)[part]
-            for version in np.unique(versions_U)
-            for part in split_by_size(np.ones(int((versions_U == version).sum()), np.int64), self.stage.chunk)
-        ]
+        is_live_U = ~np.isin(versions_U, list(self.versions))
+        for version in (None, *sorted(self.versions)):  # The same on all ranks; None is the live policy.
+            own = np.flatnonzero(is_live_U if version is None else versions_U == version)
+            self._recompute_with_version(
+                None if version is None else self.versions[version], beams, own, logp_UWL
+            )
+        return logp_UWL
+
+    def _recompute_with_version(
+        self, policy: FrozenPolicy | None, beams: Mapping[str, Any], own: np.ndarray, logp_UWL: np.ndarray
+    ) -> None:
+        """Set the log-probabilities of the prompts `own` under a published policy; None is the live policy."""
+        parts = [own[part] for part in split_by_size(np.ones(len(own), np.int64), self.stage.chunk)]
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
-        with gather_model(self.context.model, *(policy.model for policy in self.versions.values())):
+        model = self.context.model if policy is None else policy.model
+        with join_passes(model):
             for part, chunk in zip(parts, share, strict=True):
+                if not len(part):
+                    continue
                 chunk_beams, batch = select_rows(beams, part), move_batch(chunk.batch, self.context.device)
-                policy = self.versions.get(int(versions_U[part[0]])) if len(part) else None
-                model = self.context.model if policy is None else policy.model
                 sid_UWL = torch.from_numpy(chunk_beams["sid"]).to(self.context.device)
                 cache = model.prefill(batch, chunk.spread(restore_policy_rows(policy, share.keys, rows)))
                 votes = self._prompts.compute_votes(chunk_beams, policy)
@@ -188,7 +197,6 @@ class PolicyUpdate:
                     .cpu()
                     .numpy()
                 )
-        return logp_UWL
 
     def _draw_minibatches(self, step: int, prompt_count: int) -> Iterator[np.ndarray]:
         """Yield the indices of this rank's prompts per mini-batch, shuffled if a pass has several."""
