@@ -2,11 +2,16 @@
 
 Call `register()` once; it needs the extra `hf`. A model's mask function is converted exactly to intervals; a mask that cannot be
 converted raises ConfigError and is never ignored silently (compare NeMo-Automodel PR 2622).
+
+Under `pack_sequences`, a batch of one row has sequences of any lengths behind one another, and masks separate them. The second
+name, `sdpa_or_uni`, computes such batches with uni_attention and all others as transformers' `sdpa` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +24,37 @@ from nonet.errors import ConfigError
 
 # Shapes: B sequences, H query heads, G key heads, Q queries, N keys, D width.
 NAME = "uni_attention"
+SDPA_OR_UNI = "sdpa_or_uni"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMask:
+    """The mask of the sequences of a batch of one row.
+
+    Attributes:
+        mask: The mask within each sequence.
+        cuts: Cuts of the row into sequences [B + 1].
+    """
+
+    mask: UniMask | IntervalTable
+    cuts: Tensor
+
+
+_packed_cuts: ContextVar[Tensor | None] = ContextVar("packed_cuts", default=None)
+
+
+@contextmanager
+def pack_sequences(cuts: Tensor) -> Iterator[None]:
+    """Make the masks of models separate the sequences of a batch of one row, which is cut at `cuts` [B + 1] int32."""
+    token = _packed_cuts.set(cuts)
+    try:
+        yield
+    finally:
+        _packed_cuts.reset(token)
 
 
 def register() -> None:
-    """Make `attn_implementation="uni_attention"` known to transformers."""
+    """Make the attention functions of this module known to transformers."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
@@ -31,6 +63,26 @@ def register() -> None:
         ) from error
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, build_attention_mask)
+    AttentionInterface.register(SDPA_OR_UNI, _compute_sdpa_or_uni)
+    AttentionMaskInterface.register(SDPA_OR_UNI, _build_sdpa_or_packed_mask)
+
+
+def _build_sdpa_or_packed_mask(**options: Any) -> Any:
+    """Build the packed mask under `pack_sequences`, and otherwise the mask of transformers' `sdpa`."""
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(**options) if _packed_cuts.get() is None else build_attention_mask(**options)
+
+
+def _compute_sdpa_or_uni(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """Compute attention with uni_attention for a packed mask, and otherwise with transformers' `sdpa`."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if isinstance(attention_mask, PackedMask):
+        return attention_forward(module, query, key, value, attention_mask, **options)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
 def build_attention_mask(
@@ -43,8 +95,10 @@ def build_attention_mask(
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
     **ignored: Any,
-) -> IntervalTable:
+) -> IntervalTable | PackedMask:
     """Build the interval table of a model's mask, which all layers with this mask share.
+
+    Under `pack_sequences`, the mask function is evaluated on positions within a sequence, and the result is a PackedMask.
 
     Args:
         batch_size: Number of sequences B.
@@ -62,6 +116,12 @@ def build_attention_mask(
     """
     from transformers.masking_utils import causal_mask_function
 
+    packed_cuts = _packed_cuts.get()
+    if packed_cuts is not None:
+        if mask_function in (None, causal_mask_function):
+            return PackedMask(UniMask.causal(), packed_cuts)
+        mask = UniMask(_PackedMaskRule(mask_function))
+        return PackedMask(mask.build_table(packed_cuts, packed_cuts), packed_cuts)
     cuts = torch.arange(batch_size + 1, device=device, dtype=torch.int32)
     is_unpadded = attention_mask is None or bool(attention_mask.all())
     ends_at_last_key = int(q_offset) + q_length == int(kv_offset) + kv_length
@@ -106,6 +166,29 @@ class _MaskFunctionRule:
         return visible & is_unpadded
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PackedMaskRule:
+    """The mask rule of a transformers mask function whose result depends only on positions within a sequence.
+
+    The function is evaluated for the longest sequence, and the rows of shorter ones are the first of these.
+    """
+
+    function: Callable[..., Any]
+
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        longest = int(geometry.cu_k.diff().max())
+        cuts = geometry.cu_k.new_tensor([0, longest])
+        rows = _MaskFunctionRule(self.function, 0, 0, None).compute_rows(
+            PackedGeometry.from_cuts(cuts, cuts, longest, longest)
+        )
+        if rows.column is not None:
+            raise ConfigError(f"this mask needs more than four intervals in a row; {NAME} cannot pack it")
+        place_T, keys_T = geometry.place_T, geometry.keys_T
+        return MaskRows(
+            tuple((start[place_T], torch.minimum(stop[place_T], keys_T)) for start, stop in rows.slots)
+        )
+
+
 def attention_forward(
     module: Any,
     query: Tensor,
@@ -128,6 +211,18 @@ def attention_forward(
         ConfigError: If an option or the mask is not supported.
     """
     _check_unsupported(dropout, kwargs)
+    if isinstance(attention_mask, PackedMask):
+        q_THD, k_TGD, v_TGE = (x[0].transpose(0, 1) for x in (query, key, value))
+        cuts, packed_mask = attention_mask.cuts, attention_mask.mask
+        packed = uni_attention(
+            *(q_THD, k_TGD, v_TGE),
+            mask=packed_mask,
+            cu_seqlens_q=cuts,
+            scale=scaling,
+            soft_cap=softcap,
+            sink=s_aux,
+        )
+        return packed[None], None
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         mask: Any = UniMask.causal(window=sliding_window) if causal else UniMask.full()

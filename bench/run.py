@@ -36,6 +36,10 @@ BENCHES = {
         "attention.suite:bench_attention",
         "attention with various masks: uni_attention, torch's SDPA and FlexAttention",
     ),
+    "backbone": (
+        "models.backbone:bench_backbone",
+        "training steps of a Qwen3-shaped backbone, with packed and with padded sequences, and their utilisation",
+    ),
     "beams": (
         "attention.beams:bench_attention_beams",
         "beam search over one shared prompt, compared with a copy of the prompt per beam",

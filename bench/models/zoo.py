@@ -21,7 +21,7 @@ from nonet.bench.models.architectures import NAMES, make_config
 from nonet.errors import ConfigError
 from nonet.models import build_model
 from nonet.models.generation import Trie, log_prob, search_beams
-from nonet.models.hf import write_folder
+from nonet.models.hf import set_packing, write_folder
 from nonet.models.sid_decoder import compute_sid_loss
 from nonet.types import Jagged, SampleBatch
 from nonet.workers import SaveOptions
@@ -63,7 +63,7 @@ class _ArchitectureTest:
 
     def test_all(self) -> dict[str, Any]:
         """Run all tests, and return a row with the results and the reasons of failures."""
-        row: dict[str, Any] = {"architecture": self.name, "cache": "-"}
+        row: dict[str, Any] = {"architecture": self.name, "cache": "-", "sequences": "-"}
         test_by_problem: dict[str, str] = {}  # the first test with each problem
         for test_name, test in TESTS.items():
             try:
@@ -79,7 +79,9 @@ class _ArchitectureTest:
                 row |= dict.fromkeys(TESTS, "no")
                 break
         else:
-            row["cache"] = "keys and values" if self.build_model().caches else "read again"
+            model = self.build_model()
+            row["cache"] = "keys and values" if model.caches else "read again"
+            row["sequences"] = "packed" if model.backbone.packs else "padded"
         row["reason"] = "; ".join(f"{test_name}: {problem}" for problem, test_name in test_by_problem.items())
         return row
 
@@ -178,6 +180,8 @@ def _try_log_probs(tested: _ArchitectureTest) -> str:
 def _try_uni_attention(tested: _ArchitectureTest) -> str:
     """Check that states with uni_attention equal those with the architecture's own attention."""
     models = tested.build_model(), tested.build_model(attention="uni")
+    for model in models:
+        set_packing(model.backbone, packs=False)  # Packed sequences are always computed with uni_attention.
     own_states, uni_states = (model.states(tested.batch, {}) for model in models)
     difference, scale = float((own_states - uni_states).abs().max()), float(own_states.abs().max())
     return "" if difference <= 1e-4 * max(1.0, scale) else f"states are {difference:.1g} apart"
@@ -221,10 +225,22 @@ def _try_resuming(tested: _ArchitectureTest) -> str:
     return ""
 
 
+def _try_recomputing(tested: _ArchitectureTest) -> str:
+    """Check that recomputed blocks have the same gradients, bit for bit."""
+    gradients = []
+    for flags in ({}, {"recompute": True}):
+        model = tested.build_model()
+        make_engine({"use": "ddp", **flags}, model, Membership(0, 1), OptimizerOptions())
+        compute_sid_loss(model, tested.batch, {}, tested.trie)[0].backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    same = len(gradients[0]) == len(gradients[1]) and all(map(torch.equal, *gradients))
+    return "" if same else "gradients differ"
+
+
 TESTS: dict[str, Callable[[_ArchitectureTest], str]] = {
     "SIDs": _try_states, "finetune": _try_finetuning, "legal beam": _try_beams, "log-probability": _try_log_probs,
     "uni": _try_uni_attention, "save, load": _try_saving,
-    "resume": _try_resuming,
+    "resume": _try_resuming, "recompute": _try_recomputing,
 }  # fmt: skip
 
 
@@ -262,12 +278,12 @@ def _write_table(rows: Sequence[dict[str, Any]]) -> None:
         ticks = ["✓" if row[test_name] == "yes" else "✗" for test_name in TESTS]
         reason = re.sub(r"[|`<>]", "", row["reason"])
         lines[row["architecture"]] = (
-            "| " + " | ".join([row["architecture"], *ticks, row["cache"], reason]) + " |"
+            "| " + " | ".join([row["architecture"], *ticks, row["cache"], row["sequences"], reason]) + " |"
         )
     table_lines = [lines[name] for name in NAMES if name in lines]
     all_ticks = sum("✗" not in line for line in table_lines)
     summary = f"transformers {version('transformers')}: {len(table_lines)} architectures, {all_ticks} with every tick."
-    columns = ["architecture", *TESTS, "cache", "why not"]
+    columns = ["architecture", *TESTS, "cache", "sequences", "why not"]
     header = "| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|"
     PAGE.write_text(
         "\n".join([f"{before}{BEGIN}", summary, "", header, *table_lines, f"{END}{after}"]), encoding="utf-8"

@@ -1,0 +1,1 @@
+from .compression import read_yoochoose as read_yoochoose

@@ -44,7 +44,7 @@ def bench_compression(seeds: list[int], data: str = "", epochs: int = 3, by: str
         folder = Path(name)
         logs = {"movielens, 30 % repeats": make_repeated_log(seeds[0])}
         if data:
-            logs["yoochoose"] = _read_yoochoose(Path(data) / "train_full.tsv")
+            logs["yoochoose"] = read_yoochoose(Path(data) / "train_full.tsv")
         rows = [
             _measure_log(folder / f"log-{number}", name, log, items, by, seeds[0], epochs)
             for number, (name, (log, items)) in enumerate(logs.items())
@@ -66,7 +66,7 @@ def make_repeated_log(seed: int) -> tuple[pa.Table, pa.Table]:
     return both, read_items("builtin:movielens-small/items.parquet")
 
 
-def _read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
+def read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
     """Read clicks by session, in seconds, and the items in them."""
     clicks = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
     log = pa.table(

@@ -59,7 +59,7 @@ def _compute_code_loss(
         item_position_nl[..., None].expand(-1, -1, padded_text_nSD.shape[-1]),
         item_nlD.to(padded_text_nSD.dtype),
     )
-    state_nSD = model.backbone.read(x_nSD)
+    state_nSD = model.backbone.read(x_nSD, counts_n + item_nlD.shape[1])
     loss = state_nSD.new_zeros(())
     for level in range(model.levels):
         state_nD = state_nSD[
@@ -76,7 +76,8 @@ def _compute_word_loss(
 ) -> Tensor:
     """Compute the mean loss per word of each text after its item, summed over texts, in nats."""
     x_nSD = torch.cat([item_nlD.to(text_nPD.dtype), text_nPD], 1)
-    state_nPD = model.backbone.read(x_nSD)[:, item_nlD.shape[1] - 1 : -1]
+    n_codes = item_nlD.shape[1]
+    state_nPD = model.backbone.read(x_nSD, counts_n + n_codes)[:, n_codes - 1 : -1]
     nats_nP = functional.cross_entropy(
         model.backbone.compute_word_logits(state_nPD).flatten(0, 1), word_nP.flatten(), reduction="none"
     ).view_as(word_nP)

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nonet.attention import NAME, attention_forward, register
+from nonet.attention import NAME, SDPA_OR_UNI, attention_forward, pack_sequences, register
 from nonet.errors import ConfigError
 from nonet.models.hf.config import get_text_config, read_config
 
-# Shapes: B sequences, S positions, Q queries, D width, V words, N = S + Q keys, G key heads, E width per head.
+# Shapes: B sequences, S positions, T positions of all sequences without padding, Q queries, D width, V words, N = S + Q keys,
+# G key heads, E width per head.
 # attn_implementation of transformers, by the option `attention`.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
 _CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")  # Names of the soft cap in configs.
@@ -141,6 +142,7 @@ class Backbone(nn.Module):
         cap: Soft cap of logits, which `cap_logits` applies; None if the model has none.
         output_layer: The frozen output layer of words; None if it is tied to the input embeddings.
         model: The language model, whose output layer is replaced by the identity.
+        packs: Whether `read_packed` can be used (`build.choose_packing`).
     """
 
     def __init__(self, model: Any):
@@ -178,6 +180,7 @@ class Backbone(nn.Module):
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.packs = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -188,12 +191,39 @@ class Backbone(nn.Module):
         """Return the input embeddings of words."""
         return self.model.get_input_embeddings()(word_n)
 
-    def read(self, x_BSD: Tensor) -> Tensor:
-        """Compute the states [B, S, D] of sequences; they are padded at the end, so causal attention ignores the padding."""
+    def read(self, x_BSD: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Compute the states [B, S, D] of sequences; they are padded at the end, so causal attention ignores the padding.
+
+        If `lengths_B` is given, states of padding are not used, and they are not computed if the backbone packs sequences.
+        """
+        if lengths_B is not None and self.packs:
+            is_read_BS = torch.arange(x_BSD.shape[1], device=x_BSD.device) < lengths_B[:, None]
+            state_TD = self.read_packed(x_BSD[is_read_BS], lengths_B)
+            return state_TD.new_zeros(x_BSD.shape).masked_scatter(is_read_BS[..., None], state_TD)
         if not len(x_BSD):  # Architectures cannot reshape an empty batch.
             return self.read(_fill(x_BSD))[:0]
         outputs = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
         return outputs.logits.float()
+
+    def read_packed(self, x_TD: Tensor, lengths_B: Tensor) -> Tensor:
+        """Compute the states [T, D] of sequences of the given lengths that stand behind one another, without padding."""
+        if not len(x_TD):
+            return self.read_packed(_fill(x_TD), lengths_B.new_ones(1))[:0]
+        cuts = nn.functional.pad(lengths_B.cumsum(0), (1, 0))
+        first_T = torch.repeat_interleave(cuts[:-1], lengths_B, output_size=len(x_TD))
+        place_T = torch.arange(len(x_TD), device=x_TD.device) - first_T
+        position_ids = {"position_ids": place_T[None]} if self._takes_position_ids else {}
+        with pack_sequences(cuts.int()):
+            outputs = self.model(
+                inputs_embeds=x_TD[None].to(self.dtype),
+                attention_mask=torch.ones_like(place_T)[
+                    None
+                ],  # Without it, transformers adds a mask of its own.
+                use_cache=False,
+                return_dict=True,
+                **position_ids,
+            )
+        return outputs.logits[0].float()
 
     def prefill(self, x_BSD: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Compute the states [B, S, D], and the keys and values [B, G, S, E] of every layer.
@@ -272,6 +302,22 @@ class Backbone(nn.Module):
             for m in self.model.modules()
             if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter)
         ]
+
+
+def set_packing(backbone: Backbone, *, packs: bool) -> None:
+    """Set whether a backbone packs sequences, and its attention function with it.
+
+    Raises:
+        ValueError: The backbone cannot change its attention function to one that packs.
+    """
+    backbone.packs = packs
+    old, new = (ATTENTIONS["sdpa"], SDPA_OR_UNI) if packs else (SDPA_OR_UNI, ATTENTIONS["sdpa"])
+    used = backbone.model.config._attn_implementation
+    if used == old:
+        register()
+        backbone.model.set_attn_implementation(new)
+    elif packs and used not in (NAME, SDPA_OR_UNI):
+        raise ValueError(f"its attention function is {used}; it may support model.attention: uni")
 
 
 @torch.no_grad()

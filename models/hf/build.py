@@ -1,4 +1,4 @@
-"""Creation of a HfRecommender from the options of a scenario, and the choice whether it uses a key-value cache."""
+"""Creation of a HfRecommender from the options of a scenario, and the choices whether it uses a cache and packs sequences."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import Backbone, build_causal_lm, check_uni, freeze, hash_folder
+from nonet.models.hf.backbone import (
+    Backbone,
+    build_causal_lm,
+    check_uni,
+    freeze,
+    hash_folder,
+    set_packing,
+)
 from nonet.models.hf.cache import HfCache
-from nonet.models.hf.config import SIDS
+from nonet.models.hf.config import SIDS, format_error
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import make_layout
 from nonet.plugins import load_heavy
 
-# Largest difference between logits with and without cache in fp32, relative to the largest logit.
+# Largest difference between two computations of the same numbers in fp32, relative to the largest one: of logits with and
+# without a cache, or of states of packed and padded sequences.
 _FP32_TOLERANCE = 1e-3
 # The same in reduced precision, in units of its epsilon: for the largest difference, and for the norm of all differences.
 # A cache that a backbone cannot use differs by more (MPT's by 29 and 20 units of bf16), rounding through 24 layers by less
@@ -56,6 +66,7 @@ def build(
     if options.get("path") and (Path(options["path"]) / SIDS).is_file():
         load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(options["path"]))
     choose_caching(model)
+    choose_packing(model)
     return model
 
 
@@ -99,15 +110,55 @@ def _explain_no_caching(model: HfRecommender) -> str | None:
         return f"this backbone has no key-value cache that prefixes can continue ({type(error).__name__})"
     cache = HfCache(x[:, -1], x, lengths, kv=None)
     uncached_logits = [model.step(cache, prefixes, level) for level in range(1, model.levels)]
-    pairs = list(zip(cached_logits, uncached_logits, strict=True))
+    difference = _describe_difference(cached_logits, uncached_logits, model.backbone.dtype)
+    return difference and f"steps with the key-value cache differ by {difference} from those without it"
+
+
+@torch.no_grad()
+def choose_packing(model: HfRecommender) -> None:
+    """Set whether training packs sequences behind one another: if two packed sequences have the same states as two padded ones.
+
+    Sequences are padded for backbones that carry a state from one position to the next or make masks themselves, and if
+    `model.attention` is eager. The reason is logged.
+    """
+    was_training = model.training
+    try:
+        with torch.random.fork_rng(devices=[]):
+            reason = _explain_no_packing(model)
+    finally:
+        model.train(was_training)
+    if reason:
+        set_packing(model.backbone, packs=False)
+        _log.warning("%s: sequences are padded in training: %s", type(model.backbone.model).__name__, reason)
+
+
+def _explain_no_packing(model: HfRecommender) -> str | None:
+    """Let the backbone pack, and return the reason why it must not; None if it may."""
+    lengths = torch.tensor([int(model.layout.count_positions(events)) for events in (1, 2)])
+    x = model.token.weight[torch.arange(int(lengths.sum())) % len(model.token.weight)]
+    first, second = x.split(lengths.tolist())
+    backbone = model.backbone
+    try:
+        set_packing(backbone, packs=True)
+        backbone.train().read_packed(x, lengths)  # Dropout of attention weights is refused.
+        packed = backbone.eval().read_packed(x, lengths)
+    except Exception as error:  # Architectures raise various exceptions.
+        return f"it cannot compute packed sequences ({format_error(error)})"
+    padded = backbone.read(pad_sequence([first, second], batch_first=True))
+    alone = torch.cat([padded[0, : len(first)], padded[1]])
+    difference = _describe_difference([packed], [alone], backbone.dtype)
+    return difference and f"states of packed sequences differ by {difference} from those of padded ones"
+
+
+def _describe_difference(
+    found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype
+) -> str | None:
+    """Return by how much tensors computed in a dtype differ; None if rounding explains it."""
+    pairs = list(zip(found, expected, strict=True))
     max_difference = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in pairs)
     norm_difference = max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in pairs)
-    epsilon = torch.finfo(model.backbone.dtype).eps
-    is_fp32 = model.backbone.dtype == torch.float32
+    epsilon, is_fp32 = torch.finfo(dtype).eps, dtype == torch.float32
     max_tolerance = _FP32_TOLERANCE if is_fp32 else _MAX_TOLERANCE_EPS * epsilon
     if max_difference <= max_tolerance and (is_fp32 or norm_difference <= _NORM_TOLERANCE_EPS * epsilon):
         return None
-    return (
-        f"steps with the key-value cache differ by {max_difference:.2g} of the largest logit from those without it "
-        f"(allowed in {model.backbone.dtype}: {max_tolerance:.2g})"
-    )
+    return f"{max_difference:.2g} of the largest one (allowed in {dtype}: {max_tolerance:.2g})"

@@ -53,21 +53,23 @@ class PromptLayout:
         word_ids_of_event = [*self.lead, *[-1] * self.levels]
         return torch.tensor([*self.head, -1, *word_ids_of_event * events, *self.lead])
 
-    def locate_events(self, batch: SampleBatch) -> EventPositions:
-        """Locate the events of a batch in its padded sequences."""
+    def locate_events(self, batch: SampleBatch, *, packed: bool = False) -> EventPositions:
+        """Locate the events of a batch in its sequences, which are padded, or `packed` behind one another."""
         offsets = batch.item.offsets
         counts_B = offsets.diff()
         sequence_N = torch.repeat_interleave(counts_B)
         place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]
         max_events = int(counts_B.max()) if len(counts_B) else 0
-        return EventPositions(self, sequence_N, place_N, max_events, self.count_positions(counts_B))  # type: ignore[arg-type]
+        lengths_B = torch.as_tensor(self.count_positions(counts_B))
+        spans_B = lengths_B if packed else torch.full_like(lengths_B, int(self.count_positions(max_events)))
+        return EventPositions(self, sequence_N, place_N, max_events, lengths_B, spans_B)
 
 
 @dataclass(frozen=True, slots=True)
 class EventPositions:
-    """The positions of events in the padded sequences of a batch.
+    """The positions of events in the sequences of a batch.
 
-    All positions are flat: those of sequence b begin at b * width.
+    All positions are flat: those of sequence b are the spans[b] ones from first[b] on, padding included.
 
     Attributes:
         layout: Layout of the sequences.
@@ -75,6 +77,7 @@ class EventPositions:
         place: Index [N] of each event in its sequence.
         max_events: Number of events of the longest sequence.
         lengths: Number of positions [B] of each sequence.
+        spans: Number of positions [B] of each sequence including its padding.
     """
 
     layout: PromptLayout
@@ -82,11 +85,17 @@ class EventPositions:
     place: Tensor
     max_events: int
     lengths: Tensor
+    spans: Tensor
 
     @property
-    def width(self) -> int:
-        """Number of positions S of a padded sequence."""
-        return int(self.layout.count_positions(self.max_events))
+    def first(self) -> Tensor:
+        """First position [B] of each sequence."""
+        return self.spans.cumsum(0) - self.spans
+
+    def locate_places(self) -> Tensor:
+        """Return for each flat position [T] its place in its sequence."""
+        first_T = torch.repeat_interleave(self.first, self.spans)
+        return torch.arange(len(first_T), device=first_T.device) - first_T
 
     def locate_queries(self, ahead: int = 1) -> Tensor:
         """Return the flat position [N] whose state predicts the first code of each event.
@@ -97,7 +106,7 @@ class EventPositions:
         """
         query_event_N = self.place - (ahead - 1)
         first_query = self.layout.start + len(self.layout.lead)
-        position_N = self.sequence * self.width + first_query + query_event_N * self.layout.stride
+        position_N = self.first[self.sequence] + first_query + query_event_N * self.layout.stride
         return position_N.masked_fill(query_event_N < 0, -1)
 
     def locate_codes(self) -> Tensor:
@@ -106,12 +115,11 @@ class EventPositions:
 
     def locate_starts(self) -> Tensor:
         """Return the flat position [B] of each START."""
-        return torch.arange(len(self.lengths), device=self.place.device) * self.width + self.layout.start
+        return self.first + self.layout.start
 
     def locate_ends(self) -> Tensor:
         """Return the flat position [B] of each sequence's end, whose state predicts the next item."""
-        first_B = torch.arange(len(self.lengths), device=self.place.device) * self.width
-        return first_B + self.lengths - 1
+        return self.first + self.lengths - 1
 
 
 def bucket_time_gaps(batch: SampleBatch, events: EventPositions, buckets: int) -> Tensor:

@@ -87,11 +87,17 @@ class HfRecommender(nn.Module):
     # --- training -----------------------------------------------------------------------------------------------
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """Compute the state [T, D] at every position, including padding."""
-        events = self.layout.locate_events(batch)
-        x_BSD = self._embed_inputs(batch, rows, events)
+        """Compute the state [T, D] at every position, including padding if the backbone does not pack sequences."""
+        events = self._locate_training_events(batch)
+        x_TD = self._embed_inputs(batch, rows, events)
         with self._declare_sizes(events.lengths):
-            return self.backbone.read(x_BSD).flatten(0, 1)
+            if self.backbone.packs:
+                return self.backbone.read_packed(x_TD, events.lengths)
+            return self.backbone.read(self._unflatten(x_TD, events)).flatten(0, 1)
+
+    def _locate_training_events(self, batch: SampleBatch) -> EventPositions:
+        """Locate the events of a batch in the result of `states`."""
+        return self.layout.locate_events(batch, packed=self.backbone.packs)
 
     @contextmanager
     def _declare_sizes(
@@ -125,7 +131,7 @@ class HfRecommender(nn.Module):
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
         """Return the position [M] of the state `ahead` events before each target; -1 where its sequence has none."""
-        return self.layout.locate_events(batch).locate_queries(ahead)[batch.loss_mask.values]
+        return self._locate_training_events(batch).locate_queries(ahead)[batch.loss_mask.values]
 
     def teacher_forced_logits(
         self,
@@ -163,7 +169,7 @@ class HfRecommender(nn.Module):
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> HfCache:
         """Run the backbone on the prompts and return their cache."""
         events = self.layout.locate_events(batch)
-        x_BSD = self._embed_inputs(batch, rows, events)
+        x_BSD = self._unflatten(self._embed_inputs(batch, rows, events), events)
         kv = None
         with self._declare_sizes(events.lengths):
             if self.caches:
@@ -276,22 +282,25 @@ class HfRecommender(nn.Module):
         return self.token(codes + first_token_l) * self.backbone.scale
 
     def _embed_inputs(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions) -> Tensor:
-        """Build the input of the backbone [B, S, D], padded at the end."""
-        n_sequences, width = len(batch.item), self.width
+        """Build the input [T, D] of the backbone; padded sequences are padded at the end."""
         word_S = self.layout.get_word_ids(events.max_events).to(self.start.device)
-        frame_SD = self.start.new_zeros(len(word_S), width)
+        frame_SD = self.start.new_zeros(len(word_S), self.width)
         if bool((word_S >= 0).any()):
             word_position = (word_S >= 0).nonzero().squeeze(1)
             frame_SD = frame_SD.index_copy(
                 0, word_position, self.backbone.embed(word_S[word_position]).to(frame_SD.dtype)
             )
-        x_TD = frame_SD.expand(n_sequences, -1, -1).flatten(0, 1)
+        x_TD = frame_SD[events.locate_places()]
         event_ND, user_BD = self._embed_context(batch, rows, events)
         token_NLD = self.embed_codes(batch.sid)
         token_NLD = torch.cat([token_NLD[:, :-1], token_NLD[:, -1:] + event_ND[:, None]], 1)
         x_TD = x_TD.index_copy(0, events.locate_starts(), user_BD)
-        x_TD = x_TD.index_copy(0, events.locate_codes().flatten(), token_NLD.flatten(0, 1))
-        return x_TD.unflatten(0, (n_sequences, len(word_S)))
+        return x_TD.index_copy(0, events.locate_codes().flatten(), token_NLD.flatten(0, 1))
+
+    def _unflatten(self, x_TD: Tensor, events: EventPositions) -> Tensor:
+        """Return the inputs of padded sequences as [B, S, D]."""
+        n_positions = int(self.layout.count_positions(events.max_events))
+        return x_TD.view(len(events.lengths), n_positions, self.width)
 
     def _embed_context(
         self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions

@@ -126,7 +126,6 @@ class HfSpec(ModelSpec):
     options: ClassVar[type[StrictModel]] = HfOptions
     build: ClassVar[str] = "nonet.models.hf.build:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
-    blocks: ClassVar[bool] = False
     ahead: ClassVar[int] = 1
     aligns: ClassVar[bool] = True
     exports: ClassVar[str] = "nonet.models.hf.export:write_folder"

@@ -33,7 +33,7 @@ class BlockForward:
 
 
 def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the `blocks` of a model; if it has none, the largest list of layers of one class, as in Hugging Face's models."""
+    """Return the `blocks` of a model; if it has none, the largest list of layers, as in Hugging Face's models."""
     if (blocks := getattr(model, "blocks", None)) is not None:
         return list(blocks)
     not_blocks = (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm, torch.nn.ModuleList)
@@ -41,8 +41,7 @@ def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         list(module)
         for module in model.modules()
         if isinstance(module, torch.nn.ModuleList)
-        and len({type(layer) for layer in module}) == 1
-        and not isinstance(module[0], not_blocks)
+        and not any(isinstance(layer, not_blocks) for layer in module)
     ]
 
     def count_parameters(layers: list[torch.nn.Module]) -> int:
@@ -63,7 +62,10 @@ def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
     blocks: list[Any] = find_blocks(model)
     if not blocks:
         key = next(key for key, is_set in flags.items() if is_set)
-        raise ConfigError(f"roles.trainer.engine.{key}: {type(model).__name__} has no blocks; leave it out")
+        raise ConfigError(
+            f"roles.trainer.engine.{key}: {type(model).__name__} has no blocks, which are its attribute `blocks` or its largest "
+            "torch.nn.ModuleList of layers; leave it out"
+        )
     for block in blocks:
         block.forward = BlockForward(block, recompute=flags["recompute"], compiled=flags["compile"])
 

@@ -28,12 +28,13 @@ def test_the_table_is_written_between_its_marks(tmp_path, monkeypatch):
     row = dict.fromkeys(TESTS, "yes") | {
         "architecture": "llama",
         "cache": "keys and values",
+        "sequences": "packed",
         "uni": "no",
         "reason": "uni: a|b",
     }
     zoo_module._write_table([row])
     text = page.read_text()
-    assert "| llama | ✓ | ✓ | ✓ | ✓ | ✗ | ✓ | ✓ | keys and values | uni: ab |" in text
+    assert "| llama | ✓ | ✓ | ✓ | ✓ | ✗ | ✓ | ✓ | ✓ | keys and values | packed | uni: ab |" in text
     assert "2 architectures, 1 with every tick" in text
     assert "| gpt2 | ✓ | all |" in text
     assert "gone" not in text

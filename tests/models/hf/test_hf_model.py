@@ -105,7 +105,9 @@ def test_the_rows_of_an_event_are_read_after_its_codes(world):
     with torch.no_grad():
         before, after = (model.states(batch, r) for r in (rows, moved))
     changed = (before - after).abs().amax(-1) > 1e-6
-    assert int(changed.nonzero()[0]) == int(model.layout.locate_events(batch).locate_codes()[6, -1])
+    assert int(changed.nonzero()[0]) == int(
+        model.layout.locate_events(batch, packed=True).locate_codes()[6, -1]
+    )
 
 
 def test_gradients_reach_every_weight_that_is_no_word(world):
