@@ -223,8 +223,9 @@ def _divide_as(model_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor
     for name, own in model_tensors.items():
         whole = tensors.get(name)
         if isinstance(own, DTensor) and whole is not None and not isinstance(whole, DTensor):
+            everywhere = [Replicate()] * own.device_mesh.ndim
             replicated = DTensor.from_local(
-                whole.to(own.device), own.device_mesh, [Replicate()], run_check=False
+                whole.to(own.device), own.device_mesh, everywhere, run_check=False
             )
             divided[name] = replicated.redistribute(placements=own.placements)
     return divided

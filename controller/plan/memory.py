@@ -8,6 +8,7 @@ shapes; nothing is measured here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -79,7 +80,9 @@ def estimate_worker_memory(
         if _has_divided_weights(role, workers):
             # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
             temporaries = _count_moment_bytes(size, options.optimizer.use) - size.learned * 4.0
-            working["gathered weights"] = max(_estimate_gathered_bytes(size), temporaries / workers)
+            working["gathered weights"] = max(
+                _estimate_gathered_bytes(size), temporaries / _count_shards(role, workers)
+            )
     elif "weights" in keepers:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
@@ -162,14 +165,15 @@ def _estimate_trained_bytes(
     zero_stage, is_divided = _get_zero_stage(role), _has_divided_weights(role, workers)
     weights = copied = size.parameters * size.weight_bytes
     if is_divided:  # Parts are in fp32; frozen weights are whole on every rank, and copies share them.
-        copied = size.learned * 4.0 / workers
+        copied = size.learned * 4.0 / _count_shards(role, workers)
         weights = copied + size.frozen * size.weight_bytes
     parts = {"weights": weights}
     if not _has_host_optimizer(role):
         optimizer_used = (
             optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
         )
-        parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / (workers if zero_stage else 1)
+        shards = _count_shards(role, workers) if zero_stage else 1
+        parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / shards
         if not is_divided and (master_bytes := _count_master_bytes(role, workers, size)):
             parts["optimizer"] += master_bytes
     parts |= {name: float(copied * count) for name, count in model_copies.items() if count}
@@ -200,7 +204,8 @@ def _estimate_stored_row_bytes(run: ResolvedRun, stage: str) -> float:
 
 def _count_master_bytes(role: Role, workers: int, size: ModelSize) -> float:
     """Return the bytes of the fp32 master copies of weights of reduced precision."""
-    return size.learned * 4 / (workers if _get_zero_stage(role) else 1) if size.weight_bytes < 4 else 0.0
+    shards = _count_shards(role, workers) if _get_zero_stage(role) else 1
+    return size.learned * 4 / shards if size.weight_bytes < 4 else 0.0
 
 
 def _count_moment_bytes(size: ModelSize, optimizer: str) -> float:
@@ -223,7 +228,8 @@ def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str,
 def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:
     """Return the bytes of gradients on each rank, which ZeRO divides from stage 2 on; in fp32 if weights are divided."""
     gradient_bytes = 4 if _has_divided_weights(role, workers) else size.weight_bytes
-    return size.learned * gradient_bytes / (workers if _get_zero_stage(role) >= 2 else 1)
+    shards = _count_shards(role, workers) if _get_zero_stage(role) >= 2 else 1
+    return size.learned * gradient_bytes / shards
 
 
 def _estimate_gathered_bytes(size: ModelSize) -> float:
@@ -239,6 +245,11 @@ def _estimate_gathered_bytes(size: ModelSize) -> float:
 def _get_zero_stage(role: Role) -> int:
     """Return the ZeRO stage of the role's engine; 0 if it has no engine."""
     return role.engine.spec.divides(role.engine.get_options()) if role.engine else 0
+
+
+def _count_shards(role: Role, workers: int) -> int:
+    """Return the number of workers among which the role's engine divides what it divides."""
+    return workers // math.prod(role.engine.get_axes().values()) if role.engine else workers
 
 
 def _has_divided_weights(role: Role, workers: int) -> bool:

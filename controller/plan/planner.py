@@ -8,13 +8,15 @@ stage's groups, inputs, outputs, steps, and sizes per worker and chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.flops import StageWork, estimate_work
-from nonet.controller.plan.memory_ledger import MemoryLedger, make_ledger
+from nonet.controller.plan.memory import estimate_worker_memory
+from nonet.controller.plan.memory_ledger import MemoryLedger, format_bytes, make_ledger
 from nonet.controller.plan.packing import Capacity
 from nonet.controller.plan.placement import GroupPlan, StageChange, assign_threads, make_changes, place_groups
 from nonet.controller.plan.requests import make_group_requests
@@ -66,6 +68,7 @@ class Plan:
         cores: CPUs of every node that the plan uses.
         work: FLOPs and bytes per step of every stage, estimated from shapes.
         not_run: Roles that are planned but that this version does not run.
+        meshes: By group of trainers whose engine has a device mesh, its axes and what a worker keeps, in words.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Plan:
     cores: Mapping[str, float] = field(default_factory=dict)
     work: tuple[StageWork, ...] = ()
     not_run: tuple[str, ...] = ()
+    meshes: Mapping[str, str] = field(default_factory=dict)
 
     def find_group(self, role: str) -> GroupPlan:
         """Return the group that holds a role.
@@ -178,7 +182,31 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         },
         work=tuple(estimate_work(run, groups_by_stage)),
         not_run=list_unsupported_roles(scenario),
+        meshes=_describe_meshes(run, groups),
     )
+
+
+def _describe_meshes(run: ResolvedRun, groups: tuple[GroupPlan, ...]) -> dict[str, str]:
+    """Return, by group of trainers, the axes of the engine's device mesh and what a worker keeps in the fullest stage."""
+    engine = run.scenario.roles["trainer"].engine if "trainer" in run.scenario.roles else None
+    axes = engine.get_axes() if engine is not None else {}
+    described = {}
+    for group in groups if axes else ():
+        if "trainer" in group.roles and group.workers > 1:
+            shards = group.workers // math.prod(axes.values())
+            shape = {**{axis: size for axis, size in axes.items() if size > 1}, "shard": shards}
+            fixed = max(
+                (
+                    estimate_worker_memory(run, stage, group.roles, group.workers, 0.0).fixed
+                    for stage in run.scenario.stages
+                ),
+                key=lambda parts: sum(parts.values()),
+            )
+            sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in fixed.items())
+            described[group.name] = (
+                f"{' x '.join(f'{axis} {size}' for axis, size in shape.items())}; a worker keeps {sizes}"
+            )
+    return described
 
 
 def _list_used_nodes(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> set[str]:

@@ -21,6 +21,7 @@ def format_plan(plan: Any) -> str:
         lines += ["pools", *_format_table([(name, words) for name, words in plan.pools.items()]), ""]
     lines += ["groups"]
     lines += _format_table([_format_group(group, plan.not_run) for group in plan.groups])
+    lines += [f"  mesh of {name}: {mesh}" for name, mesh in plan.meshes.items()]
     for change in plan.changes:
         lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
         lines += _format_table([_format_group(group, plan.not_run) for group in change.starts]) or [

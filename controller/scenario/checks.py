@@ -6,6 +6,7 @@ of files and addresses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -198,6 +199,12 @@ def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
         host = scenario.roles.get(name, host) if name else host
     pool = scenario.pools.get(host.pool or "cpu", Pool())
     ranks = role.workers.min if isinstance(role.workers, Elastic) else role.workers
+    axes = {name: size for name, size in role.engine.get_axes().items() if size > 1}
+    if axes and isinstance(role.workers, Elastic):
+        return f"{', '.join(axes)} and workers from {ranks} to {role.workers.max} (give one number)"
+    if ranks % (others := math.prod(axes.values())):
+        sizes = ", ".join(f"{name}: {size}" for name, size in axes.items())
+        return f"{sizes} and workers: {ranks} (the workers must be a multiple of {others})"
     return role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
 
 

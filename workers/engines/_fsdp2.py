@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from nonet.models import Muon, orthogonalise
 from nonet.workers import SaveOptions, load_model
 from nonet.workers.devices import record_build
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters
-from nonet.workers.engines._sharded_model import ShardedModel, select_rows
+from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
 
@@ -41,7 +40,8 @@ class Fsdp2(Ddp):
         member: Membership,
         device: torch.device | None = None,
     ):
-        self._sharded = _divide(model, member, device) if member.n_trainers > 1 else None
+        self._replicate = options.get("replicate", 1)
+        self._sharded = self._divide(model, member, device) if member.n_trainers > 1 else None
         super().__init__(options, model, learning, member)
 
     @classmethod
@@ -80,9 +80,11 @@ class Fsdp2(Ddp):
         if member.n_trainers > 1:
             keeps_part = had == (member.rank, member.n_trainers)
             self._sharded = (
-                _divide(self.model, member)
+                self._divide(self.model, member)
                 if was_alone
-                else self._shards.move_to(member.trainers, keeps_part=keeps_part)
+                else self._shards.move_to(
+                    self._build_mesh(member, self._shards.mesh.device_type), keeps_part=keeps_part
+                )
             )
             self.model = self._sharded.module
         elif not was_alone:
@@ -105,9 +107,9 @@ class Fsdp2(Ddp):
         parts, muon_indices = self._shards.parts, self.find_hidden_positions()
         matrices = [parts[index] for index in muon_indices]
         others = [part for index, part in enumerate(parts) if index not in set(muon_indices)]
-        shape_by_id = {id(parts[index]): self._shards.shapes[index] for index in muon_indices}
+        index_by_id = {id(parts[index]): index for index in muon_indices}
         return _DividedMuon(
-            self._shards.mesh, shape_by_id, matrices, others, weight_decay=self.learning.weight_decay
+            self._shards, index_by_id, matrices, others, weight_decay=self.learning.weight_decay
         )
 
     def find_hidden_positions(self) -> list[int]:
@@ -131,7 +133,12 @@ class Fsdp2(Ddp):
         self.reshard()
         gradients = self.collect_gradients()
         scalar_squares = self._shards.sum_scalar_gradients()
-        squares = sum(float((gradient.double() ** 2).sum()) for gradient in gradients if gradient.ndim)
+        trained = [index for index, part in enumerate(self._shards.parts) if part.requires_grad]
+        squares = sum(
+            float((gradient.double() ** 2).sum()) / self._shards.count_holders(index)
+            for index, gradient in zip(trained, gradients, strict=True)
+            if gradient.ndim
+        )
         all_squares = self.member.sum_over_trainers(squares)[0] + scalar_squares
         norm = math.hypot(math.sqrt(all_squares), sparse_norm)
         torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip))
@@ -249,44 +256,49 @@ class Fsdp2(Ddp):
 
     def _select_part(self, index: int, value: Tensor) -> Tensor:
         """Return a copy of this rank's part of a moment, given the parameter's index in the optimizer."""
-        return select_rows(value, self._shards.mesh).clone() if value.ndim else value.clone()
+        model_index = self._list_model_indices()[index]
+        return self._shards.select_part(value, model_index).clone() if value.ndim else value.clone()
 
+    def _divide(
+        self, model: torch.nn.Module, member: Membership, device: torch.device | None = None
+    ) -> ShardedModel:
+        """Divide the weights of a model among the trainers; `device` is by default that of the model."""
+        device = device or next(model.parameters()).device
+        return ShardedModel(model, self._build_mesh(member, device.type), device)
 
-def _divide(model: torch.nn.Module, member: Membership, device: torch.device | None = None) -> ShardedModel:
-    """Divide the weights of a model among the trainers; `device` is by default that of the model."""
-    return ShardedModel(model, member.trainers, device or next(model.parameters()).device)
+    def _build_mesh(self, member: Membership, device_type: str) -> DeviceMesh:
+        """Build the device mesh of the trainers."""
+        return build_mesh(member, device_type, self._replicate)
 
 
 class _DividedMuon(Muon):
     """Muon for matrices whose rows are divided among ranks.
 
     Args:
-        mesh: The device mesh of the ranks.
-        shape_by_id: Shape of each whole matrix, by the `id` of this rank's part.
+        shards: The divided model.
+        index_by_id: Index of each matrix among the model's parameters, by the `id` of this rank's part.
         *parameters: Arguments of Muon.
         **options: Keyword arguments of Muon.
     """
 
     def __init__(
-        self, mesh: DeviceMesh, shape_by_id: Mapping[int, torch.Size], *parameters: Any, **options: Any
+        self, shards: ShardedModel, index_by_id: Mapping[int, int], *parameters: Any, **options: Any
     ):
         super().__init__(*parameters, **options)
-        self._mesh, self._shape_by_id = mesh, shape_by_id
+        self._shards, self._index_by_id = shards, index_by_id
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Update matrices: gather the momentum, orthogonalise it and apply this rank's rows of the result."""
         rate = group["lr"] * group["speed"]
         for p in parameters:
-            state, shape = self.state[p], self._shape_by_id[id(p)]
+            state, index = self.state[p], self._index_by_id[id(p)]
             if not state:
                 state["momentum"] = torch.zeros_like(p)
             assert p.grad is not None
             state["momentum"].lerp_(p.grad, 1 - group["momentum"])
             nesterov = p.grad.lerp(state["momentum"], group["momentum"])  # Nesterov momentum
-            divided = DTensor.from_local(
-                nesterov, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
-            )
-            update = orthogonalise(divided.full_tensor()[None])[0]
+            update = orthogonalise(self._shards.gather_like(nesterov, index)[None])[0]
             p.mul_(1 - rate * group["weight_decay"])
             # Tall matrices take larger steps, as in `Muon`.
-            p.add_(select_rows(update, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
+            rows, columns = self._shards.shapes[index]
+            p.add_(self._shards.select_part(update, index), alpha=-rate * max(1.0, rows / columns) ** 0.5)

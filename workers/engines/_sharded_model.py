@@ -6,12 +6,14 @@ loss may call any function of the model after `states` or `prefill`. Modules out
 than fp32 are units of their own, because all weights of a unit are computed in one dtype.
 
 A rank's part of a parameter is some of its rows, in fp32; a single number is whole on every rank. The parts of a model in
-bf16 or fp16 are its master weights, which are rounded when they are gathered.
+bf16 or fp16 are its master weights, which are rounded when they are gathered. On a mesh with the axis `replicate`, the ranks
+of each shard group divide the model among themselves, and gradients are summed over the groups too (hybrid sharding).
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,25 +25,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from nonet.errors import CheckpointError
 from nonet.workers import to_meta_tensors
 from nonet.workers.engines._blocks import find_blocks
 from nonet.workers.engines._ddp import is_reduced
 from nonet.workers.engines._division import DIVISION, copy_structure, gather_tensor
+from nonet.workers.runtime import Membership
 
 _FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
 """Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
 
 
 class ShardedModel:
-    """A model whose parameters are divided among the ranks of a process group.
+    """A model whose parameters are divided among the ranks of a device mesh.
 
     Args:
         model: The model with its whole weights, or with meta tensors, whose weights are then undefined. It is changed in
             place, and its attribute `division` is this object.
-        group: The process group.
+        mesh: The device mesh of the ranks, from `build_mesh`.
         device: The device of the weights.
 
     Attributes:
@@ -51,12 +54,11 @@ class ShardedModel:
         shapes: Shape of each whole parameter.
     """
 
-    def __init__(self, model: nn.Module, group: Any, device: torch.device):
-        self._group, self._device = group, device
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, device: torch.device):
+        self.mesh, self._device = mesh, device
         self._skeleton = copy_structure(model)
         self._dtype_by_name = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._has_weights = not any(parameter.is_meta for parameter in model.parameters())
-        self.mesh = DeviceMesh.from_group(group, device.type)
         self.module: Any = model
         self._is_in_pass = False
         self._units = self._divide(model)
@@ -150,15 +152,15 @@ class ShardedModel:
             ignored_params=self._scalars,
         )
 
-    def move_to(self, group: Any, *, keeps_part: bool) -> ShardedModel:
-        """Return the model divided among the ranks of another process group.
+    def move_to(self, mesh: DeviceMesh, *, keeps_part: bool) -> ShardedModel:
+        """Return the model divided among the ranks of another device mesh.
 
         Args:
-            group: The process group.
+            mesh: The device mesh.
             keeps_part: Whether this rank has the same part in both. Otherwise the weights are undefined until a checkpoint
                 is loaded.
         """
-        moved = ShardedModel(copy_structure(self._skeleton), group, self._device)
+        moved = ShardedModel(copy_structure(self._skeleton), mesh, self._device)
         if keeps_part and self._has_weights:
             moved._take_parts(self)
         return moved
@@ -178,7 +180,7 @@ class ShardedModel:
         for name, buffer in structure.named_buffers():
             if name in state_names:  # The memory's weights may change; frozen weights are shared.
                 _set_buffer(structure, name, buffer.clone())
-        copied = ShardedModel(structure.eval().requires_grad_(False), self._group, self._device)
+        copied = ShardedModel(structure.eval().requires_grad_(False), self.mesh, self._device)
         copied._take_parts(self)
         self._copies.add(copied)
         return copied.module
@@ -186,12 +188,12 @@ class ShardedModel:
     @torch.no_grad()
     def take_whole(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's parts of whole weights, given one at a time by name, and whole buffers."""
-        part_by_name = dict(zip(self._dtype_by_name, self.parts, strict=True))
+        index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
         buffers = dict(self.module.named_buffers())
         for name, whole in named:
-            if name in part_by_name:
-                part = part_by_name[name]
-                part.copy_(select_rows(whole.to(self._device), self.mesh) if part.ndim else whole)
+            if name in index_by_name:
+                index = index_by_name[name]
+                self.parts[index].copy_(self.select_part(whole.to(self._device), index))
             elif name in buffers:
                 buffers[name].copy_(whole)
         self._has_weights = True
@@ -258,7 +260,8 @@ class ShardedModel:
         """Sum the gradients of single numbers over the ranks, and return the sum of their squares. All ranks must call it."""
         gradients = [part.grad for part in self.parts if not part.ndim and part.grad is not None]
         for gradient in gradients:
-            torch.distributed.all_reduce(gradient, group=self._group)
+            for group in self.mesh.get_all_groups():
+                torch.distributed.all_reduce(gradient, group=group)
         return sum(float(gradient.double() ** 2) for gradient in gradients)
 
     def drop_gradients(self) -> None:
@@ -299,8 +302,30 @@ class ShardedModel:
         """Gather a tensor of the shape of a parameter, given by its index, from the parts of all ranks."""
         sharded = self._sharded[index]
         return DTensor.from_local(
-            part, self.mesh, [Shard(0)], run_check=False, shape=sharded.shape, stride=sharded.stride()
+            part,
+            sharded.device_mesh,
+            sharded.placements,
+            run_check=False,
+            shape=sharded.shape,
+            stride=sharded.stride(),
         ).full_tensor()
+
+    def select_part(self, whole: Tensor, index: int) -> Tensor:
+        """Return this rank's part of a tensor of the shape of a parameter, which is given by its index."""
+        sharded = self._sharded[index]
+        if isinstance(sharded, DTensor):
+            for axis, placement in enumerate(sharded.placements):
+                if placement.is_shard():
+                    whole = _select_chunk(whole, self.mesh.size(axis), self.mesh.get_local_rank(axis))
+        return whole
+
+    def count_holders(self, index: int) -> int:
+        """Return the number of ranks that have the same part of a parameter, which is given by its index."""
+        sharded = self._sharded[index]
+        if not isinstance(sharded, DTensor):
+            return self.mesh.size()
+        axes = [axis for axis, placement in enumerate(sharded.placements) if not placement.is_shard()]
+        return math.prod(self.mesh.size(axis) for axis in axes)
 
     def list_tensors(self) -> list[Tensor]:
         """Return this rank's parts, their gradients, and the buffers."""
@@ -320,10 +345,29 @@ def _get_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def select_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return this rank's rows of a tensor that is equal on every rank."""
-    replicated = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
-    return replicated.redistribute(placements=[Shard(0)]).to_local()
+def build_mesh(member: Membership, device_type: str, replicate: int) -> DeviceMesh:
+    """Build the device mesh of the trainers. All of them must call it.
+
+    Args:
+        member: This rank's membership in the trainers' process group.
+        device_type: The type of the ranks' devices.
+        replicate: The number of shard groups, each of which has the whole weights; it divides the number of ranks.
+
+    Returns:
+        A mesh with the axis `shard`, or with the axes `replicate` and `shard` if `replicate` is above 1.
+    """
+    if replicate == 1:
+        return DeviceMesh.from_group(member.trainers, device_type, mesh_dim_names=("shard",))
+    ranks = torch.arange(member.n_trainers).view(replicate, -1)
+    own = (ranks == member.rank).nonzero()[0]
+    groups = [member.make_subgroup(line.tolist()) for line in (ranks[:, own[1]], ranks[own[0]])]
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+
+
+def _select_chunk(whole: Tensor, chunks: int, index: int) -> Tensor:
+    """Return one of the chunks of rows into which `torch.chunk` divides a tensor; it is empty if there are fewer chunks."""
+    size = -(-len(whole) // chunks)
+    return whole[min(index * size, len(whole)) : min((index + 1) * size, len(whole))]
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

@@ -174,6 +174,10 @@ def _divide_nothing(options: Options) -> int:
     return 0
 
 
+def _have_no_axes(options: Options) -> Mapping[str, int]:
+    return {}
+
+
 def _count_no_copies(options: Options, ranks: int) -> tuple[float, float]:
     return 0.0, 0.0
 
@@ -199,6 +203,8 @@ class TrainEngine:
         options: Its keys in a scenario.
         divides: Returns, for its options, what ranks divide among them: 0 nothing, 1 the optimizer, 2 gradients too,
             3 weights too.
+        axes: Returns, for its options, the sizes of the axes of its device mesh by name, besides the axis `shard`, whose
+            ranks divide what `divides` says.
         copies: Returns, for its options and the number of ranks, the copies of the whole weights that a rank keeps
             besides the model, and those that a step makes in addition.
         buffer: Returns, for its options and the number of ranks, the copies of all fp32 gradients that a step makes
@@ -215,6 +221,7 @@ class TrainEngine:
     cls: str | Callable[..., EngineRuntime]
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _divide_nothing
+    axes: Callable[[Options], Mapping[str, int]] = _have_no_axes
     copies: Callable[[Options, int], tuple[float, float]] = _count_no_copies
     buffer: Callable[[Options, int], float] = _count_no_buffer
     aside: Callable[[Options], bool] = _keep_on_device
@@ -233,6 +240,10 @@ class Engine(Replaceable):
 
     default: ClassVar[str] = "ddp"
     registry: ClassVar[PluginRegistry[Any] | None] = ENGINES
+
+    def get_axes(self) -> Mapping[str, int]:
+        """Return the sizes of the axes of the engine's device mesh by name, besides the axis `shard`."""
+        return self.spec.axes(self.get_options())
 
 
 def build_engine(

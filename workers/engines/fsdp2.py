@@ -1,6 +1,23 @@
 """FSDP2: PyTorch's fully_shard divides weights, gradients and optimizer among the ranks, block by block."""
 
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from nonet.options import Positive
 from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
+
+
+class Fsdp2Options(EngineOptions):
+    """Options of the engine in a scenario."""
+
+    replicate: Annotated[
+        Positive,
+        Field(
+            description="number of groups of workers, each of which divides the whole model among its workers (hybrid sharding)"
+        ),
+    ] = 1
 
 
 def _get_division(options: Options) -> int:
@@ -8,4 +25,9 @@ def _get_division(options: Options) -> int:
     return 3
 
 
-SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", EngineOptions, divides=_get_division)
+def _get_axes(options: Options) -> Mapping[str, int]:
+    """Return the sizes of the mesh's axes around the axis `shard`."""
+    return {"replicate": options["replicate"]}
+
+
+SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", Fsdp2Options, divides=_get_division, axes=_get_axes)

@@ -54,6 +54,8 @@ class Membership:
         trainers: The process group of the trainers, None in a world of one.
         store: The store that the ranks joined through.
         n_trainers: Number of trainers.
+        trainers_backend: Backend of the trainers' group.
+        timeout: Time-out of the groups.
     """
 
     rank: int
@@ -62,6 +64,16 @@ class Membership:
     trainers: Any = None
     store: Any = field(default=None, repr=False)
     n_trainers: int = 1
+    trainers_backend: str = "gloo"
+    timeout: datetime.timedelta = datetime.timedelta(seconds=2 * DEFAULTS.step)
+
+    def make_subgroup(self, ranks: list[int]) -> Any:
+        """Create a process group of some trainers, which are the ones that must call it."""
+        import torch
+
+        return torch.distributed.new_group(
+            ranks, timeout=self.timeout, backend=self.trainers_backend, use_local_synchronization=True
+        )
 
     def sum_over_trainers(self, *values: float) -> list[float]:
         """Return the sums of these numbers over the trainer ranks, in float64."""
@@ -133,7 +145,16 @@ def join_process_group(
     prefixed = dist.PrefixStore(f"epoch-{rendezvous.epoch}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=rendezvous.world, timeout=timeout)
     trainers = dist.new_group(list(range(rendezvous.trainers)), timeout=timeout, backend=trainers_backend)
-    return Membership(rank, rendezvous.world, dist.group.WORLD, trainers, store, rendezvous.trainers)
+    return Membership(
+        rank,
+        rendezvous.world,
+        dist.group.WORLD,
+        trainers,
+        store,
+        rendezvous.trainers,
+        trainers_backend,
+        timeout,
+    )
 
 
 class _RolePlace(Protocol):

@@ -114,6 +114,40 @@ def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     assert parts["deepspeed, zero: 3", 4] == (0.75 * weights, 0.75 * weights)
 
 
+def test_a_worker_of_a_mesh_keeps_a_part_of_the_shard_axis():
+    found = {}
+    for engine, workers in (("fsdp2", 2), ("fsdp2, replicate: 2", 4)):
+        change = f"roles.trainer={{workers: {workers}, engine: {{use: {engine}}}}}"
+        made, _ = load_scenario("quickstart", [change])
+        found[engine] = estimate_worker_memory(resolve_run(made), "rl", ("trainer",), workers, 0.0)
+    assert found["fsdp2"].fixed == found["fsdp2, replicate: 2"].fixed
+    planned = plan(made, gpu_nodes(1))
+    assert planned.meshes["trainer"].startswith("replicate 2 x shard 2; a worker keeps weights")
+    assert f"mesh of trainer: {planned.meshes['trainer']}" in planned.format_text()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ("workers: 3, engine: {use: fsdp2, replicate: 2}", "replicate: 2 and workers: 3 .*multiple of 2"),
+        (
+            "workers: {min: 2, max: 4}, engine: {use: fsdp2, replicate: 2}",
+            "replicate and workers from 2 to 4",
+        ),
+    ],
+)
+def test_a_mesh_that_the_workers_do_not_fill_is_refused(trainer, message):
+    scenario, _ = load_scenario("quickstart", [f"roles.trainer={{{trainer}}}"])
+    with pytest.raises(ConfigError, match=message):
+        check_scenario(scenario)
+
+
+def test_only_fsdp2_has_a_mesh_and_its_axes_are_at_least_1():
+    for engine in ("fsdp2, replicate: 0", "ddp, replicate: 2", "deepspeed, replicate: 2"):
+        with pytest.raises(ConfigError, match=r"engine\.replicate"):
+            load_scenario("quickstart", [f"roles.trainer={{workers: 4, engine: {{use: {engine}}}}}"])
+
+
 def test_an_engine_that_divides_weights_keeps_a_part_and_gathers_a_few_blocks():
     """So do RL steps, whose rollouts and exact metrics gather no more than a supervised step."""
     changes = ["model.layers=48", "model.width=128", "roles.trainer={engine: {use: fsdp2}}"]

@@ -98,6 +98,28 @@ def test_fifty_steps_of_two_ranks_are_those_of_one_process(ring, tmp_path, engin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_fifty_steps_on_a_mesh_are_those_of_one_process(ring, tmp_path, optimizer):
+    """What one process and another mesh load afterwards are the weights and moments that the ranks ended with."""
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 50], ["save", "end"]]
+    alone = ran(ring, tmp_path / "alone", "ddp", optimizer, 1, acts)
+    assert ran(ring, tmp_path / "mesh", "fsdp2, replicate: 2", optimizer, 4, acts) == pytest.approx(
+        alone, rel=1e-5
+    )
+    expected, found = (
+        read_tensors(tmp_path / folder / "end" / "dense" / "model.safetensors")
+        for folder in ("alone", "mesh")
+    )
+    for name, weight in expected.items():
+        assert (weight - found[name]).norm() <= 1e-5 * weight.norm(), name
+    read = [["rejoin", 1], ["load", "end", "pretrain"], ["train", "pretrain", 50, 54]]
+    rest = ran(ring, tmp_path / "rest", "ddp", optimizer, 1, read, data=tmp_path / "alone")
+    for engine, trainers in (("ddp", 1), ("fsdp2, replicate: 2", 2), ("fsdp2, replicate: 2", 4)):
+        again = ran(ring, tmp_path / f"{trainers}", engine, optimizer, trainers, read, data=tmp_path / "mesh")
+        assert again == pytest.approx(rest, rel=1e-5), engine
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "optimizer"), WAYS)
 def test_a_commit_of_two_ranks_goes_on_under_every_engine_and_world(ring, tmp_path, engine, optimizer):
     """One fork plays both halves and commits between them; the commit is then read by other engines and numbers of ranks."""
