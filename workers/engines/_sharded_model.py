@@ -234,7 +234,7 @@ class ShardedModel:
     def _count_passing_ranks(self, passing: bool) -> Tensor:
         """Return the number of ranks that begin a pass, on the device. All ranks must call it."""
         count = torch.tensor(int(passing), device=self._device)
-        torch.distributed.all_reduce(count, group=self._group)
+        torch.distributed.all_reduce(count, group=self.mesh.get_group("shard"))
         return count
 
     def reshard(self) -> None:

@@ -44,12 +44,17 @@ def ring(tmp_path_factory):
     return Ring(tmp_path_factory.mktemp("ring"))
 
 
-def compare(scenario, folder, acts, changes, rel=1e-5):
-    """Check that the records of two ranks that divide the model are those of two ranks with the whole model."""
+def compare(scenario, folder, acts, changes, rel=1e-5, trainers=2, mesh=()):
+    """Check that the records of ranks that divide the model are those of as many ranks with the whole model.
+
+    `mesh` has changes of the scenario for the ranks that divide it.
+    """
     records = {}
-    for engine in ("ddp", "fsdp2"):
-        own = [*changes, f"roles.trainer.engine.use={engine}"]
-        records[engine] = played(scenario, folder / engine, acts, changes=own, trainers=2)[0]["records"]
+    for engine, more in (("ddp", ()), ("fsdp2", mesh)):
+        own = [*changes, f"roles.trainer.engine.use={engine}", *more]
+        records[engine] = played(scenario, folder / engine, acts, changes=own, trainers=trainers)[0][
+            "records"
+        ]
     assert records["fsdp2"]
     for divided, whole in zip(records["fsdp2"], records["ddp"], strict=True):
         assert divided == pytest.approx(whole, rel=rel, abs=1e-6)
@@ -80,6 +85,22 @@ def test_a_click_model_with_a_single_number_takes_the_steps_of_whole_models(tmp_
     begun = [["begin", "train"], ["train", "train", 0, 4], ["save", "half"], ["train", "train", 4, 6]]
     changes = ["model.dropout=0.0", f"stages.train.optimizer={{use: {optimizer}}}"]
     compare(scenario, tmp_path, [*begun, ["load", "half", "train"], ["train", "train", 4, 6]], changes)
+
+
+REPLICATED = ["roles.trainer.engine.replicate=2"]
+
+
+@pytest.mark.slow
+def test_steps_of_rl_on_a_mesh_are_those_of_whole_models(ring, tmp_path):
+    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4, trainers=4, mesh=REPLICATED)
+
+
+@pytest.mark.slow
+def test_a_click_model_with_a_single_number_takes_the_steps_of_whole_models_on_a_mesh(tmp_path):
+    scenario = make_likes(tmp_path) / "likes.yaml"
+    acts = [["begin", "train"], ["train", "train", 0, 4]]
+    compare(scenario, tmp_path, acts, ["model.dropout=0.0"], trainers=4, mesh=REPLICATED)
 
 
 @pytest.mark.slow
