@@ -21,6 +21,8 @@ PROCESS_BYTES = 400_000_000  # host memory of one process for Python, torch and 
 # What a step of an engine that divides weights has of a block at once: the weights of two blocks and the buffer that one
 # is gathered in, then the gradients of one and the buffer that they are reduced in; and of the weights around the blocks.
 _GATHERED_BLOCKS, _GATHERED_AROUND = 4, 3
+# What a pass without gradients has of them: its weights and the buffer that they are gathered in.
+_READ_BLOCKS, _READ_AROUND = 3, 2
 # Share of the remaining bytes that a chunk may fill: its size is estimated from shapes, and allocators need slack.
 _FILLED_SHARE = 0.8
 
@@ -84,7 +86,7 @@ def estimate_worker_memory(
                 _estimate_gathered_bytes(size), temporaries / _count_shards(role, workers)
             )
     elif "weights" in keepers:
-        fixed["weights"] = float(size.parameters * size.weight_bytes)
+        fixed |= _estimate_read_bytes(all_roles, keepers["weights"], workers, size)
     if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
         fixed["hot rows"] = float(hot_row_bytes)
     room_bytes = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
@@ -237,9 +239,36 @@ def _estimate_gathered_bytes(size: ModelSize) -> float:
 
     Passes without gradients, such as those of rollouts, gather less.
     """
-    block = (size.matrices or size.learned) / max(1, size.layers)
-    around = max(0.0, size.learned - block * size.layers)
+    block, around = _find_unit_sizes(size)
     return size.weight_bytes * (block * _GATHERED_BLOCKS + around * _GATHERED_AROUND)
+
+
+def _estimate_read_bytes(
+    roles: Mapping[str, Role], name: str, workers: int, size: ModelSize
+) -> dict[str, float]:
+    """Estimate the bytes of a model that a role reads and does not train.
+
+    Args:
+        roles: All roles, by name.
+        name: The role.
+        workers: The number of workers in its group.
+        size: The shape of the model.
+    """
+    role = roles[name]
+    if not _has_divided_weights(roles["trainer"], workers) or not (role.find_kind(name).divides or role.fuse):
+        return {"weights": float(size.parameters * size.weight_bytes)}
+    block, around = _find_unit_sizes(size)
+    shards = _count_shards(roles["trainer"], workers) if role.fuse else workers
+    return {
+        "weights": size.learned * 4.0 / shards + size.frozen * size.weight_bytes,
+        "gathered weights": size.weight_bytes * (block * _READ_BLOCKS + around * _READ_AROUND),
+    }
+
+
+def _find_unit_sizes(size: ModelSize) -> tuple[float, float]:
+    """Return the number of weights of one block, and of those around the blocks."""
+    block = (size.matrices or size.learned) / max(1, size.layers)
+    return block, max(0.0, size.learned - block * size.layers)
 
 
 def _get_zero_stage(role: Role) -> int:

@@ -10,7 +10,7 @@ before anything is allocated. On cpu, a bundle is treated as a device if its poo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nonet.controller.cluster import MEMORY, ClusterView
@@ -27,12 +27,13 @@ from nonet.controller.plan.resolved import ResolvedRun, count_shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
-_ROLE_BY_PART = {
-    "activations": "trainer",
-    "copies": "trainer",
-    "buffer": "trainer",
-    "beams": "rollout",
-}  # by part of a worker's working memory: the role that holds the part while it computes
+_ROLES_BY_PART = {
+    "activations": {"trainer"},
+    "copies": {"trainer"},
+    "buffer": {"trainer"},
+    "gathered weights": {"trainer", "rollout"},
+    "beams": {"rollout"},
+}  # by part of a worker's working memory: the roles that hold the part while they compute
 _CHUNK_SHARE = 0.25  # of a cpu worker's share of its host; processes, rows and offloaded groups take the rest
 _USABLE_SHARE = 0.92  # of the memory of a device or host; fragmentation takes the rest
 
@@ -244,7 +245,7 @@ def _collect_parts(
         own_parts |= {
             part: value
             for part, value in memory[group.name].working.items()
-            if _ROLE_BY_PART[part] in computing
+            if _ROLES_BY_PART[part] & set(computing)
         }
         parts |= {f"{group.name}.{part}": int(value) for part, value in own_parts.items()}
     return parts
@@ -372,21 +373,28 @@ def _format_refusal(line: LedgerLine, scenario: Scenario) -> str:
         f"{group} {format_bytes(sum(v for _, v in parts))} ({', '.join(f'{p} {format_bytes(v)}' for p, v in parts)})"
         for group, parts in by_group.items()
     )
-    way_out = (
-        f"Set stages.{line.stage}.rollout.staleness to 0 so that they take turns, or give one of them devices of its own."
-        if line.phase == "rollout + update" and len(by_group) > 1
-        else "Lower the table budgets or the processes per node, or use more nodes."
-        if line.resource == MEMORY
-        else "Raise pools.X.memory of its pool, or give a group that shares the bundle one of its own."
-        if line.resource == "CPU"
-        else "More workers with engine {use: deepspeed, zero: 3}, a shorter history, or devices with more memory."
-    )
+    way_out = _describe_way_out(line, by_group)
     device = "bundle" if line.resource == "CPU" else line.resource
     holder = f"node {line.example}" if line.resource == MEMORY else f"each {device} of group {line.place!r}"
     return (
         f"stage {line.stage}, {line.phase}: {holder} would hold {format_bytes(line.needed)}, "
         f"{format_bytes(line.capacity)} can be used: {bytes_by_group}. {way_out}"
     )
+
+
+def _describe_way_out(line: LedgerLine, groups: Collection[str]) -> str:
+    """Return what to change so that a line fits; `groups` are those that hold its bytes."""
+    if line.phase == "rollout + update" and len(groups) > 1:
+        return f"Set stages.{line.stage}.rollout.staleness to 0 so that they take turns, or give one of them devices of its own."
+    if line.resource == MEMORY:
+        return "Lower the table budgets or the processes per node, or use more nodes."
+    if line.place == "evaluator":
+        return "Give roles.evaluator more workers: with roles.trainer.engine {use: fsdp2} they divide the weights."
+    if line.place == "rollout":
+        return "Set roles.rollout: {fuse: trainer} and roles.trainer.engine: {use: fsdp2}, which divides the weights."
+    if line.resource == "CPU":
+        return "Raise pools.X.memory of its pool, or give a group that shares the bundle one of its own."
+    return "More workers with engine {use: fsdp2}, a shorter history, or devices with more memory."
 
 
 def format_bytes(value: float) -> str:

@@ -5,8 +5,8 @@
 ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
 ["begin", stage], ["train", stage, start, stop], ["generate", stage, step] and ["update", stage, start, stop] (RL steps,
 with rollouts that are fused with the trainers), ["fit_memory"], ["rejoin", epoch], ["save", name], ["load", name, stage],
-["reshard", shards]. Rank r writes FOLDER/<r>.json: what `train` and `update` gave and what the tables counted. `played`
-runs it from a test.
+["evaluate", name of a checkpoint], ["reshard", shards]. Rank r writes FOLDER/<r>.json: what `train`, `update` and
+`evaluate` gave and what the tables counted. `played` runs it from a test.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rank:
         from nonet.workers.runtime.worker import Place
 
         self.ask, self.rank = ask, rank
-        self.setup, self.stages, folders, ttl, trainer_class = material
+        self.setup, self.stages, folders, ttl, trainer_class, self.options = material
         trains = rank < ask["trainers"]
         self.shard = None if trains and ask["shards"] else EmbeddingShard(self.setup)
         self.trainer = (trainer_class or Trainer)(self.setup) if trains else None
@@ -102,7 +102,7 @@ class Rank:
         found = {"records": [], "counts": []}
         for what, *args in self.ask["acts"]:
             answer = getattr(self, what)(*args)
-            if what in ("train", "update") and self.trainer:
+            if what in ("train", "update", "evaluate") and self.trainer:
                 found["records"] += [{k: v for k, v in r.items() if k not in MEASURED} for r in answer]
             if self.shard:
                 found["counts"].append(self.shard.pop_counts())
@@ -148,6 +148,34 @@ class Rank:
             records.append(self.trainer.update(UpdateRequest(self.stages[stage], step), beams, scores))
         return records
 
+    def evaluate(self, name):
+        """Rank the held-out events with a checkpoint, each rank its share; rank 0 returns the metrics."""
+        import torch
+
+        from nonet.workers.roles.evaluation import Evaluator
+        from nonet.workers.runtime.worker import Place
+
+        evaluator = Evaluator(self.setup, self.options)
+        peers = {"trainer": self.trainer}
+        evaluator.place = Place("evaluator", self.rank, self.ask["trainers"], peers=peers)
+        evaluator.open(self.folders, str(Path(self.ask["folder"]) / "results"))
+        folder = str(Path(self.ask["data"]) / name)
+        shares = [None] * self.ask["trainers"]
+        torch.distributed.all_gather_object(shares, evaluator.evaluate_share(folder))
+        validated = evaluator.validate("pretrain", folder)
+        if self.rank:
+            return []
+        detail = evaluator.combine_shares(name, [part for parts in shares for part in parts])["detail"]
+        ranked = {
+            f"{split}.{way}": metrics["all"]
+            for split, ways in detail.items()
+            for way, metrics in ways.items()
+        }
+        ranked["validated"] = validated["metrics"] | {"nats": validated["nats"]}
+        return [
+            {f"{way}.{name}": value for way, metrics in ranked.items() for name, value in metrics.items()}
+        ]
+
     def _export_all(self, version):
         import torch
 
@@ -191,7 +219,8 @@ def _material(ask):
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     stages = make_stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])
     ttl = compute_ttl_steps(scenario, facts["data"], {name: stage.steps for name, stage in stages.items()})
-    return make_run_setup(scenario), stages, folders, ttl, ClickTrainer if clicks else None
+    trainer_class = ClickTrainer if clicks else None
+    return make_run_setup(scenario), stages, folders, ttl, trainer_class, scenario.evaluate
 
 
 def _play(ask, rank, material):

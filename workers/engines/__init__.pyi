@@ -4,6 +4,7 @@ from ._division import copy_frozen as copy_frozen
 from ._division import gather_tensor as gather_tensor
 from ._division import is_divided as is_divided
 from ._division import join_passes as join_passes
+from ._division import list_weights as list_weights
 from ._meter import MEASURED as MEASURED
 from ._meter import StepMeter as StepMeter
 from ._meter import measure_matmul_rate as measure_matmul_rate
@@ -14,6 +15,7 @@ from ._precision import list_gradients as list_gradients
 from ._precision import poison as poison
 from ._precision import skip_step as skip_step
 from ._precision import write_precision as write_precision
+from ._sharded_model import build_divided as build_divided
 from .base import ENGINES as ENGINES
 from .base import Engine as Engine
 from .base import EngineRuntime as EngineRuntime
@@ -21,4 +23,5 @@ from .base import OptimizerOptions as OptimizerOptions
 from .base import PrecisionOptions as PrecisionOptions
 from .base import TrainEngine as TrainEngine
 from .base import build_engine as build_engine
+from .base import can_divide_model as can_divide_model
 from .base import make_engine as make_engine

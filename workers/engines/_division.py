@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nonet.workers.devices import list_training_tensors
+
 DIVISION = "division"
 """Attribute of a divided model: its `ShardedModel`."""
 
@@ -35,6 +37,11 @@ def join_passes(model: Any) -> Iterator[None]:
         return
     with getattr(model, DIVISION).join_passes():
         yield
+
+
+def list_weights(model: Any) -> list[Tensor]:
+    """Return the tensors of a model on this rank; of a divided model its parts and its buffers."""
+    return getattr(model, DIVISION).list_weights() if is_divided(model) else list_training_tensors(model)
 
 
 def copy_frozen(model: Any) -> Any:

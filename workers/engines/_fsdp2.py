@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nonet.models import Muon, orthogonalise
 from nonet.workers import SaveOptions, load_model
-from nonet.workers.devices import record_build
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters
+from nonet.workers.engines._division import DIVISION, is_divided
 from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
@@ -38,10 +38,9 @@ class Fsdp2(Ddp):
         model: torch.nn.Module,
         learning: OptimizerOptions,
         member: Membership,
-        device: torch.device | None = None,
     ):
         self._replicate = options.get("replicate", 1)
-        self._sharded = self._divide(model, member, device) if member.n_trainers > 1 else None
+        self._sharded = self._divide(model, member) if member.n_trainers > 1 else None
         super().__init__(options, model, learning, member)
 
     @classmethod
@@ -53,16 +52,9 @@ class Fsdp2(Ddp):
         learning: OptimizerOptions,
         member: Membership,
     ) -> Fsdp2:
-        """Make the engine of a model whose first weights are computed one at a time, and of which this rank keeps its part.
-
-        A model that reads its own weights while it is built, as Hugging Face's do, is built whole and then divided.
-        """
-        recorded = record_build(build)
-        if recorded is None:
-            return cls(options, build().to(device), learning, member)
-        engine = cls(options, recorded.model, learning, member, device)
-        engine._shards.take_whole(recorded.replay())
-        return engine
+        """Make the engine of a model that is built part by part (`ShardedModel.build`)."""
+        mesh = build_mesh(member, device.type, options.get("replicate", 1))
+        return cls(options, ShardedModel.build(build, mesh, device).module, learning, member)
 
     @property
     def _shards(self) -> ShardedModel:
@@ -259,11 +251,11 @@ class Fsdp2(Ddp):
         model_index = self._list_model_indices()[index]
         return self._shards.select_part(value, model_index).clone() if value.ndim else value.clone()
 
-    def _divide(
-        self, model: torch.nn.Module, member: Membership, device: torch.device | None = None
-    ) -> ShardedModel:
-        """Divide the weights of a model among the trainers; `device` is by default that of the model."""
-        device = device or next(model.parameters()).device
+    def _divide(self, model: torch.nn.Module, member: Membership) -> ShardedModel:
+        """Divide the weights of a model among the trainers, unless they are divided already."""
+        if is_divided(model):
+            return getattr(model, DIVISION)
+        device = next(model.parameters()).device
         return ShardedModel(model, self._build_mesh(member, device.type), device)
 
     def _build_mesh(self, member: Membership, device_type: str) -> DeviceMesh:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from nonet.errors import CheckpointError
 from nonet.workers import to_meta_tensors
+from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import find_blocks
 from nonet.workers.engines._ddp import is_reduced
 from nonet.workers.engines._division import DIVISION, copy_structure, gather_tensor
@@ -71,6 +72,19 @@ class ShardedModel:
         self._is_joined = False
         self._copies: WeakSet[ShardedModel] = WeakSet()
         setattr(model, DIVISION, self)
+
+    @classmethod
+    def build(cls, build: Callable[[], nn.Module], mesh: DeviceMesh, device: torch.device) -> ShardedModel:
+        """Build a model whose first weights are computed one at a time, and of which this rank keeps its part.
+
+        A model that reads its own weights while it is built, as Hugging Face's do, is built whole and then divided.
+        """
+        recorded = record_build(build)
+        if recorded is None:
+            return cls(build().to(device), mesh, device)
+        sharded = cls(recorded.model, mesh, device)
+        sharded.take_whole(recorded.replay())
+        return sharded
 
     def _divide(self, model: nn.Module) -> list[Any]:
         """Apply fully_shard to the units of a model. Returns the units, the root last."""
@@ -327,10 +341,13 @@ class ShardedModel:
         axes = [axis for axis, placement in enumerate(sharded.placements) if not placement.is_shard()]
         return math.prod(self.mesh.size(axis) for axis in axes)
 
+    def list_weights(self) -> list[Tensor]:
+        """Return this rank's parts and the buffers."""
+        return [*self.parts, *self.module.buffers()]
+
     def list_tensors(self) -> list[Tensor]:
         """Return this rank's parts, their gradients, and the buffers."""
-        gradients = [part.grad for part in self.parts if part.grad is not None]
-        return [*self.parts, *gradients, *self.module.buffers()]
+        return [*self.list_weights(), *(part.grad for part in self.parts if part.grad is not None)]
 
     def _check_weights(self) -> None:
         """Raise CheckpointError if the weights are undefined."""
@@ -343,6 +360,12 @@ class ShardedModel:
 def _get_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor; a single number is whole on every rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def build_divided(build: Callable[[], nn.Module], process_group: Any, device: torch.device) -> Any:
+    """Build a model whose weights the ranks of a process group divide. All of them must call it."""
+    mesh = DeviceMesh.from_group(process_group, device.type, mesh_dim_names=("shard",))
+    return ShardedModel.build(build, mesh, device).module
 
 
 def build_mesh(member: Membership, device_type: str, replicate: int) -> DeviceMesh:

@@ -246,6 +246,11 @@ class Engine(Replaceable):
         return self.spec.axes(self.get_options())
 
 
+def can_divide_model(config: Options) -> bool:
+    """Return whether the engine that `config["use"]` names divides the weights of the model itself among several ranks."""
+    return ENGINES.get(config.get("use", "ddp")).divides(config) == 3
+
+
 def build_engine(
     config: Options, build: Callable[[], Module], device: torch.device, member: Membership
 ) -> EngineRuntime:

@@ -45,8 +45,8 @@ from nonet.samples.sequences import VALID
 from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
-from nonet.workers.devices import claim, list_training_tensors
-from nonet.workers.engines import is_divided, join_passes
+from nonet.workers.devices import claim
+from nonet.workers.engines import join_passes, list_weights
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 
@@ -419,10 +419,8 @@ class Rollout(DistributeWorker):
         return beams, sampling_fields
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """Return the tensors of the model; none before `open`, or if it is the trainer's and divided among the ranks."""
-        if not hasattr(self, "_recommender") or is_divided(self._recommender.model):
-            return ()
-        return list_training_tensors(self._recommender.model)
+        """Return the tensors of the model; none before `open`."""
+        return list_weights(self._recommender.model) if hasattr(self, "_recommender") else ()
 
     def _ensure_replica(self) -> ReplicaReader | None:
         """Return the replica of the tables in this process; None if rows are shared with a shard.

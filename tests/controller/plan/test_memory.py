@@ -11,7 +11,7 @@ from nonet.controller.plan.resolved import derive_model_size, resolve_run
 from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.worker_setup import make_stage_setups
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, PlacementError
 
 GB = 10**9
 
@@ -159,6 +159,42 @@ def test_an_engine_that_divides_weights_keeps_a_part_and_gathers_a_few_blocks():
         assert memory.fixed["weights"] == memory.fixed["gradients"] == weights / 4
         assert memory.working["gathered weights"] < 0.5 * weights
     assert found["rl"].fixed["reference"] == weights / 4
+
+
+def test_several_evaluators_of_a_divided_model_keep_a_part_of_it():
+    changes = ["model.layers=48", "model.width=128"]
+    for engine, workers, share in (("fsdp2", 8, 8), ("fsdp2", 1, 1), ("ddp", 8, 1)):
+        made, _ = load_scenario("quickstart", [*changes, f"roles.trainer={{engine: {{use: {engine}}}}}"])
+        memory = estimate_worker_memory(resolve_run(made), "pretrain", ("evaluator",), workers, 0.0)
+        weights = derive_model_size(made).parameters * 4.0
+        assert memory.fixed["weights"] == weights / share
+        assert sum(memory.fixed.values()) <= weights
+
+
+def test_gathered_weights_are_counted_on_devices_while_trainers_or_rollouts_compute():
+    trainer = {"pool": "gpu", "workers": 2, "engine": {"use": "fsdp2"}}
+    asked = scenario(stages={"rl": RL}, roles={"trainer": trainer})
+    lines = {line.phase: line.parts for line in plan(asked, gpu_nodes(1)).ledger.lines}
+    assert lines["rollout"]["trainer.gathered weights"] == lines["update"]["trainer.gathered weights"] > 0
+    assert "trainer.gathered weights" not in lines["score"]
+
+
+def test_an_evaluator_whose_device_is_too_small_for_the_model_is_told_to_divide_it():
+    fsdp2 = {"pool": "gpu", "workers": 8, "engine": {"use": "fsdp2", "recompute": True}}
+    model = {"width": 1024, "layers": 24}
+
+    def make_plan(evaluators):
+        roles = {"trainer": fsdp2, "evaluator": {"pool": "gpu", "workers": evaluators}}
+        stages = {"pretrain": {"epochs": 1, "batch": {"users": 8}, "chunk": {"tokens": 64}}}
+        return plan(
+            scenario(model=model, roles=roles, stages=stages), gpu_nodes(4, memory_bytes=int(2.9 * GB))
+        )
+
+    with pytest.raises(
+        PlacementError, match=r"each GPU of group 'evaluator'.*Give roles.evaluator more workers"
+    ):
+        make_plan(1)
+    assert make_plan(4).find_group("evaluator").workers == 4
 
 
 def test_an_optimizer_in_host_memory_is_counted_there():

@@ -95,17 +95,22 @@ def test_an_overlap_that_cannot_fit_is_refused_with_its_numbers_and_a_way_out():
     assert "staleness to 0" in text
 
 
-def test_what_is_too_large_alone_is_refused_and_zero_makes_it_fit():
+def test_what_is_too_large_alone_is_refused_and_an_engine_that_divides_makes_it_fit():
     view = gpu_nodes(8, gpus=8, memory_bytes=40 * GB)
     big = {"use": "hf", "path": "Qwen3-4B", "precision": "bf16"}
     plain = {"trainer": {"pool": "gpu", "workers": 64}}
-    with pytest.raises(PlacementError, match=r"optimizer 48\.2 GB.*deepspeed, zero: 3"):
+    with pytest.raises(PlacementError, match=r"optimizer 48\.2 GB.*\{use: fsdp2\}"):
         plan(scenario(model=big, roles=plain), view)
-    sharded = {"trainer": {"pool": "gpu", "workers": 64, "engine": {"use": "deepspeed", "zero": 3}}}
-    line = plan(scenario(model=big, roles=sharded), view).ledger.find_peak("pretrain", "trainer")
-    assert line.parts["trainer.optimizer"] == pytest.approx(4.02e9 * 12 / 64)
-    assert line.parts["trainer.copy"] == pytest.approx(3 * 4.02e9 * 2 / 64)
-    assert line.parts["trainer.weights"] == pytest.approx(4.02e9 * 2)  # whole between steps
+    parts = {}
+    for engine in ({"use": "fsdp2"}, {"use": "deepspeed", "zero": 3}):
+        sharded = {"trainer": {"pool": "gpu", "workers": 64, "engine": engine}}
+        parts[engine["use"]] = (
+            plan(scenario(model=big, roles=sharded), view).ledger.find_peak("pretrain", "trainer").parts
+        )
+    assert parts["fsdp2"]["trainer.weights"] < 4.02e9
+    assert parts["deepspeed"]["trainer.optimizer"] == pytest.approx(4.02e9 * 12 / 64)
+    assert parts["deepspeed"]["trainer.copy"] == pytest.approx(3 * 4.02e9 * 2 / 64)
+    assert parts["deepspeed"]["trainer.weights"] == pytest.approx(4.02e9 * 2)  # whole between steps
 
 
 def test_a_chunk_is_halved_until_it_fits():

@@ -70,6 +70,7 @@ RL_ACTS = [
     ["update", "rl", 3, 4],
     ["load", "half", "rl"],
     ["update", "rl", 3, 4],
+    ["evaluate", "half"],
 ]
 
 

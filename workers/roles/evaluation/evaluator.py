@@ -4,11 +4,16 @@ A checkpoint or baseline that is evaluated is called a subject. The evaluator de
 validation and test, and computes metrics over all events, over those that match the finetuning target, and by segment. Ranks are
 stored in one file per subject, so that any two subjects can be compared by a paired bootstrap over users. Each worker of the
 group ranks a share of the events with a checkpoint; baselines take seconds, so the first worker ranks all events with them.
+
+If the trainers' engine divides the model, so do several evaluators: no worker holds the whole model, and workers without events
+take part in the passes of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from nonet.models.ranking import SparseScores, read_test_ranks
 from nonet.samples.sequences import Sequences
 from nonet.workers import TargetNats, select_validation_events
 from nonet.workers.devices import HOST, claim, get_device
+from nonet.workers.engines import can_divide_model, join_passes
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.fitting import BaselineFitter
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
@@ -116,7 +122,10 @@ class Evaluator(DistributeWorker):
             As `evaluate_baseline`. If the recommender mixes in a memory, also "memory": its fitted weights l, b, c and its gain
             over the model on test.
         """
-        return {} if self.rank else self._store_ranks(name, [self._rank_share(folder)])
+        if self.rank:
+            self._take_part(folder)
+            return {}
+        return self._store_ranks(name, [self._rank_share(folder)])
 
     @method(collect="concat")
     def evaluate_share(self, folder: str) -> list[RankedShare]:
@@ -149,15 +158,16 @@ class Evaluator(DistributeWorker):
             "events": number of events}.
         """
         if self.rank:
+            self._take_part(folder)
             return {}
         users, _ = self.ranker.prompts["valid"]
         is_selected = select_validation_events(users, self.run.seed)
-        recommender, scores = self._load_model(folder)
-        recorded_scores = TargetNats(scores, self.ranker.get_target_items)
-        if self.ranker.scores_all:
-            board = self.ranker.rank_exhaustively(recorded_scores, "valid", is_selected)
-        else:
-            board = self.ranker.rank_by_beam(recommender, "valid", is_selected)
+        with self._open_model(folder) as (recommender, scores):
+            recorded_scores = TargetNats(scores, self.ranker.get_target_items)
+            if self.ranker.scores_all:
+                board = self.ranker.rank_exhaustively(recorded_scores, "valid", is_selected)
+            else:
+                board = self.ranker.rank_by_beam(recommender, "valid", is_selected)
         file = self._get_validation_path(name, Path(folder).name)
         np.savez(file, ranks=board.ranks, nats=recorded_scores.values, user=users[is_selected])
         return {
@@ -233,15 +243,40 @@ class Evaluator(DistributeWorker):
         """Describe the users that reports show by their ids, their newest titles and the titles of their held-out events."""
         return self.ranker.select_shown_users().describe_users() if not self.rank else []
 
-    def _load_model(self, folder: str) -> tuple[Recommender, ModelScores]:
-        """Load the model of a checkpoint, and return it with its scores."""
-        recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
-        return recommender, ModelScores(recommender)
+    @property
+    def _divides_model(self) -> bool:
+        """Whether the workers of the group divide the weights of a model."""
+        return self.world > 1 and can_divide_model(self.run.engine)
+
+    @contextmanager
+    def _open_model(self, folder: str) -> Iterator[tuple[Recommender, ModelScores]]:
+        """Load the model of a checkpoint with its scores, until the block ends.
+
+        If the workers divide the model, all of them must enter it together.
+        """
+        device = claim(self.device)
+        if not self._divides_model:
+            recommender = load_recommender(self.run, self.corpus, Path(folder), device)
+            yield recommender, ModelScores(recommender)
+            return
+        trainer = self.place.peers.get("trainer")  # With it, this process is in the trainers' process group.
+        process_group = self.process_group if trainer is None else trainer.dense.member.trainers
+        recommender = load_recommender(self.run, self.corpus, Path(folder), device, process_group)
+        with join_passes(recommender.model):
+            yield recommender, ModelScores(recommender)
+        recommender.model = None
+        gc.collect()  # A divided model is a reference cycle, which would keep its memory for a while.
+
+    def _take_part(self, folder: str) -> None:
+        """Take part in the passes of the first worker, if the workers divide the model of a checkpoint."""
+        if self._divides_model:
+            with self._open_model(folder):
+                pass
 
     def _rank_share(self, folder: str, share: int = 0, shares: int = 1) -> RankedShare:
         """Rank one share of the events with a checkpoint; by default all events."""
-        recommender, scores = self._load_model(folder)
-        return self.ranker.rank_share(scores, recommender, share, shares)
+        with self._open_model(folder) as (recommender, scores):
+            return self.ranker.rank_share(scores, recommender, share, shares)
 
     def _store_ranks(self, name: str, parts: Sequence[RankedShare]) -> dict[str, Any]:
         """Combine the shares of a subject, store its ranks, and return its metrics."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import load_update
@@ -12,12 +14,15 @@ from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender, get_memory_weights, get_nearest_share
 from nonet.workers import load_model
 from nonet.workers.devices import HOST
+from nonet.workers.engines import build_divided
 from nonet.workers.roles import RunSetup
 
 # Shapes: P prompts, I items.
 
 
-def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = HOST) -> Recommender:
+def load_recommender(
+    run: RunSetup, corpus: Corpus, folder: Path, device: str = HOST, process_group: Any = None
+) -> Recommender:
     """Load the model and sparse rows of a checkpoint on a device.
 
     Args:
@@ -25,8 +30,17 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
         corpus: Sequences, items and semantic ids.
         folder: Folder of the checkpoint.
         device: Name of the device.
+        process_group: Ranks that divide the weights of the model, and that all call this function; None for a whole model.
     """
-    model = build_model(run.model, corpus.codes, run.get_feature_dims(), run.seed).to(device)
+
+    def build() -> torch.nn.Module:
+        return build_model(run.model, corpus.codes, run.get_feature_dims(), run.seed)
+
+    model: Any = (
+        build().to(device)
+        if process_group is None
+        else build_divided(build, process_group, torch.device(device))
+    )
     load_model(model, folder / "dense")
     reader = ReplicaReader(run.make_table_specs())
     reader.apply(load_update(folder, run.make_table_specs()))

@@ -26,6 +26,7 @@ class RoleKind:
         order: Position among the roles of a plan; user-defined roles come last.
         gang: Whether its workers join the trainers' process group.
         keeps: State of the model on its device: "training" (weights, optimizer, gradients), "weights", "rows", or "" for nothing.
+        divides: Whether several of its workers divide the weights of the model if the trainers' engine does.
         beside: Names of roles that run in its process although `roles:` does not name them.
         light: Whether its process does not load Nonet's torch code, so that its workers need little memory.
         lists: Whether it exists only with a model that recommends lists of items.
@@ -39,6 +40,7 @@ class RoleKind:
     order: int = 100
     gang: bool = False
     keeps: str = ""
+    divides: bool = False
     beside: tuple[str, ...] = field(default=())
     light: bool = False
     lists: bool = False

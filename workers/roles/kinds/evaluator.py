@@ -8,5 +8,6 @@ SPEC = RoleKind(
     default={},
     order=3,
     keeps="weights",
+    divides=True,
     beside=("tokenise",),
 )

@@ -21,8 +21,8 @@ from nonet.rl.algorithms import ALGORITHMS
 from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import RlPrompts
 from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, read_tensors, write_tensors
-from nonet.workers.devices import claim, list_training_tensors
-from nonet.workers.engines import copy_frozen, gather_tensor
+from nonet.workers.devices import claim
+from nonet.workers.engines import copy_frozen, gather_tensor, list_weights
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
@@ -113,7 +113,7 @@ class PolicyLearner(StageLearner):
 
     def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors of the reference."""
-        return list_training_tensors(self.reference.model) if self.reference is not None else []
+        return list_weights(self.reference.model) if self.reference is not None else []
 
     def _store_version(self, version: int | None) -> dict[int, FrozenPolicy]:
         """Store a copy of the policy under its version, and return the stored versions that beams may still come from."""
