@@ -52,6 +52,7 @@ def bench_backbone(
     steps: int = 4,
     rounds: int = 5,
     precision: str = "fp32",
+    weights: str = "fp32",
     optimizer: str = "adamw",
     padded: bool = True,
     device: str = "cpu",
@@ -66,6 +67,7 @@ def bench_backbone(
         steps: Number of steps of a round.
         rounds: Number of timed rounds of each side.
         precision: Precision of the losses: fp32, bf16 or fp16.
+        weights: Precision of the backbone's weights, which have fp32 masters.
         optimizer: adamw or muon.
         padded: Whether padded steps are timed too.
         device: Device of the model.
@@ -79,7 +81,7 @@ def bench_backbone(
     batches, trie = _make_batches(_read_histories(data), sequences, steps)
     rows: list[dict[str, Any]] = []
     for name in engines.split(";"):
-        stepper = _Stepper(name, size, trie, precision, optimizer, device)
+        stepper = _Stepper(name, _make_model(size, weights, device), trie, precision, optimizer, device)
         rows.append({"engine": name} | _measure(stepper, batches, steps, rounds, padded))
         del stepper
     ratio = {
@@ -95,22 +97,15 @@ class _Stepper:
 
     Args:
         engine: Name of the engine and its flags, separated by spaces.
-        size: Shape of the backbone.
+        model: The model.
         trie: The catalogue.
         precision: Precision of the losses.
         optimizer: Name of the optimizer.
         device: Device of the model.
     """
 
-    def __init__(self, engine: str, size: str, trie: Trie, precision: str, optimizer: str, device: str):
-        width, layers, heads, kv_heads, head_width, feed_forward = _SHAPES[size]
-        config = {
-            "model_type": "qwen3", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "head_dim": head_width, "intermediate_size": feed_forward, "vocab_size": 1000,
-        }  # fmt: skip
-        with torch.device(device):
-            model = build_model({"use": "hf", "config": config}, _CODES, {}, seed=0).to(device)
-        self.model, self.trie, self.device, self.name = model.train(), trie, device, precision
+    def __init__(self, engine: str, model: Any, trie: Trie, precision: str, optimizer: str, device: str):
+        self.model, self.trie, self.device = model.train(), trie, device
         self.precision = StepPrecision(PrecisionOptions.model_validate({"use": precision}))
         name, *flags = engine.split()
         options = {"use": name, **dict.fromkeys(flags, True)}
@@ -131,6 +126,19 @@ class _Stepper:
         self.engine.backward(self.compute_loss(batch))
         self.engine.clip()
         self.engine.step(_LR)
+
+
+def _make_model(size: str, weights: str, device: str) -> Any:
+    """Draw a recommender with a Qwen3-shaped backbone on a device."""
+    width, layers, heads, kv_heads, head_width, feed_forward = _SHAPES[size]
+    config = {
+        "model_type": "qwen3", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_width, "intermediate_size": feed_forward, "vocab_size": 1000,
+    }  # fmt: skip
+    with torch.device(device):
+        return build_model({"use": "hf", "config": config, "precision": weights}, _CODES, {}, seed=0).to(
+            device
+        )
 
 
 def _measure(
@@ -167,7 +175,7 @@ def _measure(
     for name, timer in timers.items():
         seconds = timer.compute_median_s()
         row |= {f"{name} events/s": events / seconds, f"{name} ms": 1000 * seconds / steps}
-        row[f"{name} MFU"] = flops / seconds / measure_matmul_rate(stepper.device, stepper.name)
+        row[f"{name} MFU"] = flops / seconds / measure_matmul_rate(stepper.device, stepper.precision.use)
     return row | {"losses apart": abs(losses[0] / losses[1] - 1)}
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from nonet.controller.plan.resolved import ResolvedRun, count_hot_row_bytes
 from nonet.controller.scenario import Role, Scenario, StageOptions
 from nonet.models import ModelSize
+from nonet.workers.engines import ENGINES
 
 RUNTIME_BYTES = 1_500_000_000  # device context and collective buffers of one process
 PROCESS_BYTES = 400_000_000  # host memory of one process for Python, torch and Ray
@@ -221,10 +222,9 @@ def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str,
     parts = {}
     if copy_count := _count_copies(role, workers)[1]:
         parts["copies"] = copy_count * size.parameters * size.weight_bytes
-    buffered_share = (
-        role.engine.spec.buffer(role.engine.get_options(), workers) if role.engine else float(workers > 1)
-    )
-    return parts | ({"buffer": buffered_share * size.learned * 4} if buffered_share else {})
+    spec, options = (role.engine.spec, role.engine.get_options()) if role.engine else (ENGINES.get("ddp"), {})
+    buffer_bytes = min(spec.bucket_bytes(options, workers), 4.0 * size.learned)
+    return parts | ({"buffer": buffer_bytes} if buffer_bytes else {})
 
 
 def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:

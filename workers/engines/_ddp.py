@@ -1,8 +1,8 @@
 """Ddp: the whole model and optimizer on every rank.
 
-Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global count
-of targets: world 2 equals world 1 up to the order of float additions. torch's DDP wraps `forward` alone, while the RL
-loss calls `prefill` and `step`; one flat all-reduce serves both and fixes the order of the sum.
+Gradients of all ranks are summed in buckets, after the loss was divided by the global count of targets: world 2 equals
+world 1 up to the order of float additions. torch's DDP wraps `forward` alone, while the RL loss calls `prefill` and `step`;
+all-reduces after the last backward pass serve both and fix the order of the sum.
 
 A parameter of reduced precision (`model.precision: bf16 | fp16`) has a master weight in fp32, which the optimizer
 updates: an update smaller than half a unit in the last place of bf16 would be lost at each step. The model holds the
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,11 +35,12 @@ from nonet.workers import (
 )
 from nonet.workers.devices import list_training_tensors
 from nonet.workers.engines.base import OptimizerOptions
+from nonet.workers.engines.ddp import BUCKET_ELEMENTS, BUCKETS_IN_FLIGHT
 from nonet.workers.runtime import Membership
 
+_Value = TypeVar("_Value")
 BESIDE = SaveOptions()
 """Copies the tensors, so that later steps may run while the files are written."""
-_BATCH_ELEMENTS = 1 << 24  # Elements whose fp32 gradients exist at the same time: 64 MB.
 MASTERS = "master"
 """Stem of the files of fp32 copies; checkpoints of earlier versions and of fp32 models have none."""
 
@@ -150,7 +152,8 @@ class Ddp:
         zero_gradients = [parameter.grad for parameter in stepped]
         for parameter in stepped:
             parameter.grad = None  # An optimizer skips parameters without a gradient.
-        for batch in _batch_by_size([pair for pair in reduced if pair[0].dtype != torch.float16]):
+        left_out = [pair for pair in reduced if pair[0].dtype != torch.float16]
+        for batch in _batch_by_size(left_out, lambda pair: pair[0].numel()):
             for parameter, master in batch:
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
@@ -296,26 +299,40 @@ class Ddp:
         return [*list_training_tensors(self.model, self.optimizer), *masters]
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients of all ranks in one all-reduce."""
-        gradients = self.collect_gradients()
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        torch.distributed.all_reduce(flat, group=self.member.trainers)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        """Sum the gradients of all ranks, bucket by bucket."""
+        sums: deque[tuple[list[Tensor], Tensor, Any]] = deque()
+        for bucket in _batch_by_size(self.collect_gradients(), Tensor.numel):
+            if len(sums) == BUCKETS_IN_FLIGHT:
+                _finish_sum(*sums.popleft())
+            flat = torch.cat([gradient.reshape(-1).float() for gradient in bucket])
+            sums.append(
+                (bucket, flat, torch.distributed.all_reduce(flat, group=self.member.trainers, async_op=True))
+            )
+            del flat
+        while sums:
+            _finish_sum(*sums.popleft())
+
+
+def _finish_sum(gradients: Sequence[Tensor], flat: Tensor, work: Any) -> None:
+    """Wait for the sum of a bucket, and copy it into the gradients."""
+    work.wait()
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def _batch_by_size(
-    pairs: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]],
-) -> Iterator[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]:
-    """Yield batches of (parameter, master) pairs that have fp32 gradients at the same time: 64 MB, or one parameter."""
-    batch: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+    values: Iterable[_Value], count_elements: Callable[[_Value], int]
+) -> Iterator[list[_Value]]:
+    """Yield batches of values of at most `BUCKET_ELEMENTS` elements, or of one value."""
+    batch: list[_Value] = []
     elements = 0
-    for pair in pairs:
-        if batch and elements + pair[0].numel() > _BATCH_ELEMENTS:
+    for value in values:
+        added = count_elements(value)
+        if batch and elements + added > BUCKET_ELEMENTS:
             yield batch
             batch, elements = [], 0
-        batch.append(pair)
-        elements += pair[0].numel()
+        batch.append(value)
+        elements += added
     if batch:
         yield batch
 

@@ -182,7 +182,7 @@ def _count_no_copies(options: Options, ranks: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _count_no_buffer(options: Options, ranks: int) -> float:
+def _count_no_buckets(options: Options, ranks: int) -> float:
     return 0.0
 
 
@@ -207,8 +207,8 @@ class TrainEngine:
             ranks divide what `divides` says.
         copies: Returns, for its options and the number of ranks, the copies of the whole weights that a rank keeps
             besides the model, and those that a step makes in addition.
-        buffer: Returns, for its options and the number of ranks, the copies of all fp32 gradients that a step makes
-            in addition to `copies`.
+        bucket_bytes: Returns, for its options and the number of ranks, the bytes of the fp32 copies of gradients that a
+            step makes at a time in addition to `copies`, if all gradients have as many.
         aside: Returns, for its options, whether a rank keeps the optimizer in host memory.
         runs: Whether this version of Nonet can run the engine; False if it can only plan it.
         unsupported: Returns, for its options, the kind of device and the least number of ranks, what it does not
@@ -223,7 +223,7 @@ class TrainEngine:
     divides: Callable[[Options], int] = _divide_nothing
     axes: Callable[[Options], Mapping[str, int]] = _have_no_axes
     copies: Callable[[Options, int], tuple[float, float]] = _count_no_copies
-    buffer: Callable[[Options, int], float] = _count_no_buffer
+    bucket_bytes: Callable[[Options, int], float] = _count_no_buckets
     aside: Callable[[Options], bool] = _keep_on_device
     runs: bool = True
     unsupported: Callable[[Options, str, int], str | None] = _accept_all

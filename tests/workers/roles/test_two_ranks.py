@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def both(monkeypatch):
     def run(work):
         barrier, given, lock = threading.Barrier(2, timeout=WAIT_S), {}, threading.Lock()
 
-        def all_reduce(tensor, group=None):
+        def all_reduce(tensor, group=None, async_op=False):
             with lock:
                 given[threading.get_ident()] = tensor.clone()
             barrier.wait()
@@ -37,6 +38,7 @@ def both(monkeypatch):
             assert first.shape == second.shape
             barrier.wait()
             tensor.copy_(first + second)
+            return SimpleNamespace(wait=lambda: None)
 
         monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
         results, errors = {}, []
@@ -75,7 +77,9 @@ def assert_moved_alike(world, alone, before):
     assert (world.weights() - alone.weights()).norm() < 1e-3 * (alone.weights() - before).norm()
 
 
-def test_a_supervised_step_on_halves_of_the_rows_is_the_step_on_all_of_them(ring, both):
+@pytest.mark.parametrize("bucket", [1 << 24, 1000], ids=["one bucket", "many buckets"])
+def test_a_supervised_step_on_halves_of_the_rows_is_the_step_on_all_of_them(ring, both, monkeypatch, bucket):
+    monkeypatch.setattr("nonet.workers.engines._ddp.BUCKET_ELEMENTS", bucket)
     alone = ring.world("stages.pretrain.batch.users=11")
     before = alone.weights()
     record = alone.train("pretrain", 0, 1)[0]
