@@ -12,6 +12,7 @@ from .sparse_batch import StepShare as StepShare
 from .validation import TargetNats as TargetNats
 from .validation import select_validation_events as select_validation_events
 from .weight_files import SaveOptions as SaveOptions
+from .weight_files import StoredTensors as StoredTensors
 from .weight_files import TensorShards as TensorShards
 from .weight_files import check_base as check_base
 from .weight_files import check_base_sha256 as check_base_sha256
@@ -19,7 +20,6 @@ from .weight_files import load_model as load_model
 from .weight_files import load_weights as load_weights
 from .weight_files import merge_shards as merge_shards
 from .weight_files import read_base as read_base
-from .weight_files import read_tensors as read_tensors
 from .weight_files import write_base as write_base
 from .weight_files import write_tensors as write_tensors
 from .weights import IncomingWeights as IncomingWeights

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from nonet.errors import CheckpointError
 from nonet.models.generation import MEMORY_WEIGHTS, QUERY
-from nonet.workers.weights import BUCKET_BYTES, build_header, plan_buckets
+from nonet.workers.weights import BUCKET_BYTES, build_header, plan_buckets, to_meta_tensors
 
 SHARD_BYTES = 2 << 30
 
@@ -104,36 +106,53 @@ class TensorShards:
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     """Write tensors by name into one safetensors file, byte for byte as the safetensors library does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = dict(sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0])))
+    shapes = to_meta_tensors(named)
+    ordered = dict(sorted(shapes.items(), key=lambda item: (-item[1].element_size(), item[0])))
     with path.open("wb") as file:
         file.write(build_header(ordered))
         for bucket in plan_buckets(ordered, BUCKET_BYTES):
             for piece in bucket:
-                host = piece.select_from(ordered).detach().cpu().contiguous()
+                host = piece.select_from(named).detach().cpu().contiguous()
                 # Written without NumPy, since an offload cannot release memory that a NumPy array refers to.
                 file.write((ctypes.c_char * host.nbytes).from_address(host.data_ptr()))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file, or of the shards that its index names, memory-mapped.
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, or of the shards that its index names; each is memory-mapped when it is read.
 
     Raises:
         CheckpointError: A shard or a tensor is missing.
     """
-    from safetensors.torch import load_file
 
-    index = path.with_name(f"{path.name}.index.json")
-    if path.exists() or not index.exists():
-        return load_file(path)
-    file_by_name = json.loads(index.read_text())["weight_map"]
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(set(file_by_name.values())):
-        if not (path.parent / file).exists():
-            raise CheckpointError(f"{index} names {file}, which is not there")
-        tensors |= load_file(path.parent / file)
-    if missing := sorted(file_by_name.keys() - tensors.keys()):
-        raise CheckpointError(f"{path.parent}: the shards lack {missing[0]}, which {index.name} names")
-    return tensors
+    def __init__(self, path: Path):
+        index = path.with_name(f"{path.name}.index.json")
+        is_sharded = index.exists() and not path.exists()
+        file_by_name = json.loads(index.read_text())["weight_map"] if is_sharded else {}
+        self._file_by_name: dict[str, Path] = {}
+        self._opened_file: Path | None = None
+        self._opened: Any = None
+        for file in sorted({path.parent / name for name in file_by_name.values()}) or [path]:
+            if is_sharded and not file.exists():
+                raise CheckpointError(f"{index} names {file.name}, which is not there")
+            with safe_open(file, framework="pt") as opened:
+                self._file_by_name |= dict.fromkeys(opened.offset_keys(), file)
+        if missing := sorted(file_by_name.keys() - self._file_by_name.keys()):
+            raise CheckpointError(f"{path.parent}: the shards lack {missing[0]}, which {index.name} names")
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor, memory-mapped."""
+        file = self._file_by_name[name]
+        if file != self._opened_file:
+            self._opened_file, self._opened = file, safe_open(file, framework="pt")
+        return self._opened.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names in the order of the files."""
+        return iter(self._file_by_name)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._file_by_name)
 
 
 def merge_shards(path: Path, merged_path: Path) -> Path:
@@ -145,7 +164,7 @@ def merge_shards(path: Path, merged_path: Path) -> Path:
     """
     if path.exists():
         return path
-    write_tensors(merged_path, read_tensors(path))
+    write_tensors(merged_path, StoredTensors(path))
     return merged_path
 
 
@@ -170,8 +189,11 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     check_base(model, read_base(path.parent), str(path.parent))
     try:
-        tensors = _match_optional_weights(model, read_tensors(path))
-        model.load_state_dict(_divide_as(model.state_dict(), tensors))
+        model_tensors = model.state_dict()
+        tensors = {
+            name: _divide_as(model_tensors.get(name), whole) for name, whole in StoredTensors(path).items()
+        }
+        model.load_state_dict(_match_optional_weights(model_tensors, tensors))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
@@ -213,31 +235,30 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
         )
 
 
-def _divide_as(model_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return whole tensors divided among ranks as those of a model are; unchanged for a whole model."""
+def _divide_as(model_tensor: Tensor | None, whole: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, as that of a model that is divided among ranks; unchanged for a whole model."""
     if not torch.distributed.is_initialized():
-        return dict(tensors)
+        return whole
     from torch.distributed.tensor import DTensor, Replicate
 
-    divided = dict(tensors)
-    for name, own in model_tensors.items():
-        whole = tensors.get(name)
-        if isinstance(own, DTensor) and whole is not None and not isinstance(whole, DTensor):
-            everywhere = [Replicate()] * own.device_mesh.ndim
-            replicated = DTensor.from_local(
-                whole.to(own.device), own.device_mesh, everywhere, run_check=False
-            )
-            divided[name] = replicated.redistribute(placements=own.placements)
-    return divided
+    if not isinstance(model_tensor, DTensor):
+        return whole
+    mesh = model_tensor.device_mesh
+    replicated = DTensor.from_local(
+        whole.to(model_tensor.device), mesh, [Replicate()] * mesh.ndim, run_check=False
+    )
+    # A copy, because the part of a mapped tensor would keep all of it.
+    return replicated.redistribute(placements=model_tensor.placements).clone()
 
 
-def _match_optional_weights(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _match_optional_weights(
+    model_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint with exactly those weights of a memory that the model has.
 
     A memory and its nearest-item voter can be added to a checkpoint or removed from it, so their weights are loaded only
     if the model has them in the same shape; otherwise the model keeps its own.
     """
-    model_tensors = model.state_dict()
     optional_names = (MEMORY_WEIGHTS, f"{QUERY}.weight")
     matched = {name: tensor for name, tensor in tensors.items() if name not in optional_names}
     for name in optional_names:

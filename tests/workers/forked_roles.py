@@ -5,13 +5,14 @@
 ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
 ["begin", stage], ["train", stage, start, stop], ["generate", stage, step] and ["update", stage, start, stop] (RL steps,
 with rollouts that are fused with the trainers), ["fit_memory"], ["rejoin", epoch], ["save", name], ["load", name, stage],
-["evaluate", name of a checkpoint], ["reshard", shards]. Rank r writes FOLDER/<r>.json: what `train`, `update` and
-`evaluate` gave and what the tables counted. `played` runs it from a test.
+["evaluate", name of a checkpoint], ["publish", name of a checkpoint], ["reshard", shards]. Rank r writes
+FOLDER/<r>.json: what `train`, `update` and `evaluate` gave and what the tables counted. `played` runs it from a test.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ from pathlib import Path
 WAIT_S = 600
 
 
-def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None, counts_bytes=False):
+def played(
+    scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None, counts_bytes=False, limit=None
+):
     """Return the ranks' results.
 
     Args:
@@ -33,11 +36,12 @@ def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=Non
         shards: Number of embedding shards apart.
         data: A folder with artifacts of an earlier call, by default made in this one.
         counts_bytes: Whether each rank counts its tensors: "peak" is their largest size over that of the fp32 weights.
+        limit: Bytes that the tensors of a rank may have at a time, if they are counted; None without a limit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ask = {"scenario": str(scenario), "changes": list(changes), "trainers": trainers, "shards": shards,
            "folder": str(folder), "data": str(data or folder), "acts": acts,
-           "counts_bytes": counts_bytes}  # fmt: skip
+           "counts_bytes": counts_bytes, "limit": limit}  # fmt: skip
     (folder / "ask.json").write_text(json.dumps(ask))
     (folder / "store.json").unlink(missing_ok=True)  # of ranks that met in this folder before
     done = subprocess.run(
@@ -186,12 +190,31 @@ class Rank:
         torch.distributed.all_gather_object(updates, own)
         return [update for updates_of_rank in updates for update in updates_of_rank]
 
+    def publish(self, name):
+        """Pack the weights for rollouts in other processes; rank 0 publishes a checkpoint and copies its weights."""
+        from nonet.workers.registry import VersionContents, VersionRegistry
+
+        for bucket in range(len(self.trainer._outgoing.buckets)):
+            self.trainer.export_weights(bucket)
+        if self.rank:
+            return
+        registry = VersionRegistry(Path(self.ask["folder"]) / "registry")
+        version = self.trainer.corpus.trie.version
+        commit = Path(self.ask["data"]) / name
+        contents = VersionContents.from_commit(commit, self.setup, self.folders, version, {"commit": name})
+        dense, _ = registry.locate_files(registry.publish(contents))
+        shutil.copyfile(dense, Path(self.ask["folder"]) / "exported.safetensors")
+
     def reshard(self, shards):
         return self.trainer.reshard(shards) if self.trainer else self.shard.serve()
 
     def save(self, name):
+        import torch
+
         for role in filter(None, (self.trainer, self.shard)):
             role.save(str(Path(self.ask["data"]) / name))
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # A rank may read what others have written.
 
     def load(self, name, stage):
         if self.trainer:
@@ -226,7 +249,7 @@ def _material(ask):
 def _play(ask, rank, material):
     from live_bytes import LiveBytes
 
-    with LiveBytes() if ask["counts_bytes"] else nullcontext() as live:
+    with LiveBytes(ask["limit"]) if ask["counts_bytes"] else nullcontext() as live:
         ranked = Rank(ask, rank, material)
         found = ranked.play()
     if live is not None:

@@ -9,11 +9,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts while it is entered."""
+    """Counts while it is entered; more than `limit` bytes at a time are an error."""
 
-    def __init__(self):
+    def __init__(self, limit=None):
         super().__init__()
-        self.peak, self._bytes, self._storages = 0, 0, {}
+        self.limit, self.peak, self._bytes, self._storages = limit, 0, 0, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -35,6 +35,8 @@ class LiveBytes(TorchDispatchMode):
         if self._bytes > self.peak:
             self._drop_expired()
             self.peak = max(self.peak, self._bytes)
+            if self.limit is not None and self.peak > self.limit:
+                raise MemoryError(f"the tensors of a rank have {self.peak} bytes; {self.limit} are allowed")
 
     def _drop_expired(self):
         """Forget storages that were freed, and read the sizes of others again: FSDP empties storages that it keeps."""

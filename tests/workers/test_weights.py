@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from nonet.errors import CheckpointError, StaleVersion
-from nonet.workers.weight_files import TensorShards, merge_shards, read_tensors, write_tensors
+from nonet.workers.weight_files import StoredTensors, TensorShards, merge_shards, write_tensors
 from nonet.workers.weights import (
     IncomingWeights,
     OutgoingWeights,
@@ -117,7 +117,7 @@ def test_files_are_those_of_the_library_byte_for_byte(tmp_path, monkeypatch, bou
     write_tensors(tmp_path / "ours" / "model.safetensors", named)
     save_file(named, tmp_path / "theirs")
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
-    found = read_tensors(tmp_path / "ours" / "model.safetensors")
+    found = StoredTensors(tmp_path / "ours" / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in named.items())
 
 
@@ -193,7 +193,7 @@ def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
             write_tensors(tmp_path / file, {name: named[name] for name in names})
     shards.write_index(tmp_path, sum(value.nbytes for value in named.values()))
     path = tmp_path / "model.safetensors"
-    found = read_tensors(path)
+    found = StoredTensors(path)
     assert found.keys() == named.keys()
     assert all(torch.equal(found[name], value) for name, value in named.items())
     assert merge_shards(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
@@ -201,7 +201,7 @@ def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"model.safetensors.index.json names model-00002-of-0000\d.safetensors"
     ):
-        read_tensors(path)
+        StoredTensors(path)
 
 
 def _one_file(path, named):

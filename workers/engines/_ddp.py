@@ -26,10 +26,10 @@ from torch import Tensor
 from nonet.models import Muon
 from nonet.workers import (
     SaveOptions,
+    StoredTensors,
     TensorShards,
     copy_to_host,
     load_model,
-    read_tensors,
     to_meta_tensors,
     write_tensors,
 )
@@ -281,7 +281,7 @@ class Ddp:
                 whole moment.
         """
         state: dict[int, dict[str, Tensor]] = {}
-        for key, value in read_tensors(folder / "optimizer.safetensors").items():
+        for key, value in StoredTensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
             # `select_part` must copy: an offload cannot release the memory of a mapped file.
             state.setdefault(int(index), {})[slot] = select_part(int(index), value)
@@ -342,11 +342,11 @@ def is_reduced(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.element_size() < 4
 
 
-def read_masters(folder: Path) -> dict[str, Tensor]:
+def read_masters(folder: Path) -> Mapping[str, Tensor]:
     """Return the fp32 copies in a checkpoint's dense folder by parameter, {} if it has none."""
     path = folder / f"{MASTERS}.safetensors"
     has_masters = path.exists() or path.with_name(f"{path.name}.index.json").exists()
-    return read_tensors(path) if has_masters else {}
+    return StoredTensors(path) if has_masters else {}
 
 
 def compute_clip_factor(norm: float, max_norm: float) -> float:

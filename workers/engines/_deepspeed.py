@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.workers import SaveOptions, read_tensors
+from nonet.workers import SaveOptions, StoredTensors
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, is_reduced, read_masters
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
@@ -274,7 +274,7 @@ class Deepspeed(Ddp):
         for index, name in self._map_reduced_names().items():
             if name in masters:
                 self._pieces.set_weights(index, masters[name])
-        for key, value in read_tensors(folder / "optimizer.safetensors").items():
+        for key, value in StoredTensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
             if slot == "step":
                 self._steps = int(value)

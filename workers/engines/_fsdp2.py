@@ -159,10 +159,11 @@ class Fsdp2(Ddp):
         return super().describe_weights() if self._sharded is None else self._shards.describe()
 
     def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the weights of these names, by name. All ranks must call it."""
+        """Return the weights of these names, by name, on rank 0; {} on others. All ranks must call it."""
         if self._sharded is None:
             return super().gather_weights(names)
-        return dict(self._shards.iterate_whole(names))
+        gathered = self._shards.iterate_whole(names)
+        return {name: tensor for name, tensor in gathered if not self.member.rank}  # Others need no weights.
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Snapshot model and optimizer, and return the function that writes this rank's files (`EngineRuntime.snapshot`).

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import ConfigError
-from nonet.workers.weight_files import read_tensors
+from nonet.workers.weight_files import StoredTensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 WAYS = [
@@ -107,7 +107,7 @@ def test_fifty_steps_on_a_mesh_are_those_of_one_process(ring, tmp_path, optimize
         alone, rel=1e-5
     )
     expected, found = (
-        read_tensors(tmp_path / folder / "end" / "dense" / "model.safetensors")
+        StoredTensors(tmp_path / folder / "end" / "dense" / "model.safetensors")
         for folder in ("alone", "mesh")
     )
     for name, weight in expected.items():
@@ -181,7 +181,7 @@ def test_ranks_write_shards_in_turn_and_one_process_reads_them(ring, tmp_path, e
     assert {"model.safetensors.index.json", "optimizer.safetensors.index.json", "optimizer.json"} < files
     assert len([name for name in files if name.startswith("model-0000")]) > 3
     whole = ring.world().trainer.model.state_dict()
-    read = read_tensors(tmp_path / "two" / "half" / "dense" / "model.safetensors")
+    read = StoredTensors(tmp_path / "two" / "half" / "dense" / "model.safetensors")
     assert {name: value.shape for name, value in read.items()} == {
         name: value.shape for name, value in whole.items()
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from forked_roles import played
 from ring_world import Ring
 
 from nonet.controller.plan.memory import estimate_worker_memory
 from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.scenario import load_scenario
+from nonet.workers.weight_files import StoredTensors
 
 CHANGES = [
     "model.layers=24",
@@ -42,3 +44,45 @@ def test_a_rank_holds_its_part_and_a_few_blocks(ring, tmp_path, ranks, bar, opti
     assert planned == pytest.approx(peak, rel=0.1)
     if optimizer == "adamw":
         assert peak <= bar
+
+
+LIFE = [
+    ["begin", "pretrain"],
+    ["train", "pretrain", 0, 2],
+    ["save", "pretrained"],
+    ["begin", "finetune"],
+    ["train", "finetune", 0, 2],
+    ["begin", "rl"],
+    ["update", "rl", 0, 2],
+    ["save", "half"],
+    ["load", "half", "rl"],
+    ["update", "rl", 2, 3],
+    ["evaluate", "half"],
+    ["publish", "half"],
+]
+
+
+@pytest.mark.slow
+def test_a_model_whose_training_state_is_four_times_what_a_rank_may_hold_goes_through_a_run(ring, tmp_path):
+    """The state of AdamW has 16 bytes per parameter; no rank may ever have tensors of more than 4."""
+    changes = [
+        *CHANGES,
+        "roles.trainer={engine: {use: fsdp2, recompute: true}}",
+        *(f"stages.{stage}.optimizer={{use: adamw}}" for stage in ("pretrain", "finetune", "rl")),
+        "weights={shard: 4000000, bucket: 1000000}",
+        "stages.finetune.batch.users=16",
+        "stages.finetune.chunk={tokens: 20}",
+        "stages.rl.chunk={tokens: 20}",
+        "stages.rl.algorithm={use: rloo}",
+    ]
+    scenario, _ = load_scenario(ring.scenario, changes)
+    weights = resolve_run(scenario).size.learned * 4
+    found = played(
+        ring.scenario, tmp_path, LIFE, changes=changes, trainers=8, counts_bytes=True, limit=weights
+    )
+    print(f"{max(rank['peak'] for rank in found):.3f} of the whole weights")
+    published = StoredTensors(tmp_path / "exported.safetensors")
+    saved = StoredTensors(tmp_path / "half" / "dense" / "model.safetensors")
+    assert published.keys() == saved.keys()
+    assert all(torch.equal(published[name], saved[name]) for name in saved)
+    assert sum(tensor.nbytes for tensor in published.values()) >= weights

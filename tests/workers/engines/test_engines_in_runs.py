@@ -16,7 +16,7 @@ from tests_ring import make_ring
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.workers.weight_files import read_tensors
+from nonet.workers.weight_files import StoredTensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 TWO = (
@@ -135,7 +135,7 @@ def test_deltas_and_shards_change_no_bit_of_what_a_run_ends_in(ray_local, tmp_pa
     )
     assert whole.report["stages"] == parts.report["stages"]
     one, other = (
-        read_tensors(Checkpoints(run.folder.checkpoints).find_newest()[0] / "dense" / "model.safetensors")
+        StoredTensors(Checkpoints(run.folder.checkpoints).find_newest()[0] / "dense" / "model.safetensors")
         for run in (whole, parts)
     )
     assert one.keys() == other.keys()

@@ -20,7 +20,15 @@ from nonet.rl import Critic
 from nonet.rl.algorithms import ALGORITHMS
 from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import RlPrompts
-from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, read_tensors, write_tensors
+from nonet.workers import (
+    FrozenPolicy,
+    SaveOptions,
+    StoredTensors,
+    TensorShards,
+    copy_to_host,
+    load_model,
+    write_tensors,
+)
 from nonet.workers.devices import claim
 from nonet.workers.engines import copy_frozen, gather_tensor, list_weights
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
@@ -62,7 +70,7 @@ class PolicyLearner(StageLearner):
             self._load_reference_rows(self.reference, folder)
         self.critic = self._make_critic()
         if self.critic is not None:
-            self.critic.load(read_tensors(folder / "critic" / "model.safetensors"))
+            self.critic.load(StoredTensors(folder / "critic" / "model.safetensors"))
 
     def update(
         self, request: UpdateRequest, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
@@ -96,9 +104,7 @@ class PolicyLearner(StageLearner):
         parts: list[CheckpointPart] = []
         rank = self.context.rank
         if self.reference is not None:
-            weights = self._gather_reference(self.reference)
-            if rank == 0:
-                parts.append(partial(_write_tensors, "reference", weights))
+            parts.append(self._snapshot_reference(self.reference, saving))
             if rank == 0 and (rows := copy_to_host(self.reference.to_row_tensors())):
                 parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
@@ -144,14 +150,26 @@ class PolicyLearner(StageLearner):
         """Return a copy of the current policy without gradients."""
         return FrozenPolicy(copy_frozen(self.context.model))
 
-    def _gather_reference(self, reference: FrozenPolicy) -> dict[str, Tensor]:
-        """Return the whole weights of the reference in host memory on rank 0, {} on others. All ranks must call it."""
-        weights: dict[str, Tensor] = {}
-        for name, tensor in reference.model.state_dict().items():
+    def _snapshot_reference(self, reference: FrozenPolicy, saving: SaveOptions) -> CheckpointPart:
+        """Return a function that writes this rank's shards of the reference's weights. All ranks must call it."""
+        member, state = self.context.member, reference.model.state_dict()
+        shards = TensorShards.from_tensors("model", state, saving.shard_bytes)
+        names_by_file = shards.select_rank_files(member.rank, member.n_trainers)
+        own_names = {name for names in names_by_file.values() for name in names}
+        own: dict[str, Tensor] = {}
+        for name, tensor in state.items():
             whole = gather_tensor(tensor)
-            if self.context.rank == 0:
-                weights |= copy_to_host({name: whole})
-        return weights
+            if name in own_names:
+                own |= copy_to_host({name: whole})
+        total_bytes = sum(tensor.nbytes for tensor in state.values())
+
+        def write(folder: Path) -> list[Path]:
+            paths = []
+            for file, names in names_by_file.items():
+                paths += _write_tensors("reference", {name: own[name] for name in names}, folder, file)
+            return paths + ([] if member.rank else shards.write_index(folder / "reference", total_bytes))
+
+        return write
 
     def _renew_reference(self, step: int) -> None:
         """Replace the reference by the current policy every `reference.every` steps, if the algorithm has this option."""
@@ -170,7 +188,7 @@ class PolicyLearner(StageLearner):
         """
         path = folder / "reference" / _REFERENCE_ROWS
         if path.exists():
-            reference.load_rows(read_tensors(path), self.context.device)
+            reference.load_rows(StoredTensors(path), self.context.device)
         elif self.stage.sparse_lr is not None:
             raise CheckpointError(
                 f"{folder} has no {path.relative_to(folder)}: it was written inside a stage with sparse_lr by a version that did "

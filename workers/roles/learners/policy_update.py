@@ -333,7 +333,8 @@ class PolicyUpdate:
         trie = self.context.corpus.trie
         reference_UWL = None
         if self.reference is not None:
-            with torch.no_grad():
+            # A divided reference keeps no weights gathered while the policy is trained.
+            with torch.no_grad(), join_passes(self.reference.model):
                 reference_rows = chunk.spread(restore_policy_rows(self.reference, chunk.keys, rows))
                 cache = self.reference.model.prefill(batch, reference_rows)
                 votes = self._prompts.compute_votes(beams, self.reference)
