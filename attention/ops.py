@@ -115,10 +115,15 @@ def _backward(
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v, sink, position and time: the implementation of nonet::attend_backward.
 
-    The gradient of an absent input is an empty tensor, because an operator cannot return None.
+    Gradients have the dtypes of the inputs, on which compiled functions rely. The gradient of an absent input is an empty
+    tensor, because an operator cannot return None.
     """
     gradients = _compute_gradients(grad, q, k, v, out, lse, *_make_call(*rest))
-    return [q.new_empty(0) if x is None else x for x in gradients]
+    inputs = [(q, k, v, *rest)[index] for index in _DIFFERENTIABLE]
+    return [
+        q.new_empty(0) if gradient is None else gradient.to(x.dtype)
+        for gradient, x in zip(gradients, inputs, strict=True)
+    ]
 
 
 def _compute(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:

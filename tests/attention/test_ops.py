@@ -56,6 +56,18 @@ def arguments(mask, activation="softmax", backend="sdpa", sink=None, bias=None):
     return (q, k, v, *caught[0][3:])
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_gradients_of_the_operator_have_the_dtypes_of_its_inputs(backend):
+    """A compiled function takes the dtypes from the fake kernel, without looking at the result."""
+    rest = arguments(UniMask.causal(), backend=backend)[3:]
+    q, k, v = draw(dtype=torch.bfloat16)
+    with torch.no_grad():
+        out, lse = torch.ops.nonet.attend(q, k, v, *rest)
+        gradients = torch.ops.nonet.attend_backward(out, out, lse, q, k, v, *rest)
+    assert out.dtype == torch.bfloat16
+    assert [gradient.dtype for gradient in gradients[:3]] == [torch.bfloat16] * 3
+
+
 @pytest.mark.parametrize("case", ["causal", "table", "refined", "sink", "silu", "bias"])
 def test_opcheck_passes(case):
     word = torch.arange(12) % 3 + 1
