@@ -195,6 +195,10 @@ class ModelSpec:
                 f"set evaluate.width to {k} or more, or ask for fewer items"
             )
 
+    def find_tensor_limit(self, options: Options, ranks: int) -> str | None:
+        """Return why a model with these options cannot be divided by tensor parallelism over so many ranks; None if it can."""
+        return "this model (its blocks cannot be divided; leave tensor out)"
+
     def check(self, scenario: Any) -> None:
         """Raise ConfigError if a scenario asks for something that the model cannot do; no file may be read."""
 

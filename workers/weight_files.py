@@ -189,11 +189,12 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     check_base(model, read_base(path.parent), str(path.parent))
     try:
-        model_tensors = model.state_dict()
+        division = getattr(model, "division", None)  # What divides the model among ranks.
         tensors = {
-            name: _divide_as(model_tensors.get(name), whole) for name, whole in StoredTensors(path).items()
+            name: whole if division is None else division.divide(name, whole)
+            for name, whole in StoredTensors(path).items()
         }
-        model.load_state_dict(_match_optional_weights(model_tensors, tensors))
+        model.load_state_dict(_match_optional_weights(model.state_dict(), tensors))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
@@ -233,22 +234,6 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
             f"and model.path holds {model_sha256[:12]}; put the base "
             "folder back, or start a run with the new one"
         )
-
-
-def _divide_as(model_tensor: Tensor | None, whole: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, as that of a model that is divided among ranks; unchanged for a whole model."""
-    if not torch.distributed.is_initialized():
-        return whole
-    from torch.distributed.tensor import DTensor, Replicate
-
-    if not isinstance(model_tensor, DTensor):
-        return whole
-    mesh = model_tensor.device_mesh
-    replicated = DTensor.from_local(
-        whole.to(model_tensor.device), mesh, [Replicate()] * mesh.ndim, run_check=False
-    )
-    # A copy, because the part of a mapped tensor would keep all of it.
-    return replicated.redistribute(placements=model_tensor.placements).clone()
 
 
 def _match_optional_weights(

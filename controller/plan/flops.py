@@ -73,6 +73,7 @@ def estimate_work(
             *_estimate_beam_moves(run, groups, step),
             *_estimate_row_moves(run, groups, step),
             *_estimate_gradient_moves(run, _find_holder(groups, "trainer")),
+            *_estimate_state_moves(run, _find_holder(groups, "trainer"), step),
         )
         flops = tuple(_sum_flops(groups, step.flops))
         yield StageWork(name, step.steps, flops, tuple(move for move in moves if move[1]))
@@ -139,6 +140,20 @@ def _estimate_gradient_moves(run: ResolvedRun, trainer: PlannedGroup) -> Iterato
     if trainer.workers > 1:
         bytes_per_rank = 2.0 * run.size.parameters * run.size.weight_bytes * (1 - 1 / trainer.workers)
         yield "dense gradients", bytes_per_rank * trainer.workers, f"among {trainer.name}"
+
+
+def _estimate_state_moves(
+    run: ResolvedRun, trainer: PlannedGroup, step: StepWork
+) -> Iterator[tuple[str, float, str]]:
+    """Yield the traffic of states inside tensor groups: each block sums them twice in the forward and the backward pass.
+
+    Yields:
+        (description, bytes per step, route).
+    """
+    if (ranks := run.get_tensor_ranks()) > 1:
+        bytes_per_position = 4 * run.size.layers * run.size.width * 4.0
+        moved = 2 * (ranks - 1) * step.events * run.size.positions_an_event * bytes_per_position
+        yield "states", moved, f"inside groups of {ranks} {trainer.name} workers"
 
 
 def _find_holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:

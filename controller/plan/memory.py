@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nonet.controller.plan.resolved import ResolvedRun, count_hot_row_bytes
 from nonet.controller.scenario import Role, Scenario, StageOptions
@@ -75,16 +75,17 @@ def estimate_worker_memory(
             "reference": int(kind.needs_reference(options)),
             "old versions": kind.count_old_versions(options),
         }
-        fixed |= _estimate_trained_bytes(role, copies, workers, size, options.optimizer.use)
+        part = _divide_matrices(size, role)
+        fixed |= _estimate_trained_bytes(role, copies, workers, part, options.optimizer.use)
         if old_row_bytes := _estimate_stored_row_bytes(run, stage):
             fixed["rows before they changed"] = old_row_bytes
-        working |= _estimate_step_bytes(role, workers, size)
+        working |= _estimate_step_bytes(role, workers, part)
         recompute = role.engine is not None and bool(role.engine.get_options().get("recompute"))
         if _has_divided_weights(role, workers):
             # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
-            temporaries = _count_moment_bytes(size, options.optimizer.use) - size.learned * 4.0
+            temporaries = _count_moment_bytes(part, options.optimizer.use) - part.learned * 4.0
             working["gathered weights"] = max(
-                _estimate_gathered_bytes(size), temporaries / _count_shards(role, workers)
+                _estimate_gathered_bytes(part), temporaries / _count_shards(role, workers)
             )
     elif "weights" in keepers:
         fixed |= _estimate_read_bytes(all_roles, keepers["weights"], workers, size)
@@ -133,7 +134,8 @@ def estimate_usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
     prompts = kind.count_units(options, 1)
     if prompts is not None:
         return prompts / workers
-    return min(kind.count_step_tokens(run.scenario, options, run.size) / workers, options.chunk.tokens)
+    step_tokens = kind.count_step_tokens(run.scenario, options, run.size)
+    return min(step_tokens * run.get_tensor_ranks() / workers, options.chunk.tokens)
 
 
 def compute_largest_chunk(scenario: Scenario, stage_options: StageOptions, size: ModelSize) -> int:
@@ -279,6 +281,15 @@ def _get_zero_stage(role: Role) -> int:
 def _count_shards(role: Role, workers: int) -> int:
     """Return the number of workers among which the role's engine divides what it divides."""
     return workers // math.prod(role.engine.get_axes().values()) if role.engine else workers
+
+
+def _divide_matrices(size: ModelSize, role: Role) -> ModelSize:
+    """Return the size of what a tensor rank of the role's engine has: a part of the blocks' matrices, and all other weights."""
+    ranks = role.engine.get_axes().get("tensor", 1) if role.engine else 1
+    if ranks == 1:
+        return size
+    matrices = size.matrices // ranks
+    return replace(size, parameters=size.parameters - size.matrices + matrices, matrices=matrices)
 
 
 def _has_divided_weights(role: Role, workers: int) -> bool:

@@ -194,7 +194,13 @@ def _describe_meshes(run: ResolvedRun, groups: tuple[GroupPlan, ...]) -> dict[st
     for group in groups if axes else ():
         if "trainer" in group.roles and group.workers > 1:
             shards = group.workers // math.prod(axes.values())
-            shape = {**{axis: size for axis, size in axes.items() if size > 1}, "shard": shards}
+            sizes_by_axis = {
+                "replicate": 1,
+                "shard": shards,
+                "tensor": 1,
+                **axes,
+            }  # Ranks of the last axis are neighbours.
+            shape = {axis: size for axis, size in sizes_by_axis.items() if size > 1 or axis == "shard"}
             fixed = max(
                 (
                     estimate_worker_memory(run, stage, group.roles, group.workers, 0.0).fixed
@@ -254,9 +260,10 @@ def make_stages(
         group_by_role = {role: group for group in groups for role in group.roles}
         chunks = ledger.chunks.get(name, {})
         chunk_by_role = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in group_by_role.items()}
-        sizes = kind.derive_sizes(
-            stage_options, {role: group.workers for role, group in group_by_role.items()}, chunk_by_role
-        )
+        workers = {role: group.workers for role, group in group_by_role.items()}
+        if "trainer" in workers:  # Those of a tensor group share their samples.
+            workers["trainer"] //= run.get_tensor_ranks()
+        sizes = kind.derive_sizes(stage_options, workers, chunk_by_role)
         # In the roles of a kind, "name." stands for the roles that belong to the stage of this name, such as its rewards.
         group_names = _find_groups(groups, *(role.replace("name.", f"{name}.") for role in kind.roles))
         takes = (*kind.takes, *(newest_model or kind.no_model))

@@ -32,11 +32,24 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
     scenario = run.scenario
     yield from _warn_about_unsupported(scenario, groups)
     yield from _list_warnings(run, view, groups)
+    yield from _warn_about_wide_tensor_groups(run, groups)
     yield from _describe_placements(scenario, groups)
     yield from _describe_checkpoint_size(run)
     yield from _describe_shared_folder(groups)
     yield from _list_unknowns(run, view, groups)
     yield from _list_derived_settings(scenario)
+
+
+def _warn_about_wide_tensor_groups(run: ResolvedRun, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield a warning for trainers of which a tensor group is on several nodes, so that each block waits for the network."""
+    ranks = run.get_tensor_ranks()
+    for group in groups if ranks > 1 else ():
+        lines = [group.nodes[first : first + ranks] for first in range(0, group.workers, ranks)]
+        if "trainer" in group.roles and (wide := next((line for line in lines if len(set(line)) > 1), None)):
+            yield (
+                f"warning: {group.name} has tensor groups on several nodes ({', '.join(dict.fromkeys(wide))}), and every block "
+                f"waits for the network; place a multiple of {ranks} trainers on each node"
+            )
 
 
 def describe_cluster(view: ClusterView) -> str:

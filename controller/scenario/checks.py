@@ -205,7 +205,23 @@ def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
     if ranks % (others := math.prod(axes.values())):
         sizes = ", ".join(f"{name}: {size}" for name, size in axes.items())
         return f"{sizes} and workers: {ranks} (the workers must be a multiple of {others})"
+    if tensor_limit := _find_tensor_limit(role, scenario):
+        return f"tensor: {axes['tensor']} and {tensor_limit}"
     return role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
+
+
+def _find_tensor_limit(role: Role, scenario: Scenario) -> str | None:
+    """Return which key tensor parallelism does not support; None if it supports everything or the role's engine has none."""
+    assert role.engine is not None
+    ranks, options = role.engine.get_axes().get("tensor", 1), role.engine.get_options()
+    if ranks == 1:
+        return None
+    if options.get("compile"):
+        return "compile: true (leave one of them out)"
+    for name, stage in scenario.stages.items():
+        if stage.kind.rolls_out:
+            return f"stages.{name}, which rolls out (leave the stage or tensor out)"
+    return scenario.model.spec.find_tensor_limit(scenario.model.get_options(), ranks)
 
 
 def _find_evaluator_conflicts(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:

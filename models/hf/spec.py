@@ -138,6 +138,24 @@ class HfSpec(ModelSpec):
             return _guess_size(str(path), options.get("precision", "fp32"), around.levels)
         return _count_size(options, around)
 
+    def find_tensor_limit(self, options: Options, ranks: int) -> str | None:
+        """Return why the layers cannot be divided among so many ranks; None if they can."""
+        if options.get("lora"):
+            return "model.lora (leave tensor or lora out)"
+        path = options.get("path")
+        if path and not (is_local(path) and Path(path).is_dir()):
+            return None
+        config = get_text_config(read_config(options))
+        styles = set((getattr(config, "base_model_tp_plan", None) or {"": "none"}).values())
+        if not styles <= {"colwise", "rowwise", "replicated_with_grad_allreduce"}:
+            return f"model_type {config.model_type} (its plan of tensor parallelism is not supported; leave tensor out)"
+        heads = int(config.num_attention_heads)
+        sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "intermediate_size": 0}
+        for key in sizes:
+            if (size := int(getattr(config, key, None) or sizes[key])) % ranks:
+                return f"{key}: {size} of the model's config (it must be a multiple of {ranks})"
+        return None
+
     def hash_base(self, options: Options) -> str | None:
         """Return the hash of the model folder; None if the model has none."""
         path = options.get("path")

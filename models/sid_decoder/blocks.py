@@ -7,6 +7,9 @@ embeddings are rotary, that is relative: windows begin anywhere in a history, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,11 +22,24 @@ _ROTARY_BASE = 1000.0  # Base of the rotary frequencies; the lowest rotates by 0
 
 
 class AttentionBlock(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each with pre-norm and a residual connection."""
+    """Causal self-attention and a two-layer perceptron, each with pre-norm and a residual connection.
+
+    Attributes:
+        tensor_plan: Styles of tensor parallelism by layer, named as in transformers. A rank then has some of the heads.
+        packed: By layer, the number of matrices that are stacked in its weight.
+    """
+
+    tensor_plan: ClassVar[Mapping[str, str]] = {
+        "qkv": "colwise",
+        "merge": "rowwise",
+        "widen": "colwise",
+        "narrow": "rowwise",
+    }
+    packed: ClassVar[Mapping[str, int]] = {"qkv": 3}
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.head_width, self.dropout = width // heads, dropout
         self.attend_norm, self.think_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -43,7 +59,7 @@ class AttentionBlock(nn.Module):
             rotation: Cosines and sines of the positions, from `compute_rotary`.
             past: Stored keys and values that precede those of x in each sequence; None if there are none.
         """
-        q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, -1, self.head_width)).unbind(1)
         q, k, cuts_k = rotate(q, rotation), rotate(k, rotation), None
         if past is not None:
             k, v, cuts_k = past.append_new(k, v)

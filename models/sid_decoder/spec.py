@@ -55,6 +55,14 @@ class SidDecoderSpec(ModelSpec):
     build: ClassVar[str] = "nonet.models.sid_decoder.decoder:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
 
+    def find_tensor_limit(self, options: Options, ranks: int) -> str | None:
+        """Return why the blocks cannot be divided among so many ranks; None if they can."""
+        if options.get("block", "attention") != "attention":
+            return f"model.block: {options['block']} (choose block: attention, or leave tensor out)"
+        if (heads := int(options.get("heads", 4))) % ranks:
+            return f"model.heads: {heads} (the heads must be a multiple of {ranks})"
+        return None
+
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Return the size of the model, from which the plan estimates memory."""
         width, layers = int(options.get("width", 64)), int(options.get("layers", 3))

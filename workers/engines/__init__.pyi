@@ -24,4 +24,5 @@ from .base import PrecisionOptions as PrecisionOptions
 from .base import TrainEngine as TrainEngine
 from .base import build_engine as build_engine
 from .base import can_divide_model as can_divide_model
+from .base import get_axes as get_axes
 from .base import make_engine as make_engine

@@ -125,13 +125,14 @@ class Fsdp2(Ddp):
         self.reshard()
         gradients = self.collect_gradients()
         scalar_squares = self._shards.sum_scalar_gradients()
+        self._shards.sum_tensor_gradients()
         trained = [index for index, part in enumerate(self._shards.parts) if part.requires_grad]
         squares = sum(
             float((gradient.double() ** 2).sum()) / self._shards.count_holders(index)
             for index, gradient in zip(trained, gradients, strict=True)
             if gradient.ndim
         )
-        all_squares = self.member.sum_over_trainers(squares)[0] + scalar_squares
+        all_squares = self.member.sum_over_ranks(squares)[0] + scalar_squares
         norm = math.hypot(math.sqrt(all_squares), sparse_norm)
         torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip))
         return norm

@@ -57,13 +57,18 @@ class StepMeter:
             0.0,
         )  # The last offsets, and the pairs counted for them.
         self._model: Any = None
+        self._tensor_ranks = 1
 
-    def watch(self, model: nn.Module) -> None:
+    def watch(self, model: nn.Module, tensor_ranks: int = 1) -> None:
         """Count the operations of a model while gradients are enabled.
 
         Each block has one hook instead of one per layer, so blocks may be compiled.
+
+        Args:
+            model: The model.
+            tensor_ranks: Number of ranks that divide the operations of each block.
         """
-        self._model = model
+        self._model, self._tensor_ranks = model, tensor_ranks
         blocks = find_blocks(model)
         ids_in_blocks = {id(module) for block in blocks for module in block.modules()}
         for number, block in enumerate(blocks):
@@ -114,7 +119,8 @@ class StepMeter:
         states = output[0] if isinstance(output, tuple) else output  # Of the same shape as the block's input.
         pass_size = getattr(self._model, "pass_size", None)
         rows, pairs = pass_size or (states.numel() // states.shape[-1], self._count_pairs(states, args))
-        self.flops += operations_per_row * rows + _PAIR * pairs * states.shape[-1]
+        operations = operations_per_row * rows + _PAIR * pairs * states.shape[-1]
+        self.flops += operations / self._tensor_ranks
         self.positions += rows if is_first else 0.0
 
     def _count_pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:

@@ -141,7 +141,7 @@ def compute_sparse_norm(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor],
         if member.n_trainers > 1:
             summed = _sum_by_owner(keys[table], summed, member)
         squares += float(summed.double().square().sum())
-    return math.sqrt(member.sum_over_trainers(squares)[0])
+    return math.sqrt(member.sum_over_ranks(squares)[0])
 
 
 def _sum_by_owner(keys_N: Tensor, grad_ND: Tensor, member: Membership) -> Tensor:

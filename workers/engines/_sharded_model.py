@@ -7,7 +7,9 @@ than fp32 are units of their own, because all weights of a unit are computed in 
 
 A rank's part of a parameter is some of its rows, in fp32; a single number is whole on every rank. The parts of a model in
 bf16 or fp16 are its master weights, which are rounded when they are gathered. On a mesh with the axis `replicate`, the ranks
-of each shard group divide the model among themselves, and gradients are summed over the groups too (hybrid sharding).
+of each shard group divide the model among themselves, and gradients are summed over the groups too (hybrid sharding). With the
+axis `tensor`, the ranks of a tensor group compute the same samples, each with a part of the heads and hidden columns of a block;
+a rank's part of such a weight is some rows of the part that its tensor rank has.
 """
 
 from __future__ import annotations
@@ -33,8 +35,11 @@ from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import find_blocks
 from nonet.workers.engines._ddp import is_reduced
 from nonet.workers.engines._division import DIVISION, copy_structure, gather_tensor
+from nonet.workers.engines._tensor_parallel import TensorLayout, parallelise_blocks
 from nonet.workers.runtime import Membership
 
+TENSOR = "tensor"
+"""Axis of a mesh whose ranks compute the same samples."""
 _FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
 """Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
 
@@ -62,6 +67,11 @@ class ShardedModel:
         self._has_weights = not any(parameter.is_meta for parameter in model.parameters())
         self.module: Any = model
         self._is_in_pass = False
+        self._layout = TensorLayout({}, frozenset())
+        whole: dict[str, Tensor] = {}
+        if TENSOR in self._axis_names:
+            whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
+            self._layout = parallelise_blocks(model, mesh[TENSOR])
         self._units = self._divide(model)
         allocate(model, device)
         for name, buffer in model.named_buffers():
@@ -69,6 +79,8 @@ class ShardedModel:
         self._sharded: list[Any] = list(model.parameters())  # A DTensor for each parameter.
         self.parts = [nn.Parameter(_get_local(sharded), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
+        if whole and self._has_weights:
+            self.take_whole(whole.items())
         self._is_joined = False
         self._copies: WeakSet[ShardedModel] = WeakSet()
         setattr(model, DIVISION, self)
@@ -85,6 +97,16 @@ class ShardedModel:
         sharded = cls(recorded.model, mesh, device)
         sharded.take_whole(recorded.replay())
         return sharded
+
+    @property
+    def _axis_names(self) -> tuple[str, ...]:
+        """The names of the mesh's axes."""
+        return self.mesh.mesh_dim_names or ()
+
+    @property
+    def _data_axes(self) -> tuple[str, ...]:
+        """The names of the axes whose ranks compute different samples."""
+        return tuple(name for name in self._axis_names if name != TENSOR)
 
     def _divide(self, model: nn.Module) -> list[Any]:
         """Apply fully_shard to the units of a model. Returns the units, the root last."""
@@ -160,7 +182,7 @@ class ShardedModel:
                 parameter.data = parameter.data.float()
         fully_shard(
             unit,
-            mesh=self.mesh,
+            mesh=self.mesh[self._data_axes] if TENSOR in self._axis_names else self.mesh,
             reshard_after_forward=releases,
             mp_policy=policy,
             ignored_params=self._scalars,
@@ -274,9 +296,15 @@ class ShardedModel:
         """Sum the gradients of single numbers over the ranks, and return the sum of their squares. All ranks must call it."""
         gradients = [part.grad for part in self.parts if not part.ndim and part.grad is not None]
         for gradient in gradients:
-            for group in self.mesh.get_all_groups():
-                torch.distributed.all_reduce(gradient, group=group)
+            for axis in self._data_axes:
+                torch.distributed.all_reduce(gradient, group=self.mesh.get_group(axis))
         return sum(float(gradient.double() ** 2) for gradient in gradients)
+
+    def sum_tensor_gradients(self) -> None:
+        """Sum the gradients that differ among the ranks of a tensor group over them. All ranks must call it."""
+        for name, part in zip(self._dtype_by_name, self.parts, strict=True):
+            if name in self._layout.summed and part.grad is not None:
+                torch.distributed.all_reduce(part.grad, group=self.mesh.get_group(TENSOR))
 
     def drop_gradients(self) -> None:
         """Release all gradients."""
@@ -291,12 +319,14 @@ class ShardedModel:
     def iterate_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights of these names, one at a time, in the dtype in which they are computed."""
         self._check_weights()
-        tensors = dict(self.module.named_buffers()) | dict(
-            zip(self._dtype_by_name, self._sharded, strict=True)
-        )
+        buffers = dict(self.module.named_buffers())
+        index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
         for name in names:
-            tensor = tensors[name]
-            yield name, gather_tensor(tensor.detach()).to(self._dtype_by_name.get(name, tensor.dtype))
+            if name in buffers:
+                yield name, buffers[name].detach()
+            else:
+                index = index_by_name[name]
+                yield name, self._gather(self._sharded[index].detach(), index).to(self._dtype_by_name[name])
 
     def describe_masters(self) -> dict[str, Tensor]:
         """Return the whole fp32 master weights by name as meta tensors."""
@@ -308,12 +338,37 @@ class ShardedModel:
 
     def iterate_whole_masters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole fp32 master weights, one at a time."""
-        for (name, dtype), sharded in zip(self._dtype_by_name.items(), self._sharded, strict=True):
+        for index, (name, dtype) in enumerate(self._dtype_by_name.items()):
             if dtype.itemsize < 4:
-                yield name, gather_tensor(sharded.detach())
+                yield name, self._gather(self._sharded[index].detach(), index)
 
     def gather_like(self, part: Tensor, index: int) -> Tensor:
         """Gather a tensor of the shape of a parameter, given by its index, from the parts of all ranks."""
+        return self._gather(self._wrap(part, index), index)
+
+    def select_part(self, whole: Tensor, index: int) -> Tensor:
+        """Return this rank's part of a tensor of the shape of a parameter, which is given by its index."""
+        if packed := self._find_packed(index):
+            whole = _swap_leading(whole, packed, self.mesh[TENSOR].size())
+        # The tensor axis is the last one; the shard axis divides what a tensor rank has.
+        for axis, dim in reversed(self._list_divided_dims(index)):
+            line = self.mesh[axis]
+            whole = _select_chunk(whole, dim, line.size(), line.get_local_rank())
+        return whole
+
+    def divide(self, name: str, whole: Tensor) -> Tensor:
+        """Return a whole weight, given by its name, as the state dict has it: this rank's part, which is a copy.
+
+        A tensor that does not fit the model is returned as it is; `load_state_dict` reports it.
+        """
+        index = list(self._dtype_by_name).index(name) if name in self._dtype_by_name else -1
+        if index < 0 or not isinstance(self._sharded[index], DTensor) or whole.shape != self.shapes[index]:
+            return whole
+        # A copy, because the part of a mapped tensor would keep all of it.
+        return self._wrap(self.select_part(whole.to(self._device), index).clone().contiguous(), index)
+
+    def _wrap(self, part: Tensor, index: int) -> DTensor:
+        """Return the DTensor of which this rank has a part, of the shape of a parameter."""
         sharded = self._sharded[index]
         return DTensor.from_local(
             part,
@@ -322,24 +377,31 @@ class ShardedModel:
             run_check=False,
             shape=sharded.shape,
             stride=sharded.stride(),
-        ).full_tensor()
+        )
 
-    def select_part(self, whole: Tensor, index: int) -> Tensor:
-        """Return this rank's part of a tensor of the shape of a parameter, which is given by its index."""
-        sharded = self._sharded[index]
-        if isinstance(sharded, DTensor):
-            for axis, placement in enumerate(sharded.placements):
-                if placement.is_shard():
-                    whole = _select_chunk(whole, self.mesh.size(axis), self.mesh.get_local_rank(axis))
-        return whole
+    def _gather(self, sharded: Tensor, index: int) -> Tensor:
+        """Gather a tensor that is divided as the parameter with this index."""
+        whole = gather_tensor(sharded)
+        packed = self._find_packed(index)
+        return _swap_leading(whole, self.mesh[TENSOR].size(), packed) if packed else whole
+
+    def _find_packed(self, index: int) -> int:
+        """Return the number of matrices that are stacked in a parameter of which each tensor rank has rows of all; else 0."""
+        return self._layout.packed.get(list(self._dtype_by_name)[index], 0)
 
     def count_holders(self, index: int) -> int:
         """Return the number of ranks that have the same part of a parameter, which is given by its index."""
+        return self.mesh.size() // math.prod(
+            self.mesh[axis].size() for axis, _ in self._list_divided_dims(index)
+        )
+
+    def _list_divided_dims(self, index: int) -> list[tuple[str, int]]:
+        """Return the axes of the mesh that divide a parameter, given by its index, each with the dimension that it divides."""
         sharded = self._sharded[index]
         if not isinstance(sharded, DTensor):
-            return self.mesh.size()
-        axes = [axis for axis, placement in enumerate(sharded.placements) if not placement.is_shard()]
-        return math.prod(self.mesh.size(axis) for axis in axes)
+            return []
+        named = zip(sharded.device_mesh.mesh_dim_names or (), sharded.placements, strict=True)
+        return [(axis, placement.dim) for axis, placement in named if not placement.is_replicate()]  # type: ignore[attr-defined]
 
     def list_weights(self) -> list[Tensor]:
         """Return this rank's parts and the buffers."""
@@ -377,20 +439,32 @@ def build_mesh(member: Membership, device_type: str, replicate: int) -> DeviceMe
         replicate: The number of shard groups, each of which has the whole weights; it divides the number of ranks.
 
     Returns:
-        A mesh with the axis `shard`, or with the axes `replicate` and `shard` if `replicate` is above 1.
+        A mesh with the axes `replicate`, `shard` and `tensor`, of which the first and the last are left out if their size is 1.
     """
-    if replicate == 1:
+    if replicate == member.tensor == 1:
         return DeviceMesh.from_group(member.trainers, device_type, mesh_dim_names=("shard",))
-    ranks = torch.arange(member.n_trainers).view(replicate, -1)
-    own = (ranks == member.rank).nonzero()[0]
-    groups = [member.make_subgroup(line.tolist()) for line in (ranks[:, own[1]], ranks[own[0]])]
-    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+    ranks = torch.arange(member.n_trainers).view(replicate, -1, member.tensor)
+    r, s, t = (ranks == member.rank).nonzero()[0].tolist()
+    lines: dict[str, Tensor] = {"replicate": ranks[:, s, t], "shard": ranks[r, :, t]}
+    kept = [name for name in lines if name == "shard" or len(lines[name]) > 1]
+    groups = [member.make_subgroup(lines[name].tolist()) for name in kept]
+    if member.tensor > 1:
+        kept, groups = [*kept, TENSOR], [*groups, member.tensor_group]
+    shape = [len(lines[name]) if name in lines else member.tensor for name in kept]
+    return DeviceMesh.from_group(groups, device_type, ranks.view(shape), mesh_dim_names=tuple(kept))
 
 
-def _select_chunk(whole: Tensor, chunks: int, index: int) -> Tensor:
-    """Return one of the chunks of rows into which `torch.chunk` divides a tensor; it is empty if there are fewer chunks."""
-    size = -(-len(whole) // chunks)
-    return whole[min(index * size, len(whole)) : min((index + 1) * size, len(whole))]
+def _select_chunk(whole: Tensor, dim: int, chunks: int, index: int) -> Tensor:
+    """Return one of the chunks into which `torch.chunk` divides a dimension; it is empty if there are fewer chunks."""
+    length = whole.shape[dim]
+    size = -(-length // chunks)
+    start, stop = (min(number * size, length) for number in (index, index + 1))
+    return whole.narrow(dim, start, stop - start)
+
+
+def _swap_leading(tensor: Tensor, outer: int, inner: int) -> Tensor:
+    """Return a tensor [outer * inner * n, ..] with its rows in the order of [inner, outer, n]."""
+    return tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

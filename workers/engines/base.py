@@ -251,6 +251,15 @@ def can_divide_model(config: Options) -> bool:
     return ENGINES.get(config.get("use", "ddp")).divides(config) == 3
 
 
+def get_axes(config: Options) -> Mapping[str, int]:
+    """Return the sizes of the axes of an engine's device mesh by name, besides the axis `shard`.
+
+    Args:
+        config: `use` and the options of the engine.
+    """
+    return ENGINES.get(config.get("use", "ddp")).axes(config)
+
+
 def build_engine(
     config: Options, build: Callable[[], Module], device: torch.device, member: Membership
 ) -> EngineRuntime:

@@ -18,6 +18,12 @@ class Fsdp2Options(EngineOptions):
             description="number of groups of workers, each of which divides the whole model among its workers (hybrid sharding)"
         ),
     ] = 1
+    tensor: Annotated[
+        Positive,
+        Field(
+            description="number of workers that compute the same samples, each with a part of every block (tensor parallelism)"
+        ),
+    ] = 1
 
 
 def _get_division(options: Options) -> int:
@@ -27,7 +33,7 @@ def _get_division(options: Options) -> int:
 
 def _get_axes(options: Options) -> Mapping[str, int]:
     """Return the sizes of the mesh's axes around the axis `shard`."""
-    return {"replicate": options["replicate"]}
+    return {"replicate": options.get("replicate", 1), "tensor": options.get("tensor", 1)}
 
 
 SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", Fsdp2Options, divides=_get_division, axes=_get_axes)

@@ -40,8 +40,8 @@ class LearnerContext:
         voters: The voters of the model's memory; None without a memory.
         device: Name of the device, such as `cuda:0`.
         meter: Counts FLOPs and seconds of the training steps.
-        rank: Rank of the trainer.
-        world: Number of trainers.
+        rank: Index of the trainer's share of the samples (`Membership.data_rank`).
+        world: Number of shares of the samples.
     """
 
     run: RunSetup

@@ -99,7 +99,7 @@ class MemoryFit:
     def _compute_held_out_votes(self) -> HeldOutVotes:
         """Compute the votes for this rank's share of the events. All ranks must call this method."""
         users, positions = self._select_events()
-        own_events = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
+        own_events = slice(*split_evenly(len(users), self.member.data_world)[self.member.data_rank])
         users, positions = users[own_events], positions[own_events]
         parts = split_by_size(np.ones(len(users), np.int64), _CHUNK_EVENTS)
         share = StepShare(

@@ -25,7 +25,7 @@ from nonet.plugins import load_heavy
 from nonet.samples.batches import locate_events
 from nonet.workers import OutgoingWeights, SaveOptions, write_base
 from nonet.workers.devices import claim, get_device
-from nonet.workers.engines import EngineRuntime, StepMeter, build_engine
+from nonet.workers.engines import EngineRuntime, StepMeter, build_engine, get_axes
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.learner import LearnerContext, StageLearner
 from nonet.workers.roles.memory_fit import MemoryFit
@@ -99,12 +99,17 @@ class Trainer(DistributeWorker):
             device_kind = get_device(self.device)
             device_kind.check_collectives()
             trainers_backend = device_kind.get_collective_backends()
-        self._member = join_process_group(rendezvous, self.rank, trainers_backend=trainers_backend)
+        self._member = join_process_group(
+            rendezvous,
+            self.rank,
+            trainers_backend=trainers_backend,
+            tensor=get_axes(self.run.engine).get("tensor", 1),
+        )
         if self._engine is not None:
             model = self._engine.model
             self._engine.change_process_group(self._member)
             if self._engine.model is not model:
-                self._meter.watch(self._engine.model)
+                self._meter.watch(self._engine.model, self._member.tensor)
         if rendezvous.shards:
             self._sparse = ShardedTables(
                 self._make_table_specs(),
@@ -236,12 +241,15 @@ class Trainer(DistributeWorker):
         writers: list[Callable[[Path], list[Path]]] = [lambda folder: write_dense(folder / "dense")]
         if self.rank == 0 and (sha256 := getattr(self.model, "base_sha256", None)) is not None:
             writers.append(partial(write_base, sha256))
-        return writers + (self._learner.list_checkpoint_parts(saving) if self._learner is not None else [])
+        if self._learner is not None and self._member.leads_tensor_group:
+            writers += self._learner.list_checkpoint_parts(saving)
+        return writers
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
         """Return the numbers of rows that each join of `data.join` has looked up and found since the last call."""
-        return self.corpus.joins.pop_counts() if self.corpus.joins else {}
+        is_counted = self.corpus.joins and self._member.leads_tensor_group
+        return self.corpus.joins.pop_counts() if is_counted else {}
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
@@ -274,7 +282,7 @@ class Trainer(DistributeWorker):
         self._engine = build_engine(self.run.engine, build, torch.device(claim(self.device)), self._member)
         model = self._engine.model
         parameter_count = sum(p.numel() for p in model.parameters())
-        self._meter.watch(model)
+        self._meter.watch(model, self._member.tensor)
         publishing = self.run.weights
         block_bytes = publishing.block if publishing.publish == "delta" else 0
         self._outgoing = OutgoingWeights(self._engine.describe_weights(), publishing.bucket, block_bytes)
@@ -334,8 +342,8 @@ class Trainer(DistributeWorker):
             voters=self._voters,
             device=self.device,
             meter=self._meter,
-            rank=self.rank,
-            world=self.world,
+            rank=self.rank // self._member.tensor,
+            world=self.world // self._member.tensor,
         )
 
     @cached_property

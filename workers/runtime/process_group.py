@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ class Membership:
         n_trainers: Number of trainers.
         trainers_backend: Backend of the trainers' group.
         timeout: Time-out of the groups.
+        tensor: Number of trainers of a tensor group, which compute the same samples together: ranks 0 to `tensor` - 1, and so on.
+        tensor_group: The process group of this rank's tensor group; None if `tensor` is 1.
     """
 
     rank: int
@@ -66,6 +69,23 @@ class Membership:
     n_trainers: int = 1
     trainers_backend: str = "gloo"
     timeout: datetime.timedelta = datetime.timedelta(seconds=2 * DEFAULTS.step)
+    tensor: int = 1
+    tensor_group: Any = None
+
+    @property
+    def data_rank(self) -> int:
+        """The index of this trainer's share of the samples."""
+        return self.rank // self.tensor
+
+    @property
+    def data_world(self) -> int:
+        """The number of shares into which the trainers divide samples."""
+        return self.n_trainers // self.tensor
+
+    @property
+    def leads_tensor_group(self) -> bool:
+        """Whether this trainer is the one of its tensor group that exchanges sparse rows and is counted in sums."""
+        return self.rank % self.tensor == 0
 
     def make_subgroup(self, ranks: list[int]) -> Any:
         """Create a process group of some trainers, which are the ones that must call it."""
@@ -76,7 +96,11 @@ class Membership:
         )
 
     def sum_over_trainers(self, *values: float) -> list[float]:
-        """Return the sums of these numbers over the trainer ranks, in float64."""
+        """Return the sums of these numbers over the trainers, in float64; those of a tensor group count once."""
+        return self.sum_over_ranks(*(values if self.leads_tensor_group else [0.0] * len(values)))
+
+    def sum_over_ranks(self, *values: float) -> list[float]:
+        """Return the sums of these numbers over all ranks of the trainers, in float64."""
         if self.n_trainers == 1:
             return list(values)
         import torch
@@ -84,6 +108,25 @@ class Membership:
         sums = torch.tensor(values, dtype=torch.float64)
         torch.distributed.all_reduce(sums, group=self.trainers)
         return sums.tolist()
+
+    def share_in_tensor_group(
+        self, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the host tensors of the leader of this rank's tensor group, by name.
+
+        Args:
+            shapes: Their shapes by name, in the same order on every rank.
+            own: The tensors, of which only those of the leader are used; the dtype is that of each rank's.
+        """
+        import torch
+
+        shared = {
+            name: own[name].contiguous() if self.leads_tensor_group else own[name].new_empty(shape)
+            for name, shape in shapes.items()
+        }
+        for tensor in shared.values():
+            torch.distributed.broadcast(tensor, self.rank - self.rank % self.tensor, group=self.tensor_group)
+        return shared
 
     def find_largest(self, value: int) -> int:
         """Return the largest of the trainer ranks' numbers."""
@@ -123,7 +166,11 @@ def open_store() -> tuple[str, int, Any]:
 
 
 def join_process_group(
-    rendezvous: Rendezvous, rank: int, backend: str = "gloo", trainers_backend: str = "gloo"
+    rendezvous: Rendezvous,
+    rank: int,
+    backend: str = "gloo",
+    trainers_backend: str = "gloo",
+    tensor: int = 1,
 ) -> Membership:
     """Join a process group; blocks until all ranks have joined or the deadline has passed.
 
@@ -132,6 +179,7 @@ def join_process_group(
         rank: Rank of this process.
         backend: Backend of the group of all ranks, which exchanges sparse keys and rows in host memory.
         trainers_backend: Backend of the trainers' own group, whose gradients are on their device.
+        tensor: Number of trainers of a tensor group.
 
     Returns:
         The membership of this process.
@@ -145,7 +193,7 @@ def join_process_group(
     prefixed = dist.PrefixStore(f"epoch-{rendezvous.epoch}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=rendezvous.world, timeout=timeout)
     trainers = dist.new_group(list(range(rendezvous.trainers)), timeout=timeout, backend=trainers_backend)
-    return Membership(
+    membership = Membership(
         rank,
         rendezvous.world,
         dist.group.WORLD,
@@ -154,7 +202,12 @@ def join_process_group(
         rendezvous.trainers,
         trainers_backend,
         timeout,
+        tensor,
     )
+    if tensor > 1 and rank < rendezvous.trainers:
+        first = rank - rank % tensor
+        membership.tensor_group = membership.make_subgroup(list(range(first, first + tensor)))
+    return membership
 
 
 class _RolePlace(Protocol):

@@ -14,6 +14,15 @@ from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.errors import ConfigError, PlacementError
 
 GB = 10**9
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+}
 
 
 def test_on_a_device_with_less_room_a_chunk_is_smaller_and_counted_so():
@@ -140,6 +149,45 @@ def test_a_mesh_that_the_workers_do_not_fill_is_refused(trainer, message):
     scenario, _ = load_scenario("quickstart", [f"roles.trainer={{{trainer}}}"])
     with pytest.raises(ConfigError, match=message):
         check_scenario(scenario)
+
+
+SUPERVISED = {"pretrain": {"epochs": 1, "batch": {"users": 512}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"heads": 3, "width": 66}}, "tensor: 2 and model.heads: 3 .*multiple of 2"),
+        ({"model": {"block": "hstu"}}, "model.block: hstu"),
+        ({"stages": {**SUPERVISED, "rl": RL}}, r"stages\.rl, which rolls out"),
+        ({"engine": {"compile": True}}, "compile: true"),
+        ({"workers": 3}, "tensor: 2 and workers: 3"),
+        ({"model": {"use": "hf", "config": QWEN3 | {"num_key_value_heads": 1}}}, "num_key_value_heads: 1"),
+        ({"model": {"use": "hf", "config": QWEN3, "lora": {"rank": 2}}}, r"model\.lora"),
+        (
+            {"model": {"use": "hf", "config": {"model_type": "gpt2", "n_head": 4, "n_embd": 32}}},
+            "model_type gpt2",
+        ),
+    ],
+)
+def test_what_tensor_parallelism_does_not_support_is_refused_in_a_plan(changes, message):
+    engine = {"use": "fsdp2", "tensor": 2, **changes.pop("engine", {})}
+    roles = {"trainer": {"workers": changes.pop("workers", 4), "engine": engine}}
+    made = scenario(**{"stages": SUPERVISED, "roles": roles, **changes})
+    with pytest.raises(ConfigError, match=message):
+        check_scenario(made)
+
+
+def test_a_tensor_rank_keeps_a_part_of_the_blocks_and_all_other_weights():
+    found = {}
+    for engine in ({"use": "fsdp2"}, {"use": "fsdp2", "tensor": 2}):
+        made = scenario(stages=SUPERVISED, roles={"trainer": {"workers": 4, "engine": engine}})
+        found[len(engine)] = estimate_worker_memory(resolve_run(made), "pretrain", ("trainer",), 4, 0.0)
+    size = derive_model_size(made)
+    whole = size.parameters - size.matrices
+    assert found[1].fixed["weights"] == size.parameters * 4 / 4
+    assert found[2].fixed["weights"] == (whole + size.matrices // 2) * 4 / 2
+    assert plan(made, gpu_nodes(1)).meshes["trainer"].startswith("shard 2 x tensor 2; ")
 
 
 def test_only_fsdp2_has_a_mesh_and_its_axes_are_at_least_1():

@@ -76,7 +76,7 @@ def test_a_rank_skips_what_another_rank_overflowed_in(ring):
     """The other rank is a sum that counts one more: its own gradients are finite here."""
 
     class Elsewhere(Membership):
-        def sum_over_trainers(self, *values):
+        def sum_over_ranks(self, *values):
             return [value + 1.0 for value in values]
 
     world = ring.world("stages.pretrain.precision={use: fp16, scale: 128.0}")

@@ -25,7 +25,7 @@ class AlignLearner(SupervisedLearner):
         context, align, n_items = self.context, self.stage.align, len(self.context.corpus.items)
         generator = rng(context.run.seed, self.stage.name, step, "align")
         drawn = generator.choice(n_items, min(int(align["items"]), n_items), replace=False, shuffle=False)
-        own_items = np.sort(drawn)[context.member.rank :: context.member.n_trainers]
+        own_items = np.sort(drawn)[context.member.data_rank :: context.member.data_world]
         nats = 0.0
         own_weight = float(align["weight"]) / len(drawn)
         if not len(own_items) and is_divided(

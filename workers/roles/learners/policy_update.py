@@ -205,7 +205,7 @@ class PolicyUpdate:
         for epoch in range(int(options.get("epochs", 1))):
             order = np.arange(prompt_count)
             if minibatches > 1:
-                words = self.stage.name, step, epoch, self.context.member.rank, "minibatches"
+                words = self.stage.name, step, epoch, self.context.member.data_rank, "minibatches"
                 order = rng(self.context.run.seed, *words).permutation(prompt_count)
             yield from np.array_split(order, minibatches)
 

@@ -82,8 +82,8 @@ class SupervisedLearner(StageLearner):
         self._pipeline = pipeline = PrefetchPipeline(
             context.sparse,
             self.read_batch,
-            lambda batch: batch.keys,
-            self.take_step,
+            self._get_pulled_keys,
+            self._take_shared_step,
             depth=context.run.in_flight or (IN_FLIGHT if waits_for_rows else 1),
             step=lambda step: stage.first + step + 1,  # Rows count the steps of the whole run from 1.
             lr=self._compute_table_rate,
@@ -106,6 +106,27 @@ class SupervisedLearner(StageLearner):
         return StepShare(
             samples, self.context.run.features, self.context.device, self.loss.draw_negatives(step)
         )
+
+    def _get_pulled_keys(self, batch: Any) -> Mapping[str, Tensor]:
+        """Return the keys that this rank pulls, by table: those of a batch, or none if its tensor group's leader pulls them."""
+        if self.context.member.leads_tensor_group:
+            return batch.keys
+        return {table: keys[:0] for table, keys in batch.keys.items()}
+
+    def _take_shared_step(
+        self, step: int, batch: Any, rows: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor] | None, dict[str, float]]:
+        """Take one dense step with the rows that the leader of the tensor group has pulled. Only the leader returns gradients."""
+        member = self.context.member
+        if member.tensor == 1:
+            return self.take_step(step, batch, rows)
+        rows = member.share_in_tensor_group(
+            {table: (len(batch.keys[table]), own.shape[1]) for table, own in rows.items()}, rows
+        )
+        grads, record = self.take_step(step, batch, rows)
+        if grads is not None and not member.leads_tensor_group:
+            grads = {table: grad[:0] for table, grad in grads.items()}
+        return grads, record
 
     def take_step(
         self, step: int, batch: Any, rows: Mapping[str, Tensor]
@@ -159,7 +180,7 @@ class SupervisedLearner(StageLearner):
         finite = precision.unscale_gradients(list_gradients(context.dense)) & precision.unscale_gradients(
             grads.values()
         )
-        is_applied = not precision.scales or context.member.sum_over_trainers(float(not finite))[0] == 0.0
+        is_applied = not precision.scales or context.member.sum_over_ranks(float(not finite))[0] == 0.0
         if precision.scales:
             scale_record = {"scale": precision.scale, "skipped": float(not is_applied)}
         precision.update_loss_scale(is_applied)
@@ -268,7 +289,12 @@ class SupervisedLearner(StageLearner):
         with self.context.meter.time_section("communication"):
             if not learning.clip_rows:
                 return dense.clip()
-            norm = dense.clip(compute_sparse_norm(keys, grads, self.context.member))
+            member = self.context.member
+            n_counted = None if member.leads_tensor_group else 0  # Rows of a tensor group count once.
+            own_keys, own_grads = (
+                {table: tensor[:n_counted] for table, tensor in tensors.items()} for tensors in (keys, grads)
+            )
+            norm = dense.clip(compute_sparse_norm(own_keys, own_grads, member))
             torch._foreach_mul_(list(grads.values()), compute_clip_factor(norm, learning.clip))
             return norm
 
