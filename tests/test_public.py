@@ -64,6 +64,7 @@ ROOMS = {
         "registry",
         "devices",
         "runtime",
+        "engines/_blocks",
         "engines",
         "roles",
         "roles/kinds",

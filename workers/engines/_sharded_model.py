@@ -32,10 +32,9 @@ from torch.distributed.tensor import DTensor
 from nonet.errors import CheckpointError
 from nonet.workers import to_meta_tensors
 from nonet.workers.devices import record_build
-from nonet.workers.engines._blocks import find_blocks
+from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
 from nonet.workers.engines._ddp import is_reduced
 from nonet.workers.engines._division import DIVISION, copy_structure, gather_tensor
-from nonet.workers.engines._tensor_parallel import TensorLayout, parallelise_blocks
 from nonet.workers.runtime import Membership
 
 TENSOR = "tensor"

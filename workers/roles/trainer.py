@@ -248,8 +248,9 @@ class Trainer(DistributeWorker):
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
         """Return the numbers of rows that each join of `data.join` has looked up and found since the last call."""
-        is_counted = self.corpus.joins and self._member.leads_tensor_group
-        return self.corpus.joins.pop_counts() if is_counted else {}
+        if not self.corpus.joins or not self._member.leads_tensor_group:
+            return {}
+        return self.corpus.joins.pop_counts()
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from nonet.errors import ConfigError
-from nonet.workers.engines._blocks import find_blocks
+from nonet.workers.engines._blocks.block_forward import find_blocks
 
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _OWN_HEADS = "replicated_with_grad_allreduce"
@@ -64,8 +64,9 @@ def parallelise_blocks(model: nn.Module, mesh: DeviceMesh) -> TensorLayout:
                     f"roles.trainer.engine.tensor: {layer_name} of {type(block).__name__} has the style {style!r}, which is "
                     "not supported; leave tensor out"
                 )
-            if parts := getattr(block, "packed", {}).get(layer_name):
-                packed |= dict.fromkeys(names, parts)
+            packed_layers: Mapping[str, int] = getattr(block, "packed", {})
+            if layer_name in packed_layers:
+                packed |= dict.fromkeys(names, packed_layers[layer_name])
             layer.to("meta")
             parallelize_module(block, mesh, {layer_name: _STYLES[style]()}, src_data_rank=None)
     return TensorLayout(packed, frozenset(summed))
