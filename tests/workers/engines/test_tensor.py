@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from nonet.models import build_model
 from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
 from nonet.workers.runtime import Membership
-from nonet.workers.weight_files import read_tensors
+from nonet.workers.weight_files import StoredTensors
 
 MESHES = {"1x1x2": ("tensor: 2", 2), "1x2x2": ("tensor: 2", 4), "2x2x2": ("tensor: 2, replicate: 2", 8)}
 """By mesh of replicate, shard and tensor, the options of the engine and the number of trainers."""
@@ -104,7 +104,7 @@ def test_fifty_steps_of_a_mesh_are_those_of_one_process(ring, tmp_path, mesh, op
     assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
     assert [record["events"] for record in found] == [record["events"] for record in expected]
     whole, gathered = (
-        read_tensors(tmp_path / name / "end" / "dense" / "model.safetensors") for name in ("alone", "mesh")
+        StoredTensors(tmp_path / name / "end" / "dense" / "model.safetensors") for name in ("alone", "mesh")
     )
     for name, weight in whole.items():
         assert (weight - gathered[name]).norm() <= 1e-5 * weight.norm(), name
