@@ -191,7 +191,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     try:
         division = getattr(model, "division", None)  # What divides the model among ranks.
         tensors = {
-            name: whole if division is None else division.divide(name, whole)
+            name: whole if division is None else division.take_part(name, whole)
             for name, whole in StoredTensors(path).items()
         }
         model.load_state_dict(_match_optional_weights(model.state_dict(), tensors))

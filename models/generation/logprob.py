@@ -106,7 +106,8 @@ def _compute_level(
 ) -> Tensor:
     """Compute the log-probabilities of one level [U, X], in the order of the sorted leaves.
 
-    Only nodes with several children are evaluated, once per prompt: leaves below one node are adjacent.
+    Only nodes with several children are evaluated, once per prompt: leaves below one node are adjacent. With gradients there is
+    always one step, because the ranks of a divided model take the same passes, and a loss needs the weights.
     """
     device = leaves.leaf.device
     first_leaf, first_child = (trie.get_tensor(name, level, device) for name in ("first_leaf", "first_child"))
@@ -116,8 +117,9 @@ def _compute_level(
     is_new_node_UX[:, 1:] &= (node_UX[:, 1:] != node_UX[:, :-1]) | ~has_choice_UX[:, :-1]
     column_UX = (is_new_node_UX.cumsum(1) - 1).clamp_min(0)
     n_columns = int(is_new_node_UX.sum(1).max()) if is_new_node_UX.numel() else 0
-    if not n_columns:
+    if not n_columns and not torch.is_grad_enabled():
         return cache.state.new_zeros(leaves.leaf.shape)
+    n_columns = max(1, n_columns)
     new_user, new_leaf = is_new_node_UX.nonzero(as_tuple=True)
     new_column = column_UX[new_user, new_leaf]
     node_UM = node_UX.new_zeros(len(node_UX), n_columns)

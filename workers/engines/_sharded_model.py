@@ -88,11 +88,12 @@ class ShardedModel:
     def build(cls, build: Callable[[], nn.Module], mesh: DeviceMesh, device: torch.device) -> ShardedModel:
         """Build a model whose first weights are computed one at a time, and of which this rank keeps its part.
 
-        A model that reads its own weights while it is built, as Hugging Face's do, is built whole and then divided.
+        A model that reads its own weights while it is built, as Hugging Face's do, is built whole on the host, and its units
+        are moved to the device and divided one at a time.
         """
         recorded = record_build(build)
         if recorded is None:
-            return cls(build().to(device), mesh, device)
+            return cls(build(), mesh, device)
         sharded = cls(recorded.model, mesh, device)
         sharded.take_whole(recorded.replay())
         return sharded
@@ -355,16 +356,17 @@ class ShardedModel:
             whole = _select_chunk(whole, dim, line.size(), line.get_local_rank())
         return whole
 
-    def divide(self, name: str, whole: Tensor) -> Tensor:
-        """Return a whole weight, given by its name, as the state dict has it: this rank's part, which is a copy.
+    @torch.no_grad()
+    def take_part(self, name: str, whole: Tensor) -> Tensor:
+        """Copy this rank's part of a whole weight, given by its name. Returns the weight as the state dict has it.
 
         A tensor that does not fit the model is returned as it is; `load_state_dict` reports it.
         """
         index = list(self._dtype_by_name).index(name) if name in self._dtype_by_name else -1
         if index < 0 or not isinstance(self._sharded[index], DTensor) or whole.shape != self.shapes[index]:
             return whole
-        # A copy, because the part of a mapped tensor would keep all of it.
-        return self._wrap(self.select_part(whole.to(self._device), index).clone().contiguous(), index)
+        self.parts[index].copy_(self.select_part(whole.to(self._device), index))
+        return self._sharded[index]
 
     def _wrap(self, part: Tensor, index: int) -> DTensor:
         """Return the DTensor of which this rank has a part, of the shape of a parameter."""

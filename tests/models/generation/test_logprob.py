@@ -8,7 +8,13 @@ import torch
 
 from nonet.errors import DataError
 from nonet.models.generation.beams import search_beams
-from nonet.models.generation.logprob import legal_log_softmax, log_prob, log_prob_from
+from nonet.models.generation.logprob import (
+    SortedLeaves,
+    compute_path_log_probs,
+    legal_log_softmax,
+    log_prob,
+    log_prob_from,
+)
 from nonet.models.generation.trie import Trie
 
 CODES = (6, 5, 4, 3)
@@ -58,6 +64,15 @@ def test_a_missing_beam_reads_zero_and_carries_no_gradient(make_model, make_cach
     assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
     log_prob_from(model, cache, some, Trie.build(sids, CODES)).sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_a_rank_without_prompts_has_a_loss_to_differentiate(make_model, make_cache, make_sids):
+    trie, model, cache = Trie.build(make_sids(CODES, 40), CODES), make_model(CODES), make_cache(0)
+    none = SortedLeaves.of(trie, torch.zeros(0, 3, dtype=torch.int64))
+    compute_path_log_probs(model, cache, trie, none).sum().backward()
+    assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
+    with torch.no_grad():
+        assert compute_path_log_probs(model, cache, trie, none).shape == (0, 3, len(CODES))
 
 
 def test_gradient_equals_finite_differences(make_model, make_cache, make_sids):

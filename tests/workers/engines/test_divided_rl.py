@@ -132,6 +132,14 @@ def test_every_algorithm_takes_the_steps_of_whole_models(ring, tmp_path, algorit
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["decoder", "qwen3"])
+def test_a_rank_without_prompts_takes_part_in_the_steps_of_a_model_with_a_memory(ring, tmp_path, model):
+    changes = [*MODELS[model], "model.memory=on", "stages.rl.users=1"]
+    acts = [*RL_ACTS[:4], ["update", "rl", 0, 2]]
+    compare(ring.scenario, tmp_path, acts, [*changes, f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"])
+
+
+@pytest.mark.slow
 def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], "stages.rl.mismatch={correct: token_clip}"]
     compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
