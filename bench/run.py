@@ -53,6 +53,10 @@ BENCHES = {
         "runs.dense:bench_dense",
         "a training step, compared with plain PyTorch and DeepSpeed loops for the same model and data",
     ),
+    "sharding": (
+        "models.sharding:bench_sharding",
+        "training steps of engines on two ranks, compared with a plain loop around fully_shard",
+    ),
     "compression": (
         "runs.compression:bench_compression",
         "compressed events: their number, whether they restore the same rows, and the loss in ranking",

@@ -78,10 +78,10 @@ def bench_backbone(
     """
     if device == "cpu":
         torch.set_num_threads(1)
-    batches, trie = _make_batches(_read_histories(data), sequences, steps)
+    batches, trie = make_batches(read_histories(data), sequences, steps)
     rows: list[dict[str, Any]] = []
     for name in engines.split(";"):
-        stepper = _Stepper(name, _make_model(size, weights, device), trie, precision, optimizer, device)
+        stepper = _Stepper(name, make_model(size, weights, device), trie, precision, optimizer, device)
         rows.append({"engine": name} | _measure(stepper, batches, steps, rounds, padded))
         del stepper
     ratio = {
@@ -128,7 +128,7 @@ class _Stepper:
         self.engine.step(_LR)
 
 
-def _make_model(size: str, weights: str, device: str) -> Any:
+def make_model(size: str, weights: str, device: str) -> Any:
     """Draw a recommender with a Qwen3-shaped backbone on a device."""
     width, layers, heads, kv_heads, head_width, feed_forward = _SHAPES[size]
     config = {
@@ -179,7 +179,7 @@ def _measure(
     return row | {"losses apart": abs(losses[0] / losses[1] - 1)}
 
 
-def _read_histories(data: str) -> list[np.ndarray]:
+def read_histories(data: str) -> list[np.ndarray]:
     """Return the items of each user's newest events, in the order of time."""
     if data:
         log = read_yoochoose(Path(data) / "train_full.tsv")[0]
@@ -193,7 +193,7 @@ def _read_histories(data: str) -> list[np.ndarray]:
     return [history[-_MAX_EVENTS:] for history in np.split(item, first[1:])]
 
 
-def _make_batches(histories: list[np.ndarray], sequences: int, steps: int) -> tuple[list[SampleBatch], Trie]:
+def make_batches(histories: list[np.ndarray], sequences: int, steps: int) -> tuple[list[SampleBatch], Trie]:
     """Return batches of random histories whose events are all targets, and a catalogue of drawn semantic ids."""
     dice = rng(0, "bench", "backbone")
     n_items = 1 + max(int(history.max()) for history in histories)
