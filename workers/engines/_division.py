@@ -44,6 +44,18 @@ def list_weights(model: Any) -> list[Tensor]:
     return getattr(model, DIVISION).list_weights() if is_divided(model) else list_training_tensors(model)
 
 
+def describe_whole(model: Any) -> dict[str, Tensor]:
+    """Return tensors of the names, shapes and dtypes of a model's whole weights and buffers; their values may be undefined."""
+    return getattr(model, DIVISION).describe() if is_divided(model) else model.state_dict()
+
+
+def iterate_whole(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the whole weights and buffers of a model, one at a time. All ranks must iterate if the model is divided."""
+    if not is_divided(model):
+        return iter(model.state_dict().items())
+    return getattr(model, DIVISION).iterate_whole(list(describe_whole(model)))
+
+
 def copy_frozen(model: Any) -> Any:
     """Return a copy of a model in evaluation mode that is not trained; it is divided as the model is."""
     if is_divided(model):

@@ -30,7 +30,7 @@ from nonet.workers import (
     write_tensors,
 )
 from nonet.workers.devices import claim
-from nonet.workers.engines import copy_frozen, gather_tensor, list_weights
+from nonet.workers.engines import copy_frozen, describe_whole, iterate_whole, list_weights
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
@@ -152,16 +152,15 @@ class PolicyLearner(StageLearner):
 
     def _snapshot_reference(self, reference: FrozenPolicy, saving: SaveOptions) -> CheckpointPart:
         """Return a function that writes this rank's shards of the reference's weights. All ranks must call it."""
-        member, state = self.context.member, reference.model.state_dict()
-        shards = TensorShards.from_tensors("model", state, saving.shard_bytes)
+        member, shapes = self.context.member, describe_whole(reference.model)
+        shards = TensorShards.from_tensors("model", shapes, saving.shard_bytes)
         names_by_file = shards.select_rank_files(member.rank, member.n_trainers)
         own_names = {name for names in names_by_file.values() for name in names}
         own: dict[str, Tensor] = {}
-        for name, tensor in state.items():
-            whole = gather_tensor(tensor)
+        for name, whole in iterate_whole(reference.model):
             if name in own_names:
                 own |= copy_to_host({name: whole})
-        total_bytes = sum(tensor.nbytes for tensor in state.values())
+        total_bytes = sum(tensor.nbytes for tensor in shapes.values())
 
         def write(folder: Path) -> list[Path]:
             paths = []
