@@ -110,6 +110,7 @@ class ShardedModel:
 
     def _divide(self, model: nn.Module) -> list[Any]:
         """Apply fully_shard to the units of a model. Returns the units, the root last."""
+        self._sharded_ids: set[int] = set()  # Ids of the parameters of the units so far.
         self._scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
         blocks = [block for block in find_blocks(model) if next(block.parameters(), None) is not None]
         uniform = [
@@ -172,14 +173,20 @@ class ShardedModel:
             unit: The unit.
             releases: Whether its weights are released after the forward pass, and gathered again for the backward pass.
         """
-        dtypes = {parameter.dtype for parameter in unit.parameters() if not isinstance(parameter, DTensor)}
+        own = [parameter for parameter in unit.parameters() if id(parameter) not in self._sharded_ids]
+        dtypes = {parameter.dtype for parameter in own}
         reduced = next((dtype for dtype in dtypes if dtype.itemsize < 4), None)
         policy = MixedPrecisionPolicy(
             param_dtype=reduced, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-        for parameter in unit.parameters():
-            if not isinstance(parameter, DTensor) and is_reduced(parameter):
-                parameter.data = parameter.data.float()
+        own_ids = {id(parameter) for parameter in own if is_reduced(parameter)}
+        for module in unit.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) in own_ids and isinstance(parameter, DTensor):
+                    trained = parameter.requires_grad  # The dtype of a DTensor cannot be changed in place.
+                    module.register_parameter(name, nn.Parameter(parameter.detach().float(), trained))
+                elif id(parameter) in own_ids:
+                    parameter.data = parameter.data.float()
         fully_shard(
             unit,
             mesh=self.mesh[self._data_axes] if TENSOR in self._axis_names else self.mesh,
@@ -187,6 +194,7 @@ class ShardedModel:
             mp_policy=policy,
             ignored_params=self._scalars,
         )
+        self._sharded_ids.update(map(id, unit.parameters()))
 
     def move_to(self, mesh: DeviceMesh, *, keeps_part: bool) -> ShardedModel:
         """Return the model divided among the ranks of another device mesh.

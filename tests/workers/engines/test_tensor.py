@@ -16,12 +16,24 @@ from nonet.workers.weight_files import StoredTensors
 MESHES = {"1x1x2": ("tensor: 2", 2), "1x2x2": ("tensor: 2", 4), "2x2x2": ("tensor: 2, replicate: 2", 8)}
 """By mesh of replicate, shard and tensor, the options of the engine and the number of trainers."""
 
-UNEQUAL = ["stages.pretrain.batch.users=7", "stages.pretrain.chunk={tokens: 20}", "model.dropout=0.1"]
+BACKBONE = (
+    "model={{use: hf, precision: {}, config: {{model_type: {}, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}}}"
+)
+FIFTY_STEPS = [
+    *((mesh, optimizer, "decoder") for mesh in MESHES for optimizer in ("muon", "adamw")),
+    ("1x1x2", "adamw", "qwen3"),
+    ("1x2x2", "muon", "qwen3"),
+    ("2x2x2", "muon", "qwen3"),
+]
+UNEQUAL = ["stages.pretrain.batch.users=7", "stages.pretrain.chunk={tokens: 20}"]
 KINDS = {
-    "attention over the history": ["model.depth=attention"],
-    "recompute": ["roles.trainer.engine.recompute=true"],
+    "attention over the history": ["model.depth=attention", "model.dropout=0.1"],
+    "recompute": ["model.dropout=0.1", "roles.trainer.engine.recompute=true"],
     "common norm of weights and rows": ["stages.pretrain.optimizer={use: muon, clip_rows: true, clip: 0.1}"],
     "bf16": ["stages.pretrain.precision={use: bf16}"],
+    "qwen3 in bf16": [BACKBONE.format("bf16", "qwen3")],
+    "llama": [BACKBONE.format("fp32", "llama")],
     "shards apart": [],
 }
 
@@ -88,30 +100,32 @@ def test_the_parts_of_a_mesh_are_the_whole_weights_of_every_replica(fake_world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-@pytest.mark.parametrize("mesh", MESHES)
-def test_fifty_steps_of_a_mesh_are_those_of_one_process(ring, tmp_path, mesh, optimizer):
+@pytest.mark.parametrize(("mesh", "optimizer", "model"), FIFTY_STEPS)
+def test_fifty_steps_of_a_mesh_are_those_of_one_process(ring, tmp_path, mesh, optimizer, model):
     """What one process and another mesh load afterwards are the weights and moments that the ranks ended with."""
     engine, trainers = MESHES[mesh]
-    use = f"stages.pretrain.optimizer={{use: {optimizer}}}"
+    use = [f"stages.pretrain.optimizer={{use: {optimizer}}}"]
+    use += [BACKBONE.format("fp32", model)] if model != "decoder" else []
     alone, divided = (
         "roles.trainer={engine: {use: ddp}}",
         f"roles.trainer={{engine: {{use: fsdp2, {engine}}}}}",
     )
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 50], ["save", "end"]]
-    expected = take_steps(ring, tmp_path / "alone", acts, 1, alone, use)
-    found = take_steps(ring, tmp_path / "mesh", acts, trainers, divided, use)
+    expected = take_steps(ring, tmp_path / "alone", acts, 1, alone, *use)
+    found = take_steps(ring, tmp_path / "mesh", acts, trainers, divided, *use)
     assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
     assert [record["events"] for record in found] == [record["events"] for record in expected]
     whole, gathered = (
         StoredTensors(tmp_path / name / "end" / "dense" / "model.safetensors") for name in ("alone", "mesh")
     )
+    # Weights of Qwen3 whose gradients are near zero drift by the order of sums; those of two ranks of ddp by 3e-5.
+    tolerance = 1e-5 if model == "decoder" else 1e-4
     for name, weight in whole.items():
-        assert (weight - gathered[name]).norm() <= 1e-5 * weight.norm(), name
+        assert (weight - gathered[name]).norm() <= tolerance * weight.norm(), name
     read = [["rejoin", 1], ["load", "end", "pretrain"], ["train", "pretrain", 50, 54]]
-    rest = take_steps(ring, tmp_path / "rest", read, 1, alone, use, data=tmp_path / "alone")
+    rest = take_steps(ring, tmp_path / "rest", read, 1, alone, *use, data=tmp_path / "alone")
     for name, change, ranks in (("one", alone, 1), ("again", divided, trainers)):
-        again = take_steps(ring, tmp_path / name, read, ranks, change, use, data=tmp_path / "mesh")
+        again = take_steps(ring, tmp_path / name, read, ranks, change, *use, data=tmp_path / "mesh")
         assert losses(again) == pytest.approx(losses(rest), rel=1e-5), name
 
 
@@ -128,7 +142,7 @@ def test_two_tensor_groups_take_the_steps_of_two_ranks(ring, tmp_path, kind):
         use = f"roles.trainer={{engine: {{use: {engine}}}}}"
         folder = tmp_path / str(trainers)
         records[trainers] = take_steps(ring, folder, acts, trainers, use, *changes, shards=shards)
-    if kind == "bf16":  # Each rank rounds its part of a sum.
+    if "bf16" in kind:  # Each rank rounds its part of a sum.
         assert losses(records[4]) == pytest.approx(losses(records[2]), rel=1e-2)
         return
     for divided, whole in zip(records[4], records[2], strict=True):
