@@ -126,7 +126,7 @@ def test_fifty_steps_of_a_mesh_are_those_of_one_process(ring, tmp_path, mesh, op
     rest = take_steps(ring, tmp_path / "rest", read, 1, alone, *use, data=tmp_path / "alone")
     for name, change, ranks in (("one", alone, 1), ("again", divided, trainers)):
         again = take_steps(ring, tmp_path / name, read, ranks, change, *use, data=tmp_path / "mesh")
-        assert losses(again) == pytest.approx(losses(rest), rel=1e-5), name
+        assert losses(again) == pytest.approx(losses(rest), rel=tolerance), name
 
 
 @pytest.mark.slow
