@@ -125,6 +125,19 @@ def test_two_trainers_of_a_hugging_face_backbone_have_the_losses_of_one(ray_loca
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_two_evaluators_that_divide_the_model_rank_as_one_that_has_all_of_it(ray_local, tmp_path):
+    ring = make_ring(tmp_path) / "ring.yaml"
+    alone, divided = (
+        api.run(
+            api.scenario(ring, [TWO.format("fsdp2"), *more]), run_dir=tmp_path / str(len(more)), panel=panel()
+        )
+        for more in ([], ["roles.evaluator={workers: 2}"])
+    )
+    assert divided.report["stages"] == alone.report["stages"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_deltas_and_shards_change_no_bit_of_what_a_run_ends_in(ray_local, tmp_path):
     """Rollouts apart answer with what they were sent, so the policy that learned from them is the same where all of it came."""
     ring, apart = make_ring(tmp_path) / "ring.yaml", "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
