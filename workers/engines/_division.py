@@ -70,9 +70,3 @@ def copy_structure(model: nn.Module) -> nn.Module:
         meta = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         memo[id(parameter)] = meta
     return copy.deepcopy(model, memo)
-
-
-def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor of one that may be divided among ranks. All ranks must call it."""
-    full_tensor = getattr(tensor, "full_tensor", None)
-    return tensor if full_tensor is None else full_tensor()

@@ -34,7 +34,7 @@ from nonet.workers import to_meta_tensors
 from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
 from nonet.workers.engines._ddp import is_reduced
-from nonet.workers.engines._division import DIVISION, copy_structure, gather_tensor
+from nonet.workers.engines._division import DIVISION, copy_structure
 from nonet.workers.runtime import Membership
 
 TENSOR = "tensor"
@@ -390,7 +390,7 @@ class ShardedModel:
 
     def _gather(self, sharded: Tensor, index: int) -> Tensor:
         """Gather a tensor that is divided as the parameter with this index."""
-        whole = gather_tensor(sharded)
+        whole = sharded.full_tensor() if isinstance(sharded, DTensor) else sharded
         packed = self._find_packed(index)
         return _swap_leading(whole, self.mesh[TENSOR].size(), packed) if packed else whole
 
