@@ -22,6 +22,7 @@ from nonet.plugins import is_reference
 from nonet.rl.rewards import check_options, find_reward
 from nonet.samples.sources import EventNeeds
 from nonet.suggest import suggest_sentence
+from nonet.workers.engines import Engine
 from nonet.workers.roles import Weights
 from nonet.workers.roles.kinds import get_shipped_roles
 
@@ -112,6 +113,9 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
     for name, stage in scenario.stages.items():
         yield from _find_role_conflicts(f"stages.{name}.roles", stage.roles, scenario)
         yield from _find_evaluator_conflicts(f"stages.{name}.roles", stage.roles, model)
+        trainer = stage.roles.get("trainer")
+        if engine is not None and trainer is not None and (limit := _find_mesh_limit(engine, trainer)):
+            yield f"stages.{name}.roles.trainer with engine {engine.use}, {limit}"
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             supported = " or ".join(engine.spec.optimizers)
             yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {supported}}})"
@@ -199,29 +203,37 @@ def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
         host = scenario.roles.get(name, host) if name else host
     pool = scenario.pools.get(host.pool or "cpu", Pool())
     ranks = role.workers.min if isinstance(role.workers, Elastic) else role.workers
-    axes = {name: size for name, size in role.engine.get_axes().items() if size > 1}
-    if axes and isinstance(role.workers, Elastic):
-        return f"{', '.join(axes)} and workers from {ranks} to {role.workers.max} (give one number)"
-    if ranks % (others := math.prod(axes.values())):
+    return (
+        _find_mesh_limit(role.engine, role)
+        or _find_tensor_limit(role.engine, scenario)
+        or role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
+    )
+
+
+def _find_mesh_limit(engine: Engine, trainer: Role) -> str | None:
+    """Return which numbers of workers the mesh of an engine does not support; None if it supports those of the trainers."""
+    axes = {name: size for name, size in engine.get_axes().items() if size > 1}
+    workers, multiple = trainer.workers, math.prod(axes.values())
+    if axes and isinstance(workers, Elastic):
+        return f"{', '.join(axes)} and workers from {workers.min} to {workers.max} (give one number)"
+    if not isinstance(workers, Elastic) and workers % multiple:
         sizes = ", ".join(f"{name}: {size}" for name, size in axes.items())
-        return f"{sizes} and workers: {ranks} (the workers must be a multiple of {others})"
-    if tensor_limit := _find_tensor_limit(role, scenario):
-        return f"tensor: {axes['tensor']} and {tensor_limit}"
-    return role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
+        return f"{sizes} and workers: {workers} (the workers must be a multiple of {multiple})"
+    return None
 
 
-def _find_tensor_limit(role: Role, scenario: Scenario) -> str | None:
-    """Return which key tensor parallelism does not support; None if it supports everything or the role's engine has none."""
-    assert role.engine is not None
-    ranks, options = role.engine.get_axes().get("tensor", 1), role.engine.get_options()
-    if ranks == 1:
+def _find_tensor_limit(engine: Engine, scenario: Scenario) -> str | None:
+    """Return which key the engine's tensor parallelism does not support; None if it supports everything or is off."""
+    if (ranks := engine.get_axes().get("tensor", 1)) == 1:
         return None
-    if options.get("compile"):
-        return "compile: true (leave one of them out)"
-    for name, stage in scenario.stages.items():
-        if stage.kind.rolls_out:
-            return f"stages.{name}, which rolls out (leave the stage or tensor out)"
-    return scenario.model.spec.find_tensor_limit(scenario.model.get_options(), ranks)
+    rolling = next((name for name, stage in scenario.stages.items() if stage.kind.rolls_out), None)
+    if engine.get_options().get("compile"):
+        limit: str | None = "compile: true (leave one of them out)"
+    elif rolling is not None:
+        limit = f"stages.{rolling}, which rolls out (leave the stage or tensor out)"
+    else:
+        limit = scenario.model.spec.find_tensor_limit(scenario.model.get_options(), ranks)
+    return limit and f"tensor: {ranks} and {limit}"
 
 
 def _find_evaluator_conflicts(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:

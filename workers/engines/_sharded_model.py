@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from nonet.errors import CheckpointError
+from nonet.errors import CheckpointError, ConfigError
 from nonet.workers import to_meta_tensors
 from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
@@ -449,9 +449,16 @@ def build_mesh(member: Membership, device_type: str, replicate: int) -> DeviceMe
 
     Returns:
         A mesh with the axes `replicate`, `shard` and `tensor`, of which the first and the last are left out if their size is 1.
+
+    Raises:
+        ConfigError: The trainers do not fill the mesh.
     """
     if replicate == member.tensor == 1:
         return DeviceMesh.from_group(member.trainers, device_type, mesh_dim_names=("shard",))
+    if member.n_trainers % (multiple := replicate * member.tensor):
+        raise ConfigError(
+            f"roles.trainer.engine: {member.n_trainers} trainers, which must be a multiple of {multiple} (replicate x tensor)"
+        )
     ranks = torch.arange(member.n_trainers).view(replicate, -1, member.tensor)
     r, s, t = (ranks == member.rank).nonzero()[0].tolist()
     lines: dict[str, Tensor] = {"replicate": ranks[:, s, t], "shard": ranks[r, :, t]}

@@ -162,6 +162,10 @@ SUPERVISED = {"pretrain": {"epochs": 1, "batch": {"users": 512}}}
         ({"stages": {**SUPERVISED, "rl": RL}}, r"stages\.rl, which rolls out"),
         ({"engine": {"compile": True}}, "compile: true"),
         ({"workers": 3}, "tensor: 2 and workers: 3"),
+        (
+            {"stages": {"pretrain": {"epochs": 1, "roles": {"trainer": {"workers": 3}}}}},
+            r"stages\.pretrain\.roles\.trainer with engine fsdp2, tensor: 2 and workers: 3",
+        ),
         ({"model": {"use": "hf", "config": QWEN3 | {"num_key_value_heads": 1}}}, "num_key_value_heads: 1"),
         ({"model": {"use": "hf", "config": QWEN3, "lora": {"rank": 2}}}, r"model\.lora"),
         (
