@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from forked_roles import played
@@ -97,6 +99,23 @@ def test_the_parts_of_a_mesh_are_the_whole_weights_of_every_replica(fake_world):
     assert torch.equal(parts["blocks.0.qkv.weight", 1], torch.cat([q[8:], k[8:], v[8:]]))
     assert torch.equal(parts["blocks.0.narrow.weight", 1], whole["blocks.0.narrow.weight"][:, 32:])
     assert torch.equal(parts["norm.weight", 1], whole["norm.weight"])
+
+
+def test_a_tensor_group_counts_once_in_sums_and_its_leader_alone_pulls_rows(ring):
+    leader, follower = (Membership(rank, 2, tensor=2) for rank in (0, 1))
+    assert (leader.sum_over_trainers(3.0), follower.sum_over_trainers(3.0)) == ([3.0], [0.0])
+    assert (leader.sum_over_ranks(3.0), follower.sum_over_ranks(3.0)) == ([3.0], [3.0])
+    world = ring.world()
+    world.train("pretrain", 0, 1)
+    trainer, stage = world.trainer, world.stages["pretrain"]
+    counts = []
+    for member in (leader, follower):
+        trainer._member, trainer.place = member, replace(trainer.place, rank=member.rank, world=2)
+        learner = trainer._make_learner(stage)
+        batch = learner.read_batch(0)
+        counts.append({table: len(keys) for table, keys in learner._get_pulled_keys(batch).items()})
+    assert all(counts[0].values())
+    assert not any(counts[1].values())
 
 
 @pytest.mark.slow
