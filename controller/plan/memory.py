@@ -169,9 +169,9 @@ def _estimate_trained_bytes(
     """
     zero_stage, is_divided = _get_zero_stage(role), _has_divided_weights(role, workers)
     weights = copied = size.parameters * size.weight_bytes
-    if is_divided:  # Parts are in fp32; frozen weights are whole on every rank, and copies share them.
+    if is_divided:  # Parts of trained weights are in fp32; copies share frozen weights.
         copied = size.learned * 4.0 / _count_shards(role, workers)
-        weights = copied + size.frozen * size.weight_bytes
+        weights = copied + size.frozen * size.weight_bytes / _count_shards(role, workers)
     parts = {"weights": weights}
     if not _has_host_optimizer(role):
         optimizer_used = (
@@ -262,15 +262,22 @@ def _estimate_read_bytes(
     block, around = _find_unit_sizes(size)
     shards = _count_shards(roles["trainer"], workers) if role.fuse else workers
     return {
-        "weights": size.learned * 4.0 / shards + size.frozen * size.weight_bytes,
-        "gathered weights": size.weight_bytes * (block * _READ_BLOCKS + around * _READ_AROUND),
+        "weights": (size.learned * 4.0 + size.frozen * size.weight_bytes) / shards,
+        "gathered weights": size.weight_bytes
+        * (block * _READ_BLOCKS + around * _READ_AROUND + _count_frozen_around(size)),
     }
 
 
 def _find_unit_sizes(size: ModelSize) -> tuple[float, float]:
-    """Return the number of weights of one block, and of those around the blocks."""
-    block = (size.matrices or size.learned) / max(1, size.layers)
+    """Return the number of weights of one block, and of trained ones around the blocks."""
+    in_blocks = size.learned + size.frozen - _count_frozen_around(size)
+    block = (size.matrices or in_blocks) / max(1, size.layers)
     return block, max(0.0, size.learned - block * size.layers)
+
+
+def _count_frozen_around(size: ModelSize) -> int:
+    """Return the number of frozen weights around the blocks: word embeddings, or none if LoRA freezes the blocks too."""
+    return size.frozen if size.matrices else 0
 
 
 def _get_zero_stage(role: Role) -> int:

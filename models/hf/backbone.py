@@ -300,7 +300,7 @@ class Backbone(nn.Module):
         return [
             m.weight
             for m in self.model.modules()
-            if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter)
+            if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter) and m.weight.requires_grad
         ]
 
 
@@ -369,11 +369,14 @@ def _fill(empty: Tensor) -> Tensor:
 def freeze(module: nn.Module) -> None:
     """Turn all parameters into non-persistent buffers, in place, so that no checkpoint contains them.
 
-    Every process loads or draws them itself.
+    Every process loads or draws them itself. The attribute `frozen_weights` of a submodule lists the names of its own.
 
     Optimizers apply weight decay to a parameter even if it has no gradient, but not to a buffer.
     """
     for submodule in module.modules():
-        for name, weight in list(submodule.named_parameters(recurse=False)):
+        weights = list(submodule.named_parameters(recurse=False))
+        for name, weight in weights:
             delattr(submodule, name)
             submodule.register_buffer(name, weight.detach(), persistent=False)
+        if weights:
+            submodule.frozen_weights = tuple(name for name, _ in weights)  # type: ignore[assignment]

@@ -110,6 +110,8 @@ class Rank:
                 found["records"] += [{k: v for k, v in r.items() if k not in MEASURED} for r in answer]
             if self.shard:
                 found["counts"].append(self.shard.pop_counts())
+        if self.trainer:
+            found["held"] = sum(tensor.nbytes for tensor in self.trainer.device_tensors())
         return found
 
     def begin(self, stage):

@@ -40,6 +40,7 @@ class Fsdp2(Ddp):
         member: Membership,
     ):
         self._replicate = options.get("replicate", 1)
+        self._build: Callable[[], torch.nn.Module] | None = None  # Builds the model again.
         self._sharded = self._divide(model, member) if member.n_trainers > 1 else None
         super().__init__(options, model, learning, member)
 
@@ -52,9 +53,15 @@ class Fsdp2(Ddp):
         learning: OptimizerOptions,
         member: Membership,
     ) -> Fsdp2:
-        """Make the engine of a model that is built part by part (`ShardedModel.build`)."""
-        mesh = build_mesh(member, device.type, options.get("replicate", 1))
-        return cls(options, ShardedModel.build(build, mesh, device).module, learning, member)
+        """Make the engine of a model that several ranks build part by part (`ShardedModel.build`)."""
+        if member.n_trainers > 1:
+            mesh = build_mesh(member, device.type, options.get("replicate", 1))
+            model = ShardedModel.build(build, mesh, device).module
+        else:
+            model = build().to(device)
+        engine = cls(options, model, learning, member)
+        engine._build = build
+        return engine
 
     @property
     def _shards(self) -> ShardedModel:
@@ -258,7 +265,7 @@ class Fsdp2(Ddp):
         if is_divided(model):
             return getattr(model, DIVISION)
         device = next(model.parameters()).device
-        return ShardedModel(model, self._build_mesh(member, device.type), device)
+        return ShardedModel(model, self._build_mesh(member, device.type), device, self._build)
 
     def _build_mesh(self, member: Membership, device_type: str) -> DeviceMesh:
         """Build the device mesh of the trainers."""

@@ -3,7 +3,8 @@
 Each block is a unit, whose weights are gathered while it runs and released after it. The weights outside the blocks, such as
 embeddings and heads, are the root unit: they are gathered by the first forward pass and released by the backward pass, so a
 loss may call any function of the model after `states` or `prefill`. Modules outside the blocks whose weights have fewer bits
-than fp32 are units of their own, because all weights of a unit are computed in one dtype.
+than fp32 are units of their own, because all weights of a unit are computed in one dtype. Frozen weights are divided in their own
+dtype, and so are the modules outside the blocks that have them, such as word embeddings: their units are gathered when they run.
 
 A rank's part of a parameter is some of its rows, in fp32; a single number is whole on every rank. The parts of a model in
 bf16 or fp16 are its master weights, which are rounded when they are gathered. On a mesh with the axis `replicate`, the ranks
@@ -41,6 +42,8 @@ TENSOR = "tensor"
 """Axis of a mesh whose ranks compute the same samples."""
 _FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
 """Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
+_FROZEN = "is_frozen_weight"
+"""Attribute of the frozen weights of a model that is not divided yet."""
 
 
 class ShardedModel:
@@ -51,31 +54,48 @@ class ShardedModel:
             place, and its attribute `division` is this object.
         mesh: The device mesh of the ranks, from `build_mesh`.
         device: The device of the weights.
+        rebuild: Builds the whole model again, which is needed for frozen weights when ranks change, because checkpoints do
+            not have them; without it they stay whole on every rank.
 
     Attributes:
         module: The model.
         mesh: The device mesh of the ranks.
-        parts: This rank's part of each parameter, which shares the memory of the module's.
-        shapes: Shape of each whole parameter.
+        parts: This rank's part of each trained parameter, which shares the memory of the module's.
+        shapes: Shape of each whole trained parameter.
     """
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, device: torch.device):
-        self.mesh, self._device = mesh, device
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        device: torch.device,
+        rebuild: Callable[[], nn.Module] | None = None,
+    ):
+        self.mesh, self._device, self._rebuild = mesh, device, rebuild
+        self._frozen_names = (
+            _make_frozen_parameters(model) if rebuild and not self._is_tensor_parallel else []
+        )
+        _leave_out_of_state(model, self._frozen_names)
         self._skeleton = copy_structure(model)
-        self._dtype_by_name = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        self._dtype_by_name = {
+            name: parameter.dtype
+            for name, parameter in model.named_parameters()
+            if name not in self._frozen_names
+        }
         self._has_weights = not any(parameter.is_meta for parameter in model.parameters())
         self.module: Any = model
         self._is_in_pass = False
         self._layout = TensorLayout({}, frozenset())
         whole: dict[str, Tensor] = {}
-        if TENSOR in self._axis_names:
+        if self._is_tensor_parallel:
             whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
             self._layout = parallelise_blocks(model, mesh[TENSOR])
         self._units = self._divide(model)
         allocate(model, device)
         for name, buffer in model.named_buffers():
             _set_buffer(self._skeleton, name, buffer)
-        self._sharded: list[Any] = list(model.parameters())  # A DTensor for each parameter.
+        parameters: dict[str, Any] = dict(model.named_parameters())
+        self._sharded = [parameters[name] for name in self._dtype_by_name]  # A DTensor for each parameter.
         self.parts = [nn.Parameter(_get_local(sharded), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
         if whole and self._has_weights:
@@ -93,8 +113,8 @@ class ShardedModel:
         """
         recorded = record_build(build)
         if recorded is None:
-            return cls(build(), mesh, device)
-        sharded = cls(recorded.model, mesh, device)
+            return cls(build(), mesh, device, build)
+        sharded = cls(recorded.model, mesh, device, build)
         sharded.take_whole(recorded.replay())
         return sharded
 
@@ -102,6 +122,11 @@ class ShardedModel:
     def _axis_names(self) -> tuple[str, ...]:
         """The names of the mesh's axes."""
         return self.mesh.mesh_dim_names or ()
+
+    @property
+    def _is_tensor_parallel(self) -> bool:
+        """Whether the mesh has ranks that compute the same samples."""
+        return TENSOR in self._axis_names
 
     @property
     def _data_axes(self) -> tuple[str, ...]:
@@ -112,19 +137,26 @@ class ShardedModel:
         """Apply fully_shard to the units of a model. Returns the units, the root last."""
         self._sharded_ids: set[int] = set()  # Ids of the parameters of the units so far.
         self._scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
+        for name in self._frozen_names:
+            setattr(model.get_parameter(name), _FROZEN, True)
         blocks = [block for block in find_blocks(model) if next(block.parameters(), None) is not None]
-        uniform = [
-            block for block in blocks if len({parameter.dtype for parameter in block.parameters()}) == 1
-        ]
-        in_uniform = {id(module) for block in uniform for module in block.modules()}
-        reduced = [
+        uniform = [block for block in blocks if len({p.dtype for p in self._list_trained(block)}) <= 1]
+        in_block, in_uniform = (
+            {id(module) for block in some for module in block.modules()} for some in (blocks, uniform)
+        )
+        apart = [
             module
             for module in model.modules()
-            if id(module) not in in_uniform
-            and module is not model
-            and any(is_reduced(parameter) for parameter in module.parameters(recurse=False))
+            if module is not model
+            and (
+                (
+                    id(module) not in in_uniform
+                    and any(map(is_reduced, self._list_trained(module, recurse=False)))
+                )
+                or (id(module) not in in_block and any(map(_is_frozen, module.parameters(recurse=False))))
+            )
         ]
-        for unit in reduced:
+        for unit in apart:
             self._shard_unit(unit, releases=False)
         for unit in blocks:
             self._shard_unit(unit, releases=True)
@@ -132,7 +164,7 @@ class ShardedModel:
         for name in _FORWARD_METHODS:
             if hasattr(model, name):
                 self._register_pass(model, name)
-        units: list[Any] = [*reduced, *blocks, model]
+        units: list[Any] = [*apart, *blocks, model]
         self._blocks: list[Any] = blocks
         for first_block in blocks[:1]:
             # With `prepend`, the hook runs before the one that gathers the block's weights.
@@ -144,6 +176,14 @@ class ShardedModel:
             unit.set_gradient_divide_factor(1.0)
             unit.set_reduce_scatter_unused_params(True)
         return units
+
+    def _list_trained(self, module: nn.Module, recurse: bool = True) -> list[nn.Parameter]:
+        """Return the parameters of a module that are neither frozen weights nor in a unit already."""
+        return [
+            parameter
+            for parameter in module.parameters(recurse)
+            if id(parameter) not in self._sharded_ids and not _is_frozen(parameter)
+        ]
 
     def _register_pass(self, model: Any, name: str) -> None:
         """Make a pass of the model begin with a method, unless another such method calls it."""
@@ -157,6 +197,8 @@ class ShardedModel:
                 return plain(*args, **named)
             self._is_in_pass = True
             try:
+                if name == "compute_alignment_loss":
+                    self._gather_around_blocks()  # The loss reads the weights of word embeddings without running them.
                 with warnings.catch_warnings():
                     # No loss changes the states in place.
                     warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
@@ -173,23 +215,23 @@ class ShardedModel:
             unit: The unit.
             releases: Whether its weights are released after the forward pass, and gathered again for the backward pass.
         """
-        own = [parameter for parameter in unit.parameters() if id(parameter) not in self._sharded_ids]
-        dtypes = {parameter.dtype for parameter in own}
-        reduced = next((dtype for dtype in dtypes if dtype.itemsize < 4), None)
+        trained = self._list_trained(unit)
+        reduced = next((parameter.dtype for parameter in trained if parameter.dtype.itemsize < 4), None)
         policy = MixedPrecisionPolicy(
             param_dtype=reduced, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-        own_ids = {id(parameter) for parameter in own if is_reduced(parameter)}
+        reduced_ids = {id(parameter) for parameter in trained if is_reduced(parameter)}
         for module in unit.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) in own_ids and isinstance(parameter, DTensor):
-                    trained = parameter.requires_grad  # The dtype of a DTensor cannot be changed in place.
-                    module.register_parameter(name, nn.Parameter(parameter.detach().float(), trained))
-                elif id(parameter) in own_ids:
+                if id(parameter) in reduced_ids and isinstance(parameter, DTensor):
+                    # The dtype of a DTensor cannot be changed in place.
+                    master = nn.Parameter(parameter.detach().float(), parameter.requires_grad)
+                    module.register_parameter(name, master)
+                elif id(parameter) in reduced_ids:
                     parameter.data = parameter.data.float()
         fully_shard(
             unit,
-            mesh=self.mesh[self._data_axes] if TENSOR in self._axis_names else self.mesh,
+            mesh=self.mesh[self._data_axes] if self._is_tensor_parallel else self.mesh,
             reshard_after_forward=releases,
             mp_policy=policy,
             ignored_params=self._scalars,
@@ -204,16 +246,31 @@ class ShardedModel:
             keeps_part: Whether this rank has the same part in both. Otherwise the weights are undefined until a checkpoint
                 is loaded.
         """
-        moved = ShardedModel(copy_structure(self._skeleton), mesh, self._device)
+        moved = ShardedModel(copy_structure(self._skeleton), mesh, self._device, self._rebuild)
         if keeps_part and self._has_weights:
             moved._take_parts(self)
+        if keeps_part:
+            moved._share_frozen(self)
+        else:
+            moved.take_whole_frozen(self._iterate_frozen())
         return moved
 
     def build_empty(self) -> nn.Module:
         """Return the whole model for a single rank, whose weights are undefined until a checkpoint is loaded."""
         model = copy_structure(self._skeleton)
         allocate(model, self._device)
+        for name, weight in self._iterate_frozen():
+            path, _, own_name = name.rpartition(".")
+            delattr(model.get_submodule(path), own_name)
+            model.get_submodule(path).register_buffer(own_name, weight.to(self._device), persistent=False)
         return model
+
+    def _iterate_frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole frozen weights, which are computed or read again, on the host."""
+        if self._rebuild is not None and self._frozen_names:
+            buffers = dict(self._rebuild().named_buffers())
+            for name in self._frozen_names:
+                yield name, buffers[name]
 
     def copy_frozen(self) -> nn.Module:
         """Return a copy of the model in evaluation mode, which is divided in the same way and is not trained."""
@@ -224,8 +281,10 @@ class ShardedModel:
         for name, buffer in structure.named_buffers():
             if name in state_names:  # The memory's weights may change; frozen weights are shared.
                 _set_buffer(structure, name, buffer.clone())
-        copied = ShardedModel(structure.eval().requires_grad_(False), self.mesh, self._device)
+        structure.eval().requires_grad_(False)
+        copied = ShardedModel(structure, self.mesh, self._device, self._rebuild)
         copied._take_parts(self)
+        copied._share_frozen(self)
         self._copies.add(copied)
         return copied.module
 
@@ -249,6 +308,21 @@ class ShardedModel:
             part.copy_(other_part)
         self._has_weights = True
 
+    @torch.no_grad()
+    def take_whole_frozen(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy this rank's parts of whole frozen weights, given one at a time by name."""
+        shard = self.mesh["shard"]
+        for name, whole in named:
+            part = _get_local(self.module.get_parameter(name))
+            part.copy_(_select_chunk(whole, 0, shard.size(), shard.get_local_rank()))
+
+    def _share_frozen(self, other: ShardedModel) -> None:
+        """Use the frozen weights of another division of the same model."""
+        for name in self._frozen_names:
+            path, _, own_name = name.rpartition(".")
+            weight = other.module.get_parameter(name)
+            self.module.get_submodule(path)._parameters[own_name] = weight
+
     @contextmanager
     def join_passes(self) -> Iterator[None]:
         """Let ranks take different numbers of passes without gradients (`_division.join_passes`).
@@ -256,9 +330,7 @@ class ShardedModel:
         The weights outside the blocks stay gathered on every rank meanwhile.
         """
         self._check_weights()
-        for unit in self._units:
-            if unit not in self._blocks:
-                unit.unshard()
+        self._gather_around_blocks()
         self._is_joined = True
         try:
             yield
@@ -269,6 +341,12 @@ class ShardedModel:
                 block.unshard()
                 block.reshard()
         self.reshard()
+
+    def _gather_around_blocks(self) -> None:
+        """Gather the weights outside the blocks. All ranks must call it."""
+        for unit in self._units:
+            if unit not in self._blocks:
+                unit.unshard()
 
     def _announce_pass(self, *_: Any) -> None:
         """Tell ranks that have taken all their passes that this rank begins one, in which they gather the blocks too."""
@@ -413,8 +491,10 @@ class ShardedModel:
         return [(axis, placement.dim) for axis, placement in named if not placement.is_replicate()]  # type: ignore[attr-defined]
 
     def list_weights(self) -> list[Tensor]:
-        """Return this rank's parts and the buffers."""
-        return [*self.parts, *self.module.buffers()]
+        """Return this rank's parts of trained and frozen weights, and the buffers."""
+        parameters: dict[str, Any] = dict(self.module.named_parameters())
+        frozen = [_get_local(parameters[name]) for name in self._frozen_names]
+        return [*self.parts, *frozen, *self.module.buffers()]
 
     def list_tensors(self) -> list[Tensor]:
         """Return this rank's parts, their gradients, and the buffers."""
@@ -431,6 +511,43 @@ class ShardedModel:
 def _get_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor; a single number is whole on every rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _make_frozen_parameters(model: nn.Module) -> list[str]:
+    """Turn the frozen weights of a model, which are buffers, into parameters without gradients. Returns their names.
+
+    fully_shard divides parameters alone. Single numbers stay buffers.
+    """
+    names = []
+    for path, module in model.named_modules():
+        for own_name in getattr(module, "frozen_weights", ()):
+            buffer = module._buffers.get(own_name)
+            if buffer is not None and buffer.ndim:
+                delattr(module, own_name)
+                module.register_parameter(own_name, nn.Parameter(buffer, requires_grad=False))
+            if own_name in module._parameters:
+                names.append(f"{path}.{own_name}")
+    return names
+
+
+def _leave_out_of_state(model: nn.Module, names: Sequence[str]) -> None:
+    """Leave weights out of the state dict of a model, and do not miss them when one is loaded."""
+
+    def remove(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name in names:
+            state.pop(f"{prefix}{name}", None)
+
+    def ignore(_: nn.Module, incompatible: Any) -> None:
+        incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in names]
+
+    if names:
+        model.register_state_dict_post_hook(remove)
+        model.register_load_state_dict_post_hook(ignore)
+
+
+def _is_frozen(parameter: Tensor) -> bool:
+    """Return whether a parameter that is not divided yet is a frozen weight."""
+    return getattr(parameter, _FROZEN, False)
 
 
 def build_divided(build: Callable[[], nn.Module], process_group: Any, device: torch.device) -> Any:

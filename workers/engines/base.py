@@ -278,7 +278,7 @@ def build_engine(
         ConfigError: The engine is unknown, or its options do not fit the model.
     """
     cls = load_heavy(ENGINES.get(config.get("use", "ddp")).cls)
-    if member.n_trainers == 1 or not hasattr(cls, "build"):
+    if not hasattr(cls, "build"):
         return make_engine(config, build().to(device), member)
     options = {key: value for key, value in config.items() if key != "use"}
     kept = dict(options)

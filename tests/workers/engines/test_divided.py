@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 
 import pytest
@@ -149,6 +150,32 @@ def test_two_ranks_step_a_hugging_face_backbone_and_go_on_from_its_commit(ring, 
     two = ran(ring, tmp_path / "two", engine, "adamw", 2, acts, more=qwen3)
     assert two[:4] == pytest.approx(alone, rel=1e-5 if precision == "fp32" else 1e-2)
     assert two[7:] == two[4:7]
+
+
+LORA = QWEN3.format("fp32")[:-1] + ", lora: {rank: 4, alpha: 8.0}}"
+
+
+@pytest.mark.slow
+def test_frozen_weights_are_divided_and_read_again_when_the_number_of_ranks_changes(ring, tmp_path):
+    """With LoRA nearly all weights are frozen, and no checkpoint has them."""
+    lora = [LORA.replace("hidden_size: 32", "hidden_size: 64, vocab_size: 4000")]
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4], ["save", "half"]]
+    alone = ran(ring, tmp_path / "alone", "ddp", "adamw", 1, acts, more=lora)
+    two = ran(ring, tmp_path / "two", "fsdp2", "adamw", 2, acts, more=lora)
+    assert two == pytest.approx(alone, rel=1e-5)
+    go_on = [["load", "half", "pretrain"], ["train", "pretrain", 4, 6]]
+    again = [*acts, ["rejoin", 1], *go_on]
+    joined = ran(ring, tmp_path / "joined", "fsdp2", "adamw", 2, again, more=lora)
+    three = ran(ring, tmp_path / "three", "fsdp2", "adamw", 3, go_on, data=tmp_path / "two", more=lora)
+    one = ran(ring, tmp_path / "one", "ddp", "adamw", 1, go_on, data=tmp_path / "two", more=lora)
+    assert three == pytest.approx(one, rel=1e-5)
+    assert joined[4:] == pytest.approx(one, rel=1e-5)
+    held = {
+        name: json.loads((tmp_path / name / "0.json").read_text())["held"]
+        for name in ("alone", "two", "three")
+    }
+    assert held["two"] < 0.6 * held["alone"]
+    assert held["three"] < 0.45 * held["alone"]
 
 
 def test_muon_and_deepspeed_do_not_go_together(ring):
