@@ -136,6 +136,17 @@ def test_two_trainers_that_divide_the_model_write_the_files_of_one(ray_local, tm
     compare_folders(two_run, one, of_other_ranks=r"/1-0\.seg$|/notes-1\.json$")
 
 
+@pytest.mark.parametrize(("kind", "variants"), [("decoder", ()), ("hf", ("align",))])
+def test_two_trainers_of_a_tensor_group_write_the_files_of_one(ray_local, tmp_path, kind, variants, command):
+    shop = Shop(tmp_path)
+    scenario = shop.write_scenario(kind, variants)
+    two = "roles.trainer={workers: 2, engine: {use: fsdp2, tensor: 2}}"
+    code, _, err = command("run", scenario, "--set", two, "--run-dir", tmp_path / "runs" / "two")
+    assert code == 0, err
+    two_run, one = RunFolder(tmp_path / "runs" / "two"), make_run(scenario, tmp_path / "runs" / "here")
+    compare_folders(two_run, one, of_other_ranks=r"/1-0\.seg$|/notes-1\.json$")
+
+
 @every_kind
 def test_a_run_is_continued_by_resume_and_started_from_by_init(ray_runs, kind, command, tmp_path):
     shop, run, scenario = ray_runs.open(kind, command)
