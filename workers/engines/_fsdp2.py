@@ -112,9 +112,11 @@ class Fsdp2(Ddp):
         )
 
     def find_hidden_positions(self) -> list[int]:
-        """Return the indices, among the model's parameters, of the hidden matrices; [] if the optimizer is not Muon."""
+        """Return the indices, among the trained parameters, of the hidden matrices; [] if the optimizer is not Muon."""
+        if self._sharded is None or self.learning.use != "muon":
+            return super().find_hidden_positions()
         self.reshard()
-        return super().find_hidden_positions()
+        return self._sharded.find_indices(self.model.hidden_matrices())  # type: ignore[operator]
 
     def reshard(self) -> None:
         """Release gathered weights, which an update of the parts makes stale."""

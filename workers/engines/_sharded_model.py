@@ -72,9 +72,7 @@ class ShardedModel:
         rebuild: Callable[[], nn.Module] | None = None,
     ):
         self.mesh, self._device, self._rebuild = mesh, device, rebuild
-        self._frozen_names = (
-            _make_frozen_parameters(model) if rebuild and not self._is_tensor_parallel else []
-        )
+        self._frozen_names = _make_frozen_parameters(model) if rebuild else []
         _leave_out_of_state(model, self._frozen_names)
         self._skeleton = copy_structure(model)
         self._dtype_by_name = {
@@ -427,6 +425,11 @@ class ShardedModel:
         for index, (name, dtype) in enumerate(self._dtype_by_name.items()):
             if dtype.itemsize < 4:
                 yield name, self._gather(self._sharded[index].detach(), index)
+
+    def find_indices(self, parameters: Iterable[nn.Parameter]) -> list[int]:
+        """Return the indices, among the trained parameters, of some of them."""
+        ids = set(map(id, parameters))
+        return [index for index, sharded in enumerate(self._sharded) if id(sharded) in ids]
 
     def gather_like(self, part: Tensor, index: int) -> Tensor:
         """Gather a tensor of the shape of a parameter, given by its index, from the parts of all ranks."""

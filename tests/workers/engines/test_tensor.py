@@ -11,6 +11,8 @@ from ring_world import Ring
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nonet.models import build_model
+from nonet.workers.engines import OptimizerOptions
+from nonet.workers.engines._fsdp2 import Fsdp2
 from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
 from nonet.workers.runtime import Membership
 from nonet.workers.weight_files import StoredTensors
@@ -99,6 +101,36 @@ def test_the_parts_of_a_mesh_are_the_whole_weights_of_every_replica(fake_world):
     assert torch.equal(parts["blocks.0.qkv.weight", 1], torch.cat([q[8:], k[8:], v[8:]]))
     assert torch.equal(parts["blocks.0.narrow.weight", 1], whole["blocks.0.narrow.weight"][:, 32:])
     assert torch.equal(parts["norm.weight", 1], whole["norm.weight"])
+
+
+class Words(torch.nn.Module):
+    """Frozen rows, as those of a backbone's words."""
+
+    frozen_weights = ("weight",)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(6, 4), persistent=False)
+
+
+class Backbone(torch.nn.Module):
+    """Frozen words before a block with one matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.scale = Words(), torch.nn.Parameter(torch.ones(3))
+        self.blocks = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))])
+
+    def hidden_matrices(self):
+        return [self.blocks[0][0].weight]
+
+
+def test_muon_steps_the_hidden_matrices_of_a_model_with_frozen_words(fake_world):
+    member = fake_world(0, 2, tensor=1)
+    engine = Fsdp2.build({}, Backbone, torch.device("cpu"), OptimizerOptions(use="muon"), member)
+    (group,) = [group for group in engine.optimizer.param_groups if group["muon"]]
+    assert [tuple(part.shape) for part in group["params"]] == [(2, 4)]
+    assert not any(name.startswith("words") for name in engine.describe_weights())
 
 
 def test_a_tensor_group_counts_once_in_sums_and_its_leader_alone_pulls_rows(ring):
