@@ -122,7 +122,7 @@ class Backbone(torch.nn.Module):
         self.blocks = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))])
 
     def hidden_matrices(self):
-        return [self.blocks[0][0].weight]
+        return list(self.blocks.parameters())
 
 
 def test_muon_steps_the_hidden_matrices_of_a_model_with_frozen_words(fake_world):
