@@ -8,6 +8,7 @@ item.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -184,16 +185,31 @@ class HfRecommender(nn.Module):
             n_nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
             return self.compute_code_logits(cache.state, level=0)[:, None].expand(-1, n_nodes, -1)
         prefix_UWl = (codes if isinstance(codes, Tensor) else torch.stack(list(codes), -1))[..., :level]
+        n_nodes, max_nodes = prefix_UWl.shape[1], max(1, _MAX_PASS_POSITIONS // level)
+        parent_UW = self._find_parents(cache, prefix_UWl)
+        n_passes = math.ceil(n_nodes / max_nodes) if parent_UW is None else 1
+        n_passes = n_nodes if cache.kv is None else n_passes
+        n_idle = self.find_most_passes(n_passes) - n_passes
         if cache.kv is None:
-            return self.compute_code_logits(self._reread_histories(cache, prefix_UWl), level)
-        if (state_UWD := self._compute_from_parents(cache, prefix_UWl)) is not None:
-            return self.compute_code_logits(state_UWD, level)
-        max_nodes = max(1, _MAX_PASS_POSITIONS // level)
-        states = [
-            self._compute_from_history(cache, chunk_UWl, keep=prefix_UWl.shape[1] <= max_nodes)
-            for chunk_UWl in prefix_UWl.split(max_nodes, 1)
-        ]
-        return self.compute_code_logits(torch.cat(states, 1), level)
+            state_UWD = self._reread_histories(cache, prefix_UWl)
+        elif parent_UW is not None:
+            state_UWD = self._compute_from_parents(cache, prefix_UWl, parent_UW)
+        else:
+            states = [
+                self._compute_from_history(cache, chunk_UWl, keep=n_nodes <= max_nodes)
+                for chunk_UWl in prefix_UWl.split(max_nodes, 1)
+            ]
+            state_UWD = torch.cat(states, 1)
+        for _ in range(n_idle):
+            state_UWD = state_UWD + self.backbone.read(cache.x[:0, :1]).sum()
+        return self.compute_code_logits(state_UWD, level)
+
+    def find_most_passes(self, n_passes: int) -> int:
+        """Return the largest number of passes of the backbone that any rank takes in a step; `n_passes` for a whole model.
+
+        An engine that divides the model replaces it, because all ranks must take the same number of passes.
+        """
+        return n_passes
 
     def _compute_from_history(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
         """Compute the states [U, W, D] after prefixes, each as a chain of its own after the history.
@@ -222,17 +238,20 @@ class HfRecommender(nn.Module):
         cache.nodes = StepNodes(prefix_UWl, key_positions_Wl.expand(n_prompts, -1, -1), kv) if keep else None
         return state_UQD.unflatten(1, (n_nodes, level))[:, :, -1]
 
-    def _compute_from_parents(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
-        """Compute the states [U, W, D] after prefixes from their last codes and `cache.nodes`, which is replaced by the prefixes.
-
-        Returns None if a prefix is not the child of a node in `cache.nodes`.
-        """
+    def _find_parents(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
+        """Return the node [U, W] of `cache.nodes` of which each prefix is a child; None if a prefix has no parent there."""
         nodes = cache.nodes
         if nodes is None or nodes.codes.shape[-1] != prefix_UWl.shape[-1] - 1:
             return None
-        parent_UW = nodes.find_parents(prefix_UWl)
-        if parent_UW is None:
-            return None
+        return nodes.find_parents(prefix_UWl)
+
+    def _compute_from_parents(self, cache: HfCache, prefix_UWl: Tensor, parent_UW: Tensor) -> Tensor:
+        """Compute the states [U, W, D] after prefixes from their last codes and those of their parents in `cache.nodes`.
+
+        `cache.nodes` is replaced by the prefixes.
+        """
+        nodes = cache.nodes
+        assert nodes is not None
         n_prompts, n_nodes, level = prefix_UWl.shape
         device, n_keys = cache.x.device, nodes.kv[0][0].shape[2]
         ancestor_keys_UWl = nodes.key_positions.gather(1, parent_UW[..., None].expand(-1, -1, level - 1))

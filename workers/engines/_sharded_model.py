@@ -162,6 +162,8 @@ class ShardedModel:
         for name in _FORWARD_METHODS:
             if hasattr(model, name):
                 self._register_pass(model, name)
+        if hasattr(model, "find_most_passes"):
+            model.find_most_passes = self._find_most_passes  # type: ignore[assignment]
         units: list[Any] = [*apart, *blocks, model]
         self._blocks: list[Any] = blocks
         for first_block in blocks[:1]:
@@ -345,6 +347,15 @@ class ShardedModel:
         for unit in self._units:
             if unit not in self._blocks:
                 unit.unshard()
+
+    def _find_most_passes(self, n_passes: int) -> int:
+        """Return the largest number of passes that any rank takes; `n_passes` where ranks may take different numbers."""
+        if self._is_joined or not torch.is_grad_enabled():
+            return n_passes
+        most = torch.tensor(n_passes, device=self._device)
+        for axis in self._data_axes:
+            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, self.mesh.get_group(axis))
+        return int(most)
 
     def _announce_pass(self, *_: Any) -> None:
         """Tell ranks that have taken all their passes that this rank begins one, in which they gather the blocks too."""

@@ -282,7 +282,7 @@ class Trainer(DistributeWorker):
         """Create the engine of a model and the buckets in which its weights are published, and return the result of `open`."""
         self._engine = build_engine(self.run.engine, build, torch.device(claim(self.device)), self._member)
         model = self._engine.model
-        parameter_count = sum(p.numel() for p in model.parameters())
+        parameter_count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._meter.watch(model, self._member.tensor)
         publishing = self.run.weights
         block_bytes = publishing.block if publishing.publish == "delta" else 0

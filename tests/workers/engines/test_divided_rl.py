@@ -17,6 +17,10 @@ MODELS = {
     "hstu": ["model.layers=2", "model.block=hstu"],
     "qwen3": [QWEN3.format("")],
     "qwen3 with lora": [QWEN3.format(", lora: {rank: 4, alpha: 8.0}")],
+    "without a cache": [
+        "model={use: hf, memory: {}, config: {model_type: mpt, d_model: 32, n_layers: 2, n_heads: 4}}",
+        "stages.rl.chunk={tokens: 60}",
+    ],
     "recompute": ["model.layers=3", "roles.trainer={engine: {recompute: true}}"],
 }
 """Changes of the ring's scenario by kind of model."""
