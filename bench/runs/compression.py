@@ -66,8 +66,8 @@ def make_repeated_log(seed: int) -> tuple[pa.Table, pa.Table]:
     return both, read_items("builtin:movielens-small/items.parquet")
 
 
-def read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
-    """Read clicks by session, in seconds, and the items in them."""
+def read_yoochoose(path: Path) -> tuple[Any, Any]:
+    """Read clicks by session, in seconds, and the items in them, as tables of pyarrow."""
     clicks = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
     log = pa.table(
         {

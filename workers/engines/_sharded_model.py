@@ -27,7 +27,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from nonet.errors import CheckpointError, ConfigError
@@ -57,6 +57,9 @@ class ShardedModel:
         rebuild: Builds the whole model again, which is needed for frozen weights when ranks change, because checkpoints do
             not have them; without it they stay whole on every rank.
 
+    Raises:
+        ConfigError: The version of torch is too old.
+
     Attributes:
         module: The model.
         mesh: The device mesh of the ranks.
@@ -71,6 +74,10 @@ class ShardedModel:
         device: torch.device,
         rebuild: Callable[[], nn.Module] | None = None,
     ):
+        if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+            raise ConfigError(
+                f"roles.trainer.engine: fsdp2 on several workers needs torch 2.13; this is {torch.__version__}"
+            )
         self.mesh, self._device, self._rebuild = mesh, device, rebuild
         self._frozen_names = _make_frozen_parameters(model) if rebuild else []
         _leave_out_of_state(model, self._frozen_names)

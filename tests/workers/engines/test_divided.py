@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+import torch
 from forked_roles import played
 from ring_world import Ring
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import ConfigError
+from nonet.workers.engines._sharded_model import ShardedModel
 from nonet.workers.weight_files import StoredTensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -176,6 +178,12 @@ def test_frozen_weights_are_divided_and_read_again_when_the_number_of_ranks_chan
     }
     assert held["two"] < 0.6 * held["alone"]
     assert held["three"] < 0.45 * held["alone"]
+
+
+def test_a_version_of_torch_without_what_division_needs_is_refused_in_one_line(monkeypatch):
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
+    with pytest.raises(ConfigError, match=r"fsdp2 on several workers needs torch 2.13; this is"):
+        ShardedModel(torch.nn.Linear(2, 2), None, torch.device("cpu"))
 
 
 def test_muon_and_deepspeed_do_not_go_together(ring):
