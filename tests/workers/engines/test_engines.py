@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from nonet.workers.engines import ENGINES, OptimizerOptions, TrainEngine, make_e
 from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
+
+EXTEND = Path(__file__).parents[3] / "docs" / "how-to" / "extend.md"
 
 # Nothing of the shipped engine is in it: the whole protocol, with plain gradient descent.
 WHOLE = """
@@ -106,6 +110,63 @@ class Plain(Ddp):
 SPEC = TrainEngine(Plain, Options)
 """
 
+# Stands in for a library that divides weights and owns their optimizer: momentum, of which each rank keeps its own tensors.
+LIBRARY = """
+import torch
+from safetensors.torch import load_file
+
+
+class Wrapped:
+    def __init__(self, model, group):
+        self.model = model
+        self.join(group)
+        self.reset_optimizer()
+
+    def join(self, group):
+        self.group = group
+        self.rank, self.ranks = (group.rank(), group.size()) if group else (0, 1)
+        self.own = list(self.model.named_parameters())[self.rank :: self.ranks]
+
+    def reset_optimizer(self):
+        self.momentum = {name: torch.zeros_like(p) for name, p in self.own}
+        self.model.zero_grad()
+
+    def backward(self, loss):
+        loss.backward()
+
+    def sum_and_clip(self, clip):
+        for p in self.model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            if self.group:
+                torch.distributed.all_reduce(p.grad, group=self.group)
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))
+
+    @torch.no_grad()
+    def step(self, lr):
+        for name, p in self.own:
+            p -= 30 * lr * self.momentum[name].mul_(0.5).add_(p.grad)
+        for index, p in enumerate(self.model.parameters()):
+            if self.group:
+                torch.distributed.broadcast(p.data, group=self.group, group_src=index % self.ranks)
+        self.model.zero_grad()
+
+    def gather(self, names):
+        state = self.model.state_dict()
+        return {name: state[name].clone() for name in names}
+
+    def copy_optimizer(self):
+        return {name: value.clone() for name, value in self.momentum.items()}
+
+    def load_optimizer(self, file):
+        self.momentum = load_file(file)
+
+    def list_tensors(self):
+        return [*self.model.parameters(), *self.momentum.values()]
+
+
+wrap = Wrapped
+"""
+
 # The shipped engine, which counts whom it meets before it is made.
 MEETS = """
 import torch.distributed as dist
@@ -172,6 +233,25 @@ def test_an_engine_is_made_where_the_trainers_have_met(ring, tmp_path):
     assert losses[0] == losses[1]
     expected = [record["loss"] for record in ring.world().train("pretrain", 0, 2)]
     assert losses[0] == pytest.approx(expected, rel=1e-5)  # another order of sums
+
+
+def test_an_engine_that_leaves_everything_to_a_library_steps_on_two_ranks_and_goes_on_from_its_commit(
+    ring, tmp_path, monkeypatch
+):
+    """The engine is the one of the how-to; a stand-in takes the place of the library."""
+    (page,) = re.findall(r'```python title="library_engine.py"\n(.*?)```', EXTEND.read_text(), re.DOTALL)
+    (ring.scenario.parent / "library_engine.py").write_text(page)
+    (tmp_path / "parallel_library.py").write_text(LIBRARY)
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    monkeypatch.syspath_prepend(tmp_path)
+    change, half = engine("library_engine.py:LIBRARY"), tmp_path / "two"
+    first, rest = ["train", "pretrain", 0, 3], ["train", "pretrain", 3, 5]
+    acts = [["begin", "pretrain"], first, ["save", "half"], rest, ["load", "half", "pretrain"], rest]
+    ranks = played(ring.scenario, half, acts, changes=[change], trainers=2)
+    two = [record["loss"] for record in ranks[0]["records"]]
+    assert two[5:] == two[3:5]
+    assert two[:3] == pytest.approx([r["loss"] for r in ring.world(change).train("pretrain", 0, 3)], rel=1e-5)
 
 
 def test_both_toys_go_the_same_way(ring):
