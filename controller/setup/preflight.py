@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nonet.controller.cluster import Env
+from nonet.controller.plan import derive_model_size, format_bytes
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
     LIBRARY,
@@ -99,6 +100,22 @@ def check_resumed(scenario: Scenario, run: RunFolder) -> None:
     check_runnable(scenario)
     with closing(StoreJoins(scenario.data.join)) as joins:
         _check_definition(scenario, read_copies(run), joins, FileChecks())
+
+
+def check_free_space(scenario: Scenario, run: RunFolder) -> None:
+    """Check that the disk of a run's folder has room for the dense part of one checkpoint.
+
+    Raises:
+        ConfigError: It has less than the weights and one moment of the optimizer take.
+    """
+    size = derive_model_size(scenario)
+    needed_bytes = size.learned * (size.weight_bytes + 4.0)
+    free_bytes = shutil.disk_usage(next(path for path in (run.path, *run.path.parents) if path.exists())).free
+    if free_bytes < needed_bytes:
+        raise ConfigError(
+            f"{run.path} has {format_bytes(free_bytes)} free, and a checkpoint of the model takes at least "
+            f"{format_bytes(needed_bytes)}; make room, or name a folder on another disk with --run-dir"
+        )
 
 
 def _check_all_files(scenario: Scenario, folder: Path, checks: FileChecks) -> FileChecks:

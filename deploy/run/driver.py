@@ -250,6 +250,7 @@ def start(
     else:
         scenario = resolve_sources(scenario)
         warnings = preflight.check(scenario, folder)
+    preflight.check_free_space(scenario, run)
     check_ray_environment()
     folder_existed = run.path.exists()
     lock = lock_run(run)
@@ -291,6 +292,7 @@ def start_detached(
     else:
         scenario = resolve_sources(scenario)
         preflight.check(scenario, folder)
+    preflight.check_free_space(scenario, run)
     check_ray_environment()
     with lock_run(run):  # the controller claims the folder afterwards
         _prepare_records(run, resume)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from tests_ring import make_ring
 
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.preflight import check
+from nonet.controller.setup.preflight import check, check_free_space
 from nonet.errors import ConfigError, DataError
 
 
@@ -22,6 +25,17 @@ def checked(ring, *changes):
 
 def test_the_ring_is_fine(ring):
     checked(ring)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_run(ring, tmp_path, monkeypatch):
+    scenario, _ = load_scenario(ring / "ring.yaml", [])
+    run = RunFolder(tmp_path / "runs" / "new")
+    check_free_space(scenario, run)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(
+        ConfigError, match=r"runs/new has 1 KB free, and a checkpoint of the model takes at least"
+    ):
+        check_free_space(scenario, run)
 
 
 @pytest.mark.parametrize(
