@@ -108,6 +108,14 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def forked_roles_end():
+    """End the process that tests/workers/forked_roles.py forks ranks from, if a test has started it."""
+    yield
+    if module := sys.modules.get("forked_roles"):
+        module.end_server()
+
+
 def left_over() -> list[str]:
     """Return the processes that this session's tests started and that are still running: id and command."""
     mark = f"NONET_TEST_SESSION={os.environ['NONET_TEST_SESSION']}".encode()

@@ -1,6 +1,8 @@
 """Trainers and embedding shards of a run as forked processes, without Ray: one import of torch for all of them.
 
-    python forked_roles.py ASK.json
+    python forked_roles.py
+
+reads lines {"ask": path of ASK, "errors": file for stderr, "env": environment} and answers each with an exit code.
 
 ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
 ["begin", stage], ["train", stage, start, stop], ["generate", stage, step] and ["update", stage, start, stop] (RL steps,
@@ -12,14 +14,60 @@ FOLDER/<r>.json: what `train`, `update` and `evaluate` gave and what the tables 
 from __future__ import annotations
 
 import json
+import os
+import select
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 WAIT_S = 600
+IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.rollout", "nonet.workers.roles.tokenizer",
+            "nonet.workers.engines._fsdp2", "nonet.workers.roles.evaluation.evaluator",
+            "nonet.workers.roles.learners.policy", "nonet.models.sid_decoder.decoder")  # fmt: skip
+
+
+@cache
+def _server():
+    """Start the process that all ranks of this session's tests are forked from; `end_server` ends it."""
+    return subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def end_server():
+    if _server.cache_info().currsize:
+        _server().communicate()
+        _server.cache_clear()
+
+
+def _serve():
+    """Answer the lines of stdin: each is done by a fork of this process, which has imported what it needs."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "embedding"))
+    from forked_ranks import codes_of, forked
+
+    for name in IMPORTED:
+        import_module(name)
+    for line in sys.stdin:
+        (code,) = codes_of([forked(lambda line=line: _answer(**json.loads(line)))], WAIT_S).values() or (1,)
+        print(code, flush=True)
+
+
+def _answer(ask, errors, env):
+    with open(errors, "w") as file:
+        os.dup2(file.fileno(), 2)
+    os.dup2(2, 1)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = [
+        path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
+    ]
+    if _main(json.loads(Path(ask).read_text())):
+        raise SystemExit(1)
 
 
 def played(
@@ -44,13 +92,12 @@ def played(
            "counts_bytes": counts_bytes, "limit": limit}  # fmt: skip
     (folder / "ask.json").write_text(json.dumps(ask))
     (folder / "store.json").unlink(missing_ok=True)  # of ranks that met in this folder before
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder / "ask.json")],
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    server, errors = _server(), folder / "errors.txt"
+    line = {"ask": str(folder / "ask.json"), "errors": str(errors), "env": dict(os.environ)}
+    server.stdin.write(json.dumps(line) + "\n")
+    server.stdin.flush()
+    answered, _, _ = select.select([server.stdout], [], [], WAIT_S + 60)
+    assert answered and server.stdout.readline() == "0\n", errors.read_text()[-4000:]  # noqa: PT018
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(trainers + shards)]
 
 
@@ -277,4 +324,4 @@ def _main(ask):
 
 
 if __name__ == "__main__":
-    sys.exit(_main(json.loads(Path(sys.argv[1]).read_text())))
+    _serve()
