@@ -150,6 +150,7 @@ def _measure(
     events = sum(int(batch.item.offsets[-1]) for batch in batches)
 
     def take_steps(packs: bool) -> None:
+        """Take a step on each batch, with packed or padded sequences."""
         set_packing(stepper.model.backbone, packs=packs)
         for batch in batches:
             stepper.take_step(batch)
@@ -164,11 +165,10 @@ def _measure(
     stepper.meter.take_counts()
     take_steps(packs=True)
     flops = stepper.meter.take_counts()["flops"]
+    row: dict[str, Any] = {"parameters": sum(p.numel() for p in stepper.model.parameters()), "events": events}
     if stepper.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         take_steps(packs=True)
-    row: dict[str, Any] = {"parameters": sum(p.numel() for p in stepper.model.parameters()), "events": events}
-    if stepper.device != "cpu":
         row["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
     sides = {"packed": True, "padded": False} if padded else {"packed": True}
     timers = measure_in_turns({name: lambda p=p: take_steps(p) for name, p in sides.items()}, rounds)

@@ -124,27 +124,28 @@ def test_every_row_of_the_matrix_runs_on_ray_with_the_same_files(
     compare_folders(RunFolder(tmp_path / "runs" / "ray"), make_run(scenario, tmp_path / "runs" / "here"))
 
 
+def compare_two_trainers(command, scenario, tmp_path, engine):
+    """Check that a run of two trainers with an engine writes the files of a run of one."""
+    two = f"roles.trainer={{workers: 2, engine: {engine}}}"
+    code, _, err = command("run", scenario, "--set", two, "--run-dir", tmp_path / "runs" / "two")
+    assert code == 0, err
+    two_run, one = RunFolder(tmp_path / "runs" / "two"), make_run(scenario, tmp_path / "runs" / "here")
+    compare_folders(two_run, one, of_other_ranks=r"/1-0\.seg$|/notes-1\.json$")
+
+
 @every_kind
 def test_two_trainers_that_divide_the_model_write_the_files_of_one(ray_local, tmp_path, kind, command):
     shop = Shop(tmp_path)
     variants = () if kind == "click" else ("rl",)
     scenario = shop.write_scenario(kind, variants)
-    two = "roles.trainer={workers: 2, engine: {use: fsdp2}}"
-    code, _, err = command("run", scenario, "--set", two, "--run-dir", tmp_path / "runs" / "two")
-    assert code == 0, err
-    two_run, one = RunFolder(tmp_path / "runs" / "two"), make_run(scenario, tmp_path / "runs" / "here")
-    compare_folders(two_run, one, of_other_ranks=r"/1-0\.seg$|/notes-1\.json$")
+    compare_two_trainers(command, scenario, tmp_path, "{use: fsdp2}")
 
 
 @pytest.mark.parametrize(("kind", "variants"), [("decoder", ()), ("hf", ("align",))])
 def test_two_trainers_of_a_tensor_group_write_the_files_of_one(ray_local, tmp_path, kind, variants, command):
     shop = Shop(tmp_path)
     scenario = shop.write_scenario(kind, variants)
-    two = "roles.trainer={workers: 2, engine: {use: fsdp2, tensor: 2}}"
-    code, _, err = command("run", scenario, "--set", two, "--run-dir", tmp_path / "runs" / "two")
-    assert code == 0, err
-    two_run, one = RunFolder(tmp_path / "runs" / "two"), make_run(scenario, tmp_path / "runs" / "here")
-    compare_folders(two_run, one, of_other_ranks=r"/1-0\.seg$|/notes-1\.json$")
+    compare_two_trainers(command, scenario, tmp_path, "{use: fsdp2, tensor: 2}")
 
 
 @every_kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from backbones import QWEN3
 from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import estimate_worker_memory
@@ -14,15 +15,6 @@ from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.errors import ConfigError, PlacementError
 
 GB = 10**9
-QWEN3 = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 64,
-}
 
 
 def test_on_a_device_with_less_room_a_chunk_is_smaller_and_counted_so():
