@@ -11,9 +11,9 @@ from .sparse_batch import SparseBatch as SparseBatch
 from .sparse_batch import StepShare as StepShare
 from .validation import TargetNats as TargetNats
 from .validation import select_validation_events as select_validation_events
+from .weight_files import SavedTensors as SavedTensors
 from .weight_files import SaveOptions as SaveOptions
-from .weight_files import StoredTensors as StoredTensors
-from .weight_files import TensorShards as TensorShards
+from .weight_files import TensorFiles as TensorFiles
 from .weight_files import check_base as check_base
 from .weight_files import check_base_sha256 as check_base_sha256
 from .weight_files import load_model as load_model

@@ -1,29 +1,31 @@
-"""Reading and writing of named tensors as safetensors files, split into shards with an index as Hugging Face does.
+"""Writing of named tensors as safetensors files, split into several files with an index; `StoredTensors` reads them.
 
-    model.safetensors                                                    if all tensors fit into one shard
+    model.safetensors                                                    if all tensors fit into one file
     model-00001-of-00003.safetensors, ..., model.safetensors.index.json  otherwise
 
-If several ranks hold the tensors, each writes every n-th shard. A file is written piece by piece from the memory of its
-tensors. Writing needs no additional host memory for tensors on the host, and that of one bucket for tensors on a device.
-Nothing is pickled.
+If several ranks have the whole tensors, each writes every n-th file, and the index is Hugging Face's. If they divide the
+tensors, each writes files of its slices. A file is written piece by piece from the memory of its tensors. Writing needs no
+additional host memory for tensors on the host, and that of one bucket for tensors on a device. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from nonet.errors import CheckpointError
 from nonet.models.generation import MEMORY_WEIGHTS, QUERY
-from nonet.workers.weights import BUCKET_BYTES, build_header, plan_buckets, to_meta_tensors
+from nonet.stored_tensors import StoredTensors, TensorSlice
+from nonet.workers.weights import BUCKET_BYTES, build_header, copy_to_host, plan_buckets, to_meta_tensors
 
 SHARD_BYTES = 2 << 30
 
@@ -43,116 +45,169 @@ class SaveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorShards:
-    """The assignment of tensors to the files of a sharded safetensors checkpoint.
+class TensorFiles:
+    """The files of a set of tensors, each of which one rank writes.
 
     Attributes:
         stem: Name of the files without number and extension.
-        names: For each file, the names of its tensors.
+        shapes: All tensors by name; only shapes and sizes are used, so meta tensors suffice.
+        files: For each file, the rank that writes it and its slices.
+        are_whole: Whether each slice is a whole tensor, which has its own name in the file.
     """
 
     stem: str
-    names: tuple[tuple[str, ...], ...]
+    shapes: Mapping[str, Tensor]
+    files: tuple[tuple[int, tuple[TensorSlice, ...]], ...]
+    are_whole: bool
 
     @classmethod
-    def from_tensors(cls, stem: str, tensors: Mapping[str, Tensor], max_bytes: int) -> TensorShards:
-        """Split tensors, ordered by name, into shards; a tensor that is larger than a shard gets its own file.
+    def from_tensors(
+        cls, stem: str, tensors: Mapping[str, Tensor], max_bytes: int, ranks: int = 1
+    ) -> TensorFiles:
+        """Split tensors, ordered by name, into files, which the ranks write in turn.
 
         Args:
             stem: Name of the files without number and extension.
-            tensors: Tensors by name; only names and sizes are used.
-            max_bytes: Largest size of a shard in bytes.
+            tensors: Tensors by name; only shapes and sizes are used.
+            max_bytes: Largest size of a file in bytes; a tensor that is larger gets its own file.
+            ranks: The number of ranks.
         """
-        shards: list[list[str]] = [[]]
-        shard_bytes = 0
-        for name in sorted(tensors):
-            if shards[-1] and shard_bytes + tensors[name].nbytes > max_bytes:
-                shards.append([])
-                shard_bytes = 0
-            shards[-1].append(name)
-            shard_bytes += tensors[name].nbytes
-        return cls(stem, tuple(map(tuple, shards)))
+        slices = [
+            TensorSlice(name, (0,) * tensor.ndim, tuple(tensor.shape))
+            for name, tensor in sorted(tensors.items())
+        ]
+        files = _split_by_size(slices, tensors, max_bytes) or [()]
+        return cls(stem, tensors, tuple((i % ranks, file) for i, file in enumerate(files)), are_whole=True)
+
+    @classmethod
+    def from_slices(
+        cls,
+        stem: str,
+        tensors: Mapping[str, Tensor],
+        slices_by_rank: Sequence[Sequence[TensorSlice]],
+        max_bytes: int,
+    ) -> TensorFiles:
+        """Split the slices that each rank writes into files of at most `max_bytes`, or of one slice."""
+        files = [
+            (rank, file)
+            for rank, slices in enumerate(slices_by_rank)
+            for file in _split_by_size(slices, tensors, max_bytes)
+        ]
+        return cls(stem, tensors, tuple(files), are_whole=False)
+
+    def get_key(self, part: TensorSlice) -> str:
+        """Return the name of a slice in its file."""
+        return part.name if self.are_whole else part.key
 
     def get_file_name(self, index: int) -> str:
-        """Return the file name of a shard, given by its index from 0."""
-        if len(self.names) == 1:
+        """Return the name of a file, given by its index from 0."""
+        if len(self.files) == 1 and self.are_whole:
             return f"{self.stem}.safetensors"
-        return f"{self.stem}-{index + 1:05d}-of-{len(self.names):05d}.safetensors"
+        return f"{self.stem}-{index + 1:05d}-of-{len(self.files):05d}.safetensors"
 
-    def select_rank_files(self, rank: int, ranks: int) -> dict[str, tuple[str, ...]]:
-        """Return the files that a rank writes, with the names of their tensors."""
-        return {self.get_file_name(i): names for i, names in enumerate(self.names) if i % ranks == rank}
+    def list_own_names(self, rank: int) -> set[str]:
+        """Return the names of the tensors of which a rank writes a slice."""
+        return {part.name for writer, file in self.files if writer == rank for part in file}
 
-    def write_index(self, folder: Path, total_bytes: int) -> list[Path]:
-        """Write the index file if there is more than one shard.
+    def list_rank_files(self, rank: int) -> dict[str, tuple[TensorSlice, ...]]:
+        """Return the files that a rank writes, with their slices."""
+        return {self.get_file_name(i): file for i, (writer, file) in enumerate(self.files) if writer == rank}
+
+    def write_index(self, folder: Path) -> list[Path]:
+        """Write the index of the files, which one file of whole tensors does not need.
 
         Args:
-            folder: The folder of the shards.
-            total_bytes: Total size of all tensors in bytes.
+            folder: The folder of the files.
 
         Returns:
             The path of the index, or an empty list.
         """
-        if len(self.names) == 1:
+        if len(self.files) == 1 and self.are_whole:
             return []
-        file_by_name = {name: self.get_file_name(i) for i, names in enumerate(self.names) for name in names}
+        index: dict[str, Any] = {"metadata": {"total_size": sum(t.nbytes for t in self.shapes.values())}}
+        if self.are_whole:
+            index["weight_map"] = {
+                part.name: self.get_file_name(i) for i, (_, file) in enumerate(self.files) for part in file
+            }
+        else:
+            index["files"] = [self.get_file_name(i) for i in range(len(self.files))]
+            index["tensors"] = {
+                name: {"shape": list(t.shape), "slices": []} for name, t in sorted(self.shapes.items())
+            }
+            for i, (_, file) in enumerate(self.files):
+                for part in file:
+                    index["tensors"][part.name]["slices"].append([i, part.start, part.shape])
         path = folder / f"{self.stem}.safetensors.index.json"
-        path.write_text(
-            json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": file_by_name}, indent=1)
-        )
+        path.write_text(json.dumps(index, indent=1 if self.are_whole else None), encoding="utf-8")
         return [path]
 
 
+def _split_by_size(
+    slices: Sequence[TensorSlice], tensors: Mapping[str, Tensor], max_bytes: int
+) -> list[tuple[TensorSlice, ...]]:
+    """Split slices, in their order, into groups of at most `max_bytes`, or of one slice."""
+    groups: list[list[TensorSlice]] = []
+    free_bytes = 0
+    for part in slices:
+        part_bytes = math.prod(part.shape) * tensors[part.name].element_size()
+        if not groups or part_bytes > free_bytes:
+            groups.append([])
+            free_bytes = max_bytes
+        groups[-1].append(part)
+        free_bytes -= part_bytes
+    return list(map(tuple, groups))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensors:
+    """A set of tensors, of which this rank has those that it writes.
+
+    Attributes:
+        files: The files of the set.
+        own: At least what this rank writes, by its name in the files.
+    """
+
+    files: TensorFiles
+    own: Mapping[str, Tensor]
+
+    def make_writer(self, rank: int, *, copy: bool) -> Callable[[Path], list[Path]]:
+        """Return a function that writes a rank's files into a folder and returns their paths; rank 0 also writes the index.
+
+        Args:
+            rank: This rank.
+            copy: Whether the tensors are copied to the host first.
+        """
+        keys_by_file = {
+            name: list(map(self.files.get_key, file))
+            for name, file in self.files.list_rank_files(rank).items()
+        }
+        contents = {name: {key: self.own[key] for key in keys} for name, keys in keys_by_file.items()}
+        if copy:
+            contents = {name: copy_to_host(named) for name, named in contents.items()}
+
+        def write(folder: Path) -> list[Path]:
+            for name, named in contents.items():
+                write_tensors(folder / name, named)
+            return [folder / name for name in contents] + ([] if rank else self.files.write_index(folder))
+
+        return write
+
+
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
-    """Write tensors by name into one safetensors file, byte for byte as the safetensors library does."""
+    """Write tensors by name into one safetensors file, byte for byte as the safetensors library does; each is read in turn."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    name, tensor = "", torch.empty(0)
     shapes = to_meta_tensors(named)
     ordered = dict(sorted(shapes.items(), key=lambda item: (-item[1].element_size(), item[0])))
     with path.open("wb") as file:
         file.write(build_header(ordered))
         for bucket in plan_buckets(ordered, BUCKET_BYTES):
             for piece in bucket:
-                host = piece.select_from(named).detach().cpu().contiguous()
+                if piece.name != name:  # Each tensor is read only once.
+                    name, tensor = piece.name, named[piece.name]
+                host = piece.select_from({name: tensor}).detach().cpu().contiguous()
                 # Written without NumPy, since an offload cannot release memory that a NumPy array refers to.
                 file.write((ctypes.c_char * host.nbytes).from_address(host.data_ptr()))
-
-
-class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, or of the shards that its index names; each is memory-mapped when it is read.
-
-    Raises:
-        CheckpointError: A shard or a tensor is missing.
-    """
-
-    def __init__(self, path: Path):
-        index = path.with_name(f"{path.name}.index.json")
-        is_sharded = index.exists() and not path.exists()
-        file_by_name = json.loads(index.read_text())["weight_map"] if is_sharded else {}
-        self._file_by_name: dict[str, Path] = {}
-        self._opened_file: Path | None = None
-        self._opened: Any = None
-        for file in sorted({path.parent / name for name in file_by_name.values()}) or [path]:
-            if is_sharded and not file.exists():
-                raise CheckpointError(f"{index} names {file.name}, which is not there")
-            with safe_open(file, framework="pt") as opened:
-                self._file_by_name |= dict.fromkeys(opened.offset_keys(), file)
-        if missing := sorted(file_by_name.keys() - self._file_by_name.keys()):
-            raise CheckpointError(f"{path.parent}: the shards lack {missing[0]}, which {index.name} names")
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor, memory-mapped."""
-        file = self._file_by_name[name]
-        if file != self._opened_file:
-            self._opened_file, self._opened = file, safe_open(file, framework="pt")
-        return self._opened.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names in the order of the files."""
-        return iter(self._file_by_name)
-
-    def __len__(self) -> int:
-        """Return the number of tensors."""
-        return len(self._file_by_name)
 
 
 def merge_shards(path: Path, merged_path: Path) -> Path:
@@ -188,17 +243,24 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
         CheckpointError: The weights do not fit the model, or belong to a base model other than the one that was loaded.
     """
     check_base(model, read_base(path.parent), str(path.parent))
+    stored, state = StoredTensors(path), model.state_dict()
+    division = getattr(model, "division", None)  # What divides the model among ranks.
+    load = partial(_load_tensor, state) if division is None else division.load_part
     try:
-        division = getattr(model, "division", None)  # What divides the model among ranks.
-        tensors = {
-            name: whole if division is None else division.take_part(name, whole)
-            for name, whole in StoredTensors(path).items()
-        }
-        model.load_state_dict(_match_optional_weights(model.state_dict(), tensors))
+        tensors = {name: load(stored, name) for name in stored}
+        model.load_state_dict(_match_optional_weights(state, tensors))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+@torch.no_grad()
+def _load_tensor(state: Mapping[str, Tensor], stored: StoredTensors, name: str) -> Tensor:
+    """Copy a stored tensor into a state dict, and return it as the state dict has it; as it is stored if it does not fit."""
+    if name not in state or stored.get_shape(name) != tuple(state[name].shape):
+        return stored[name]
+    return state[name].copy_(stored[name])
 
 
 def write_base(sha256: str, folder: Path) -> list[Path]:

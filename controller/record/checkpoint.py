@@ -27,7 +27,8 @@ from nonet.atomic import make_folder, sync, write_whole
 from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
 
-FORMAT = 1  # the format of manifests
+FORMAT = 2  # The format of manifests. Checkpoints of format 1 have no slices of tensors.
+_OLDEST_FORMAT = 1
 # Filesystem clocks are coarse: a file that was modified less than this ago can change again without a change of its times.
 _SETTLED_S = 2.0
 _FOLDER_NAME = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
@@ -234,8 +235,10 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(
             f"{path} is not a complete checkpoint: {type(error).__name__}: {error}"
         ) from None
-    if manifest.format != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {manifest.format}; this version reads {FORMAT}")
+    if not _OLDEST_FORMAT <= manifest.format <= FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest.format}; this version reads {_OLDEST_FORMAT} to {FORMAT}"
+        )
     return manifest
 
 

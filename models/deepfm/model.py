@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from nonet.embedding.modules import EmbeddingBagCollection, ReaderRowSource, TableConfig
 from nonet.embedding.reading import ReplicaReader
@@ -38,6 +37,7 @@ from nonet.samples.batches import (
 )
 from nonet.samples.stores import Join, StoreJoins
 from nonet.samples.tables import as_numbers, compute_keys
+from nonet.stored_tensors import StoredTensors
 from nonet.types import Jagged
 
 CONFIG, EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
@@ -141,7 +141,7 @@ class ClickModel:
         configs = self.setup.make_table_configs()
         self.bags = EmbeddingBagCollection(configs, ReaderRowSource(reader)).eval()
         self.model = self.setup.build().eval()
-        self.model.load_state_dict(load_file(dense))
+        self.model.load_state_dict(dict(StoredTensors(dense)))
         self.items = ItemFacts(
             Jagged(arrays["category"], arrays["category_offsets"]),
             arrays["year"],

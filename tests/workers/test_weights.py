@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from nonet.errors import CheckpointError, StaleVersion
-from nonet.workers.weight_files import StoredTensors, TensorShards, merge_shards, write_tensors
+from nonet.stored_tensors import StoredTensors, TensorSlice
+from nonet.workers.weight_files import SavedTensors, TensorFiles, merge_shards, write_tensors
 from nonet.workers.weights import (
     IncomingWeights,
     OutgoingWeights,
@@ -185,23 +186,53 @@ def test_a_bucket_whose_bytes_changed_on_the_way_is_refused():
 
 def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
     named = {name: value for name, value in Model(2).state_dict().items() if name != "head.weight"}
-    shards = TensorShards.from_tensors("model", named, 100)
-    assert len(shards.names) > 2
+    files = TensorFiles.from_tensors("model", named, 100, ranks=2)
+    assert len(files.files) > 2
     for rank in range(2):
-        for file, names in shards.select_rank_files(rank, 2).items():
-            assert len(names) == 1 or sum(named[name].nbytes for name in names) <= 100
-            write_tensors(tmp_path / file, {name: named[name] for name in names})
-    shards.write_index(tmp_path, sum(value.nbytes for value in named.values()))
+        for path in SavedTensors(files, named).make_writer(rank, copy=False)(tmp_path):
+            if path.suffix == ".safetensors":
+                stored = StoredTensors(path)
+                assert len(stored) == 1 or sum(named[name].nbytes for name in stored) <= 100
     path = tmp_path / "model.safetensors"
     found = StoredTensors(path)
     assert found.keys() == named.keys()
     assert all(torch.equal(found[name], value) for name, value in named.items())
     assert merge_shards(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
-    (tmp_path / shards.get_file_name(1)).unlink()
+    (tmp_path / files.get_file_name(1)).unlink()
     with pytest.raises(
         CheckpointError, match=r"model.safetensors.index.json names model-00002-of-0000\d.safetensors"
     ):
         StoredTensors(path)
+
+
+def test_slices_of_several_ranks_are_read_as_whole_tensors_and_in_other_slices(tmp_path):
+    named = {"matrix": torch.arange(12.0).view(4, 3), "number": torch.tensor(5), "empty": torch.empty(0, 3)}
+    own = [
+        [TensorSlice("matrix", (0, 0), (4, 2))],
+        [TensorSlice("matrix", (0, 2), (1, 1)), TensorSlice("number", (), ())],
+        [TensorSlice("matrix", (1, 2), (3, 1)), TensorSlice("empty", (0, 0), (0, 3))],
+    ]
+    files = TensorFiles.from_slices("model", named, own, max_bytes=1)
+    for rank, slices in enumerate(own):
+        tensors = {piece.key: piece.select_from(named[piece.name]).clone() for piece in slices}
+        SavedTensors(files, tensors).make_writer(rank, copy=False)(tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = StoredTensors(path)
+    assert stored.keys() == named.keys()
+    assert all(torch.equal(stored[name], value) for name, value in named.items())
+    assert all(stored.get_shape(name) == tuple(value.shape) for name, value in named.items())
+    wanted = TensorSlice("matrix", (0, 1), (3, 2))
+    assert torch.equal(stored.read_slice(wanted), named["matrix"][:3, 1:])
+    assert merge_shards(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
+
+
+def test_slices_that_do_not_make_a_whole_tensor_are_an_error(tmp_path):
+    named = {"matrix": torch.arange(12.0).view(4, 3)}
+    own = [TensorSlice("matrix", (0, 0), (3, 3))]
+    files = TensorFiles.from_slices("model", named, [own], max_bytes=100)
+    SavedTensors(files, {own[0].key: named["matrix"][:3]}).make_writer(0, copy=False)(tmp_path)
+    with pytest.raises(CheckpointError, match="3 elements of matrix are not there"):
+        StoredTensors(tmp_path / "model.safetensors")["matrix"]
 
 
 def _one_file(path, named):

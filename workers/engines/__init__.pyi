@@ -1,11 +1,10 @@
 from ._ddp import Ddp as Ddp
 from ._ddp import compute_clip_factor as compute_clip_factor
 from ._division import copy_frozen as copy_frozen
-from ._division import describe_whole as describe_whole
 from ._division import is_divided as is_divided
-from ._division import iterate_whole as iterate_whole
 from ._division import join_passes as join_passes
 from ._division import list_weights as list_weights
+from ._division import save_model as save_model
 from ._meter import MEASURED as MEASURED
 from ._meter import StepMeter as StepMeter
 from ._meter import measure_matmul_rate as measure_matmul_rate

@@ -24,15 +24,8 @@ import torch
 from torch import Tensor
 
 from nonet.models import Muon
-from nonet.workers import (
-    SaveOptions,
-    StoredTensors,
-    TensorShards,
-    copy_to_host,
-    load_model,
-    to_meta_tensors,
-    write_tensors,
-)
+from nonet.stored_tensors import StoredTensors
+from nonet.workers import SavedTensors, SaveOptions, TensorFiles, load_model, to_meta_tensors
 from nonet.workers.devices import list_training_tensors
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.engines.ddp import BUCKET_ELEMENTS, BUCKETS_IN_FLIGHT
@@ -193,7 +186,7 @@ class Ddp:
 
         The shards are divided among the ranks in turn; rank 0 also writes the indexes and optimizer.json.
         """
-        state = self.optimizer.state_dict()
+        weights, state = self.model.state_dict(), self.optimizer.state_dict()
         moments = {
             f"{index}.{slot}": value
             for index, slots in state["state"].items()
@@ -201,92 +194,58 @@ class Ddp:
         }
         named = zip(self.model.named_parameters(), self.masters, strict=True)
         masters = {name: master.detach() for (name, parameter), master in named if master is not parameter}
-        return self.make_writer(
-            moment_shapes=moments,
-            moments=moments,
-            groups=state["param_groups"],
-            saving=saving,
-            masters=(masters, masters),
-        )
+        sets = {"model": weights, "optimizer": moments} | ({MASTERS: masters} if masters else {})
+        saved = [SavedTensors(self.plan_files(stem, own, saving), own) for stem, own in sets.items()]
+        return self.make_writer(saved, state["param_groups"], saving)
 
-    def list_own_names(self, stem: str, tensors: Mapping[str, Tensor], saving: SaveOptions) -> set[str]:
-        """Return the names of the tensors that this rank writes.
-
-        Args:
-            stem: Name of the files without number and extension.
-            tensors: All tensors by name; only names and sizes are used.
-            saving: How the state is saved.
-        """
-        shards = TensorShards.from_tensors(stem, tensors, saving.shard_bytes)
-        names_by_file = shards.select_rank_files(self.member.rank, self.member.n_trainers)
-        return {name for names in names_by_file.values() for name in names}
+    def plan_files(self, stem: str, shapes: Mapping[str, Tensor], saving: SaveOptions) -> TensorFiles:
+        """Divide the files of whole tensors among the ranks."""
+        return TensorFiles.from_tensors(stem, shapes, saving.shard_bytes, self.member.n_trainers)
 
     def make_writer(
-        self,
-        moment_shapes: Mapping[str, Tensor],
-        moments: Mapping[str, Tensor],
-        groups: Sequence[Mapping[str, Any]],
-        saving: SaveOptions,
-        masters: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
-        weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None,
+        self, sets: Sequence[SavedTensors], groups: Sequence[Mapping[str, Any]], saving: SaveOptions
     ) -> Callable[[Path], list[Path]]:
         """Return a function that writes this rank's files of the weights and the optimizer.
 
         Args:
-            moment_shapes: All moments by name; meta tensors suffice.
-            moments: At least the moments that this rank writes, by name.
-            groups: The optimizer's parameter groups.
+            sets: The weights, the moments, and the fp32 copies, if there are any.
+            groups: The optimizer's parameter groups, which rank 0 writes.
             saving: How the state is saved.
-            masters: All fp32 copies by the names of their parameters, for which meta tensors suffice, and at least
-                those that this rank writes.
-            weights: The same of the weights; by default those of the model.
         """
-        if weights is None:
-            state = self.model.state_dict()
-            weights = state, state
-        files, sets = {}, []
-        parts = [("model", *weights), ("optimizer", moment_shapes, moments)]
-        if masters[0]:
-            parts.append((MASTERS, *masters))
-        for stem, shapes, tensors in parts:
-            shards = TensorShards.from_tensors(stem, shapes, saving.shard_bytes)
-            sets.append((shards, sum(tensor.nbytes for tensor in shapes.values())))
-            for file, names in shards.select_rank_files(self.member.rank, self.member.n_trainers).items():
-                file_tensors = {name: tensors[name] for name in names}
-                files[file] = copy_to_host(file_tensors) if saving.copy else file_tensors
-        is_rank_0 = self.member.rank == 0
-        return partial(write_dense, files, sets if is_rank_0 else (), groups if is_rank_0 else None)
+        writers = [saved.make_writer(self.member.rank, copy=saving.copy) for saved in sets]
+        return partial(_write_dense, writers, None if self.member.rank else groups)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Read the weights of a checkpoint, and its optimizer on request."""
         load_model(self.model, folder)
         self.load_masters(folder if optimizer else None)
         if optimizer:
-            self.load_optimizer(folder, lambda index, value: value.clone())
+            self.load_optimizer(folder)
 
     @torch.no_grad()
     def load_masters(self, folder: Path | None) -> None:
         """Read the masters of a checkpoint; masters that it lacks are copied from the model's weights."""
-        stored = {} if folder is None else read_masters(folder)
+        stored = (read_masters(folder) if folder else None) or {}
         for (name, parameter), master in zip(self.model.named_parameters(), self.masters, strict=True):
             if master is not parameter:
                 master.copy_(stored.get(name, parameter))
 
-    def load_optimizer(self, folder: Path, select_part: Callable[[int, Tensor], Tensor]) -> None:
-        """Read the moments of a checkpoint.
-
-        Args:
-            folder: Dense folder of the checkpoint.
-            select_part: Returns this rank's part of a moment, given the parameter's index in the optimizer and the
-                whole moment.
-        """
+    def load_optimizer(self, folder: Path) -> None:
+        """Read the moments of a checkpoint."""
         state: dict[int, dict[str, Tensor]] = {}
-        for key, value in StoredTensors(folder / "optimizer.safetensors").items():
+        stored = StoredTensors(folder / "optimizer.safetensors")
+        for key in stored:
             index, slot = key.split(".", 1)
-            # `select_part` must copy: an offload cannot release the memory of a mapped file.
-            state.setdefault(int(index), {})[slot] = select_part(int(index), value)
+            state.setdefault(int(index), {})[slot] = self.read_moment(stored, key, int(index))
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def read_moment(self, stored: StoredTensors, key: str, index: int) -> Tensor:
+        """Read this rank's part of a moment, given the parameter's index in the optimizer.
+
+        It is a copy, because an offload cannot release the memory of a mapped file.
+        """
+        return stored[key].clone()
 
     def device_tensors(self) -> Iterable[Tensor]:
         """Return weights, gradients, optimizer states and masters."""
@@ -342,11 +301,11 @@ def is_reduced(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.element_size() < 4
 
 
-def read_masters(folder: Path) -> Mapping[str, Tensor]:
-    """Return the fp32 copies in a checkpoint's dense folder by parameter, {} if it has none."""
+def read_masters(folder: Path) -> StoredTensors | None:
+    """Return the fp32 copies in a checkpoint's dense folder by parameter, None if it has none."""
     path = folder / f"{MASTERS}.safetensors"
     has_masters = path.exists() or path.with_name(f"{path.name}.index.json").exists()
-    return StoredTensors(path) if has_masters else {}
+    return StoredTensors(path) if has_masters else None
 
 
 def compute_clip_factor(norm: float, max_norm: float) -> float:
@@ -354,28 +313,20 @@ def compute_clip_factor(norm: float, max_norm: float) -> float:
     return min(1.0, max_norm / (norm + 1e-6))
 
 
-def write_dense(
-    files: Mapping[str, Mapping[str, Tensor]],
-    sets: Sequence[tuple[TensorShards, int]],
-    groups: Sequence[Mapping[str, Any]] | None,
-    folder: Path,
+def _write_dense(
+    writers: Sequence[Callable[[Path], list[Path]]], groups: Sequence[Mapping[str, Any]] | None, folder: Path
 ) -> list[Path]:
     """Write a rank's files of a dense folder.
 
     Args:
-        files: Tensors by file and name.
-        sets: On rank 0, for weights, optimizer and masters each, the shards and the bytes of all tensors; empty on others.
+        writers: Write this rank's tensors.
         groups: On rank 0, the optimizer's parameter groups; None on others.
         folder: The dense folder.
 
     Returns:
         The paths that were written.
     """
-    paths = [folder / file for file in files]
-    for path, named in zip(paths, files.values(), strict=True):
-        write_tensors(path, named)
-    for shards, total_bytes in sets:
-        paths += shards.write_index(folder, total_bytes)
+    paths = [path for write in writers for path in write(folder)]
     if groups is not None:
         (folder / "optimizer.json").write_text(json.dumps(groups))
         paths.append(folder / "optimizer.json")

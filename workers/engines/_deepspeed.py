@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.workers import SaveOptions, StoredTensors
+from nonet.stored_tensors import StoredTensors
+from nonet.workers import SavedTensors, SaveOptions
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, is_reduced, read_masters
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.runtime import Membership
@@ -233,14 +234,20 @@ class Deepspeed(Ddp):
             for index, shape in enumerate(self._shapes)
             for slot in slots
         }
-        own_names = self.list_own_names("optimizer", moment_shapes, saving)
+        files = self.plan_files("optimizer", moment_shapes, saving)
+        own_names = files.list_own_names(self.member.rank)
         moments = {name: torch.tensor(float(self._steps)) for name in moment_shapes if name.endswith(".step")}
         for slot in _MOMENTS if self._steps else ():
             for index, moment in self._pieces.gather_whole(_MOMENTS[slot]):
                 if (name := f"{index}.{slot}") in own_names:
                     moments[name] = moment.clone()
         groups = self.optimizer.state_dict()["param_groups"]
-        return self.make_writer(moment_shapes, moments, groups, saving, self._gather_masters(saving))
+        weights = self.model.state_dict()
+        sets = [
+            SavedTensors(self.plan_files("model", weights, saving), weights),
+            SavedTensors(files, moments),
+        ]
+        return self.make_writer([*sets, *self._gather_masters(saving)], groups, saving)
 
     def _map_reduced_names(self) -> dict[int, str]:
         """Return the names of parameters of reduced precision by their index in the optimizer's order."""
@@ -248,18 +255,20 @@ class Deepspeed(Ddp):
         ordered = _sort_matrices_first(list(self.model.parameters()))
         return {index: names[id(p)] for index, p in enumerate(ordered) if is_reduced(p)}
 
-    def _gather_masters(self, saving: SaveOptions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return all fp32 copies by name as meta tensors, and those that this rank writes with their values."""
+    def _gather_masters(self, saving: SaveOptions) -> list[SavedTensors]:
+        """Return the fp32 copies, of which this rank has those that it writes; [] if there are none."""
         names = self._map_reduced_names()
         if not names:
-            return {}, {}
+            return []
         shapes = {name: torch.empty(self._shapes[index], device="meta") for index, name in names.items()}
-        own_names = self.list_own_names(MASTERS, shapes, saving)
-        return shapes, {
+        files = self.plan_files(MASTERS, shapes, saving)
+        own_names = files.list_own_names(self.member.rank)
+        own = {
             names[index]: weight.clone()
             for index, weight in self._pieces.gather_whole()
             if names.get(index) in own_names
         }
+        return [SavedTensors(files, own)]
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Read the weights of a checkpoint, and its optimizer on request."""
@@ -270,7 +279,7 @@ class Deepspeed(Ddp):
         self._rebuild_engine()  # Over the weights that were read.
         if not optimizer:
             return
-        masters = read_masters(folder)
+        masters = read_masters(folder) or {}
         for index, name in self._map_reduced_names().items():
             if name in masters:
                 self._pieces.set_weights(index, masters[name])

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from nonet.models import Muon, orthogonalise
+from nonet.stored_tensors import StoredTensors
 from nonet.workers import SaveOptions, load_model
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters
 from nonet.workers.engines._division import DIVISION, is_divided
@@ -178,54 +179,19 @@ class Fsdp2(Ddp):
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Snapshot model and optimizer, and return the function that writes this rank's files (`EngineRuntime.snapshot`).
 
-        Tensors are gathered one at a time, and a rank keeps only those that it writes.
+        Every rank writes slices, of what it has itself.
         """
         if self._sharded is None:
             return super().snapshot(saving)
         state = self.optimizer.state_dict()
-        parts = {
-            f"{index}.{slot}": (value, model_index)
+        moments = {
+            f"{index}.{slot}": (value, model_index if value.ndim else None)
             for index, model_index in enumerate(self._list_model_indices())
             for slot, value in state["state"].get(index, {}).items()
         }
-        shapes = {
-            name: torch.empty(self._shards.shapes[i] if part.ndim else (), dtype=part.dtype, device="meta")
-            for name, (part, i) in parts.items()
-        }
-        moments = self._keep_own(
-            "optimizer",
-            shapes,
-            saving,
-            (
-                (name, self._shards.gather_like(part, i) if part.ndim else part)
-                for name, (part, i) in parts.items()
-            ),
-        )
-        weight_shapes = self.describe_weights()
-        weights = self._keep_own(
-            "model", weight_shapes, saving, self._shards.iterate_whole(list(weight_shapes))
-        )
-        master_shapes = self._shards.describe_masters()
-        masters = self._keep_own(MASTERS, master_shapes, saving, self._shards.iterate_whole_masters())
-        return self.make_writer(
-            shapes,
-            moments,
-            state["param_groups"],
-            saving,
-            masters=(master_shapes, masters),
-            weights=(weight_shapes, weights),
-        )
-
-    def _keep_own(
-        self,
-        stem: str,
-        shapes: Mapping[str, Tensor],
-        saving: SaveOptions,
-        gathered: Iterable[tuple[str, Tensor]],
-    ) -> dict[str, Tensor]:
-        """Return those of the gathered tensors that this rank writes, each copied to the host."""
-        own_names = self.list_own_names(stem, shapes, saving) if shapes else set()
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in gathered if name in own_names}
+        saved = [self._shards.save_weights(saving), self._shards.save_like("optimizer", moments, saving)]
+        masters = self._shards.save_masters(MASTERS, saving)
+        return self.make_writer([*saved, *([masters] if masters else [])], state["param_groups"], saving)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Load the weights of a checkpoint, and its optimizer state if `optimizer` is true."""
@@ -234,10 +200,10 @@ class Fsdp2(Ddp):
             return
         self.reshard()
         load_model(self.model, folder)
-        self._shards.take_whole(read_masters(folder).items() if optimizer else ())
+        self._shards.load_masters(read_masters(folder) if optimizer else None)
         self.optimizer = self.make_optimizer()
         if optimizer:
-            self.load_optimizer(folder, self._select_part)
+            self.load_optimizer(folder)
 
     def device_tensors(self) -> Iterable[Tensor]:
         """Return this rank's parts of weights, gradients and optimizer states, and the buffers."""
@@ -257,10 +223,11 @@ class Fsdp2(Ddp):
         index_by_id = {id(part): index for index, part in enumerate(self._shards.parts)}
         return [index_by_id[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _select_part(self, index: int, value: Tensor) -> Tensor:
-        """Return a copy of this rank's part of a moment, given the parameter's index in the optimizer."""
-        model_index = self._list_model_indices()[index]
-        return self._shards.select_part(value, model_index).clone() if value.ndim else value.clone()
+    def read_moment(self, stored: StoredTensors, key: str, index: int) -> Tensor:
+        """Read this rank's part of a moment, given the parameter's index in the optimizer."""
+        if self._sharded is None:
+            return super().read_moment(stored, key, index)
+        return self._shards.read_like(stored, key, self._list_model_indices()[index])
 
     def _divide(self, model: torch.nn.Module, member: Membership) -> ShardedModel:
         """Divide the weights of a model among the trainers, unless they are divided already."""

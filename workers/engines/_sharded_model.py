@@ -16,9 +16,8 @@ a rank's part of such a weight is some rows of the part that its tensor rank has
 from __future__ import annotations
 
 import gc
-import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -31,11 +30,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers import to_meta_tensors
+from nonet.stored_tensors import StoredTensors
+from nonet.workers import SavedTensors, SaveOptions, TensorFiles, to_meta_tensors
 from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
 from nonet.workers.engines._ddp import is_reduced
-from nonet.workers.engines._division import DIVISION, copy_structure
+from nonet.workers.engines._division import DIVISION, PartLayout, copy_structure
 from nonet.workers.runtime import Membership
 
 TENSOR = "tensor"
@@ -103,6 +103,7 @@ class ShardedModel:
         self._sharded = [parameters[name] for name in self._dtype_by_name]  # A DTensor for each parameter.
         self.parts = [nn.Parameter(_get_local(sharded), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
+        self._layouts = list(map(self._find_layout, range(len(self._sharded))))
         if whole and self._has_weights:
             self.take_whole(whole.items())
         self._is_joined = False
@@ -430,19 +431,61 @@ class ShardedModel:
                 index = index_by_name[name]
                 yield name, self._gather(self._sharded[index].detach(), index).to(self._dtype_by_name[name])
 
-    def describe_masters(self) -> dict[str, Tensor]:
-        """Return the whole fp32 master weights by name as meta tensors."""
-        return {
-            name: torch.empty(shape, device="meta")
-            for name, shape in zip(self._dtype_by_name, self.shapes, strict=True)
-            if self._dtype_by_name[name].itemsize < 4
-        }
+    def save_weights(self, saving: SaveOptions) -> SavedTensors:
+        """Return the weights and buffers, of which each rank writes slices, in the dtype in which they are computed."""
+        self._check_weights()
+        index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
+        parts: dict[str, tuple[Tensor, int | None]] = {}
+        for name in self._skeleton.state_dict():
+            if (index := index_by_name.get(name)) is None:
+                parts[name] = self.module.get_buffer(name), None
+            else:
+                parts[name] = self.parts[index].detach().to(self._dtype_by_name[name]), index
+        return self.save_like("model", parts, saving)
 
-    def iterate_whole_masters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole fp32 master weights, one at a time."""
-        for index, (name, dtype) in enumerate(self._dtype_by_name.items()):
-            if dtype.itemsize < 4:
-                yield name, self._gather(self._sharded[index].detach(), index)
+    def save_masters(self, stem: str, saving: SaveOptions) -> SavedTensors | None:
+        """Return the fp32 master weights, of which each rank writes slices; None if there are none."""
+        masters = {
+            name: (self.parts[index].detach(), index)
+            for index, (name, dtype) in enumerate(self._dtype_by_name.items())
+            if dtype.itemsize < 4
+        }
+        return self.save_like(stem, masters, saving) if masters else None
+
+    def save_like(
+        self, stem: str, parts: Mapping[str, tuple[Tensor, int | None]], saving: SaveOptions
+    ) -> SavedTensors:
+        """Return tensors of which each rank writes slices.
+
+        Args:
+            stem: Name of the files without number and extension.
+            parts: By name, this rank's part of a tensor and the index of the parameter that is divided as the tensor is; None
+                if the tensor is whole on every rank.
+            saving: How the state is saved.
+        """
+        mesh_shape = tuple(self.mesh.shape)
+        layouts = {
+            name: PartLayout(tuple(part.shape), mesh_shape) if index is None else self._layouts[index]
+            for name, (part, index) in sorted(parts.items())
+        }
+        shapes = {
+            name: torch.empty(layout.shape, dtype=parts[name][0].dtype, device="meta")
+            for name, layout in layouts.items()
+        }
+        slices_by_rank = [
+            [
+                (row, piece)
+                for turn, (name, layout) in enumerate(layouts.items())
+                for row, piece in layout.list_written(name, rank, turn)
+            ]
+            for rank in range(self.mesh.size())
+        ]
+        own = {
+            piece.key: _select_rows(parts[piece.name][0], row, piece.shape)
+            for row, piece in slices_by_rank[self._rank]
+        }
+        pieces = [[piece for _, piece in slices] for slices in slices_by_rank]
+        return SavedTensors(TensorFiles.from_slices(stem, shapes, pieces, saving.shard_bytes), own)
 
     def find_indices(self, parameters: Iterable[nn.Parameter]) -> list[int]:
         """Return the indices, among the trained parameters, of some of them."""
@@ -455,25 +498,54 @@ class ShardedModel:
 
     def select_part(self, whole: Tensor, index: int) -> Tensor:
         """Return this rank's part of a tensor of the shape of a parameter, which is given by its index."""
-        if packed := self._find_packed(index):
-            whole = _swap_leading(whole, packed, self.mesh[TENSOR].size())
-        # The tensor axis is the last one; the shard axis divides what a tensor rank has.
-        for axis, dim in reversed(self._list_divided_dims(index)):
-            line = self.mesh[axis]
-            whole = _select_chunk(whole, dim, line.size(), line.get_local_rank())
-        return whole
+        pieces = [piece.select_from(whole) for _, piece in self._layouts[index].list_slices("", self._rank)]
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces) if pieces else whole.new_empty(self.parts[index].shape)
 
     @torch.no_grad()
-    def take_part(self, name: str, whole: Tensor) -> Tensor:
-        """Copy this rank's part of a whole weight, given by its name. Returns the weight as the state dict has it.
+    def load_part(self, stored: StoredTensors, name: str) -> Tensor:
+        """Read this rank's part of a stored weight. Returns the weight as the state dict has it.
 
-        A tensor that does not fit the model is returned as it is; `load_state_dict` reports it.
+        A tensor that does not fit the model is returned as it is stored; `load_state_dict` reports it.
         """
         index = list(self._dtype_by_name).index(name) if name in self._dtype_by_name else -1
-        if index < 0 or not isinstance(self._sharded[index], DTensor) or whole.shape != self.shapes[index]:
-            return whole
-        self.parts[index].copy_(self.select_part(whole.to(self._device), index))
+        if (
+            index < 0
+            or not isinstance(self._sharded[index], DTensor)
+            or stored.get_shape(name) != tuple(self.shapes[index])
+        ):
+            return stored[name]
+        for row, piece in self._layouts[index].list_slices(name, self._rank):
+            _select_rows(self.parts[index], row, piece.shape).copy_(stored.read_slice(piece))
         return self._sharded[index]
+
+    def load_masters(self, stored: StoredTensors | None) -> None:
+        """Read this rank's parts of stored fp32 master weights, after the weights were loaded."""
+        for name in stored or ():
+            assert stored is not None
+            self.load_part(stored, name)
+        self._has_weights = True
+
+    def read_like(self, stored: StoredTensors, name: str, index: int) -> Tensor:
+        """Return a copy of this rank's part of a stored tensor that is divided as the parameter with this index.
+
+        A tensor of another shape is returned whole.
+        """
+        if stored.get_shape(name) != tuple(self.shapes[index]):
+            return stored[name].clone()
+        pieces = [stored.read_slice(piece) for _, piece in self._layouts[index].list_slices(name, self._rank)]
+        if not pieces:
+            return torch.empty_like(self.parts[index], requires_grad=False)
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+
+    @property
+    def _rank(self) -> int:
+        """The index of this rank in the flattened mesh."""
+        rank = 0
+        for size, coordinate in zip(self.mesh.shape, self.mesh.get_coordinate() or (), strict=True):
+            rank = rank * size + coordinate
+        return rank
 
     def _wrap(self, part: Tensor, index: int) -> DTensor:
         """Return the DTensor of which this rank has a part, of the shape of a parameter."""
@@ -499,9 +571,14 @@ class ShardedModel:
 
     def count_holders(self, index: int) -> int:
         """Return the number of ranks that have the same part of a parameter, which is given by its index."""
-        return self.mesh.size() // math.prod(
-            self.mesh[axis].size() for axis, _ in self._list_divided_dims(index)
-        )
+        return self._layouts[index].n_holders
+
+    def _find_layout(self, index: int) -> PartLayout:
+        """Return how the mesh divides a parameter, which is given by its index."""
+        # The tensor axis is the last one; the shard axis divides what a tensor rank has.
+        divided = [(self._axis_names.index(axis), dim) for axis, dim in self._list_divided_dims(index)]
+        packed = self._find_packed(index) or 1
+        return PartLayout(tuple(self.shapes[index]), tuple(self.mesh.shape), tuple(reversed(divided)), packed)
 
     def _list_divided_dims(self, index: int) -> list[tuple[str, int]]:
         """Return the axes of the mesh that divide a parameter, given by its index, each with the dimension that it divides."""
@@ -614,6 +691,11 @@ def _select_chunk(whole: Tensor, dim: int, chunks: int, index: int) -> Tensor:
     size = -(-length // chunks)
     start, stop = (min(number * size, length) for number in (index, index + 1))
     return whole.narrow(dim, start, stop - start)
+
+
+def _select_rows(part: Tensor, row: int, shape: Sequence[int]) -> Tensor:
+    """Return, as a view, the rows of a part that a slice of this shape has; a single number is returned as it is."""
+    return part.narrow(0, row, shape[0]) if shape else part
 
 
 def _swap_leading(tensor: Tensor, outer: int, inner: int) -> Tensor:

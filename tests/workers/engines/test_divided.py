@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import ConfigError
+from nonet.stored_tensors import StoredTensors
 from nonet.workers.engines._sharded_model import ShardedModel
-from nonet.workers.weight_files import StoredTensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 WAYS = [

@@ -10,7 +10,7 @@ from ring_world import Ring
 from nonet.controller.plan.memory import estimate_worker_memory
 from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.scenario import load_scenario
-from nonet.workers.weight_files import StoredTensors
+from nonet.stored_tensors import StoredTensors
 
 CHANGES = [
     "model.layers=24",
@@ -82,11 +82,10 @@ def test_a_model_whose_training_state_is_four_times_what_a_rank_may_hold_goes_th
         *CHANGES,
         "roles.trainer={engine: {use: fsdp2, recompute: true}}",
         *(f"stages.{stage}.optimizer={{use: adamw}}" for stage in ("pretrain", "finetune", "rl")),
-        "weights={shard: 4000000, bucket: 1000000}",
+        "weights={bucket: 1000000}",
         "stages.finetune.batch.users=16",
         "stages.finetune.chunk={tokens: 20}",
         "stages.rl.chunk={tokens: 20}",
-        "stages.rl.algorithm={use: rloo}",
     ]
     scenario, _ = load_scenario(ring.scenario, changes)
     weights = resolve_run(scenario).size.learned * 4

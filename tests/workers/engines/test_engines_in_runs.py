@@ -17,7 +17,7 @@ from tests_ring import make_ring
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.workers.weight_files import StoredTensors
+from nonet.stored_tensors import StoredTensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 TWO = (

@@ -11,11 +11,11 @@ from ring_world import Ring
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nonet.models import build_model
+from nonet.stored_tensors import StoredTensors
 from nonet.workers.engines import OptimizerOptions
 from nonet.workers.engines._fsdp2 import Fsdp2
 from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
 from nonet.workers.runtime import Membership
-from nonet.workers.weight_files import StoredTensors
 
 MESHES = {"1x1x2": ("tensor: 2", 2), "1x2x2": ("tensor: 2", 4), "2x2x2": ("tensor: 2, replicate: 2", 8)}
 """By mesh of replicate, shard and tensor, the options of the engine and the number of trainers."""

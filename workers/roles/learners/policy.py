@@ -20,17 +20,10 @@ from nonet.rl import Critic
 from nonet.rl.algorithms import ALGORITHMS
 from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import RlPrompts
-from nonet.workers import (
-    FrozenPolicy,
-    SaveOptions,
-    StoredTensors,
-    TensorShards,
-    copy_to_host,
-    load_model,
-    write_tensors,
-)
+from nonet.stored_tensors import StoredTensors
+from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, write_tensors
 from nonet.workers.devices import claim
-from nonet.workers.engines import copy_frozen, describe_whole, iterate_whole, list_weights
+from nonet.workers.engines import copy_frozen, list_weights, save_model
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
@@ -104,7 +97,10 @@ class PolicyLearner(StageLearner):
         parts: list[CheckpointPart] = []
         rank = self.context.rank
         if self.reference is not None:
-            parts.append(self._snapshot_reference(self.reference, saving))
+            member = self.context.member
+            saved = save_model(self.reference.model, member.n_trainers, saving)
+            write_reference = saved.make_writer(member.rank, copy=saving.copy)
+            parts.append(lambda folder: write_reference(folder / "reference"))
             if rank == 0 and (rows := copy_to_host(self.reference.to_row_tensors())):
                 parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
@@ -149,26 +145,6 @@ class PolicyLearner(StageLearner):
     def _freeze_policy(self) -> FrozenPolicy:
         """Return a copy of the current policy without gradients."""
         return FrozenPolicy(copy_frozen(self.context.model))
-
-    def _snapshot_reference(self, reference: FrozenPolicy, saving: SaveOptions) -> CheckpointPart:
-        """Return a function that writes this rank's shards of the reference's weights. All ranks must call it."""
-        member, shapes = self.context.member, describe_whole(reference.model)
-        shards = TensorShards.from_tensors("model", shapes, saving.shard_bytes)
-        names_by_file = shards.select_rank_files(member.rank, member.n_trainers)
-        own_names = {name for names in names_by_file.values() for name in names}
-        own: dict[str, Tensor] = {}
-        for name, whole in iterate_whole(reference.model):
-            if name in own_names:
-                own |= copy_to_host({name: whole})
-        total_bytes = sum(tensor.nbytes for tensor in shapes.values())
-
-        def write(folder: Path) -> list[Path]:
-            paths = []
-            for file, names in names_by_file.items():
-                paths += _write_tensors("reference", {name: own[name] for name in names}, folder, file)
-            return paths + ([] if member.rank else shards.write_index(folder / "reference", total_bytes))
-
-        return write
 
     def _renew_reference(self, step: int) -> None:
         """Replace the reference by the current policy every `reference.every` steps, if the algorithm has this option."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nonet.workers import SavedTensors, SaveOptions, TensorFiles
 from nonet.workers.devices import list_training_tensors
 
 DIVISION = "division"
@@ -44,16 +45,12 @@ def list_weights(model: Any) -> list[Tensor]:
     return getattr(model, DIVISION).list_weights() if is_divided(model) else list_training_tensors(model)
 
 
-def describe_whole(model: Any) -> dict[str, Tensor]:
-    """Return tensors of the names, shapes and dtypes of a model's whole weights and buffers; their values may be undefined."""
-    return getattr(model, DIVISION).describe() if is_divided(model) else model.state_dict()
-
-
-def iterate_whole(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the whole weights and buffers of a model, one at a time. All ranks must iterate if the model is divided."""
-    if not is_divided(model):
-        return iter(model.state_dict().items())
-    return getattr(model, DIVISION).iterate_whole(list(describe_whole(model)))
+def save_model(model: Any, ranks: int, saving: SaveOptions) -> SavedTensors:
+    """Return the weights and buffers of a model, which all ranks write together."""
+    if is_divided(model):
+        return getattr(model, DIVISION).save_weights(saving)
+    state = model.state_dict()
+    return SavedTensors(TensorFiles.from_tensors("model", state, saving.shard_bytes, ranks), state)
 
 
 def copy_frozen(model: Any) -> Any:
