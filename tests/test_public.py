@@ -65,6 +65,7 @@ ROOMS = {
         "devices",
         "runtime",
         "engines/_blocks",
+        "engines/division",
         "engines",
         "roles",
         "roles/kinds",

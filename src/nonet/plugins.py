@@ -172,13 +172,16 @@ def _list_shipped(package: str, inner: str) -> tuple[str, ...]:
 
     Args:
         package: The package.
-        inner: If empty, every module is a plug-in; otherwise, every subpackage that has a module of this name is.
+        inner: If empty, every module that is no package is a plug-in; otherwise, every subpackage with a module of this name.
     """
     names = []
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if module.name.startswith("_") or module.name == "base":
             continue
-        if not inner or (module.ispkg and importlib.util.find_spec(f"{package}.{module.name}.{inner}")):
+        is_plugin = not inner
+        if module.ispkg:
+            is_plugin = bool(inner and importlib.util.find_spec(f"{package}.{module.name}.{inner}"))
+        if is_plugin:
             names.append(module.name)
     return tuple(names)
 

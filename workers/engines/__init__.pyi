@@ -1,10 +1,5 @@
 from ._ddp import Ddp as Ddp
 from ._ddp import compute_clip_factor as compute_clip_factor
-from ._division import copy_frozen as copy_frozen
-from ._division import is_divided as is_divided
-from ._division import join_passes as join_passes
-from ._division import list_weights as list_weights
-from ._division import save_model as save_model
 from ._meter import MEASURED as MEASURED
 from ._meter import StepMeter as StepMeter
 from ._meter import measure_matmul_rate as measure_matmul_rate
@@ -15,7 +10,6 @@ from ._precision import list_gradients as list_gradients
 from ._precision import poison as poison
 from ._precision import skip_step as skip_step
 from ._precision import write_precision as write_precision
-from ._sharded_model import build_divided as build_divided
 from .base import ENGINES as ENGINES
 from .base import Engine as Engine
 from .base import EngineRuntime as EngineRuntime

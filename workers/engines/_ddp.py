@@ -29,6 +29,7 @@ from nonet.workers import SavedTensors, SaveOptions, TensorFiles, load_model, to
 from nonet.workers.devices import list_training_tensors
 from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.engines.ddp import BUCKET_ELEMENTS, BUCKETS_IN_FLIGHT
+from nonet.workers.engines.division import is_reduced
 from nonet.workers.runtime import Membership
 
 _Value = TypeVar("_Value")
@@ -294,11 +295,6 @@ def _batch_by_size(
         elements += added
     if batch:
         yield batch
-
-
-def is_reduced(parameter: Tensor) -> bool:
-    """Return whether a parameter has fewer bits than fp32, so that an update can be too small for it."""
-    return parameter.is_floating_point() and parameter.element_size() < 4
 
 
 def read_masters(folder: Path) -> StoredTensors | None:

@@ -23,8 +23,9 @@ from torch import Tensor
 from nonet.errors import ConfigError
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions
-from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, is_reduced, read_masters
+from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, read_masters
 from nonet.workers.engines.base import OptimizerOptions
+from nonet.workers.engines.division import is_reduced
 from nonet.workers.runtime import Membership
 
 _MOMENTS = {

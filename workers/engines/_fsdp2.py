@@ -2,7 +2,7 @@
 
 A rank keeps some rows of every parameter. The rows of a block are gathered before the block runs, in the forward and again
 in the backward pass, and its gradients are summed by a reduce-scatter as soon as they are known. So every forward pass is a
-collective call: all ranks must take the same number of them (`_division.py`). Muon gathers one matrix at a time.
+collective call: all ranks must take the same number of them (`division/divided_model.py`). Muon gathers one matrix at a time.
 Source: Zhao et al. 2023, arXiv 2304.11277.
 """
 
@@ -21,9 +21,8 @@ from nonet.models import Muon, orthogonalise
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SaveOptions, load_model
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters
-from nonet.workers.engines._division import DIVISION, is_divided
-from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
 from nonet.workers.engines.base import OptimizerOptions
+from nonet.workers.engines.division import ShardedModel, build_mesh, is_divided
 from nonet.workers.runtime import Membership
 
 
@@ -232,7 +231,7 @@ class Fsdp2(Ddp):
     def _divide(self, model: torch.nn.Module, member: Membership) -> ShardedModel:
         """Divide the weights of a model among the trainers, unless they are divided already."""
         if is_divided(model):
-            return getattr(model, DIVISION)
+            return model.division  # type: ignore[return-value]
         device = next(model.parameters()).device
         return ShardedModel(model, self._build_mesh(member, device.type), device, self._build)
 

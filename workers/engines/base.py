@@ -9,7 +9,7 @@ A trainer joins its process group, builds its model, makes the engine from both,
     change_process_group               after ranks were added or removed: the model stays, a checkpoint may be loaded then
 
 Every rank makes every call except `backward` at the same time, so all of them may be collective. A model with the attribute
-`division` (`_division.py`) has divided weights: its passes are collective too, and every rank takes equally many.
+`division` (`division/divided_model.py`) has divided weights: its passes are collective too, and every rank takes equally many.
 """
 
 from __future__ import annotations

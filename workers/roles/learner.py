@@ -19,7 +19,8 @@ from nonet.embedding.training import ShardedTables
 from nonet.errors import ConfigError
 from nonet.models.generation import Voters
 from nonet.workers import SaveOptions
-from nonet.workers.engines import EngineRuntime, StepMeter, is_divided, measure_matmul_rate
+from nonet.workers.engines import EngineRuntime, StepMeter, measure_matmul_rate
+from nonet.workers.engines.division import is_divided
 from nonet.workers.roles.settings import RunSetup, StageSetup, UpdateRequest
 from nonet.workers.runtime import Membership
 

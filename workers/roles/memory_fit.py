@@ -34,7 +34,7 @@ from nonet.samples.batches import (
 )
 from nonet.samples.sequences import VALID
 from nonet.workers import StepShare
-from nonet.workers.engines import join_passes
+from nonet.workers.engines.division import join_passes
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import Membership, split_evenly
 

@@ -46,7 +46,7 @@ from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim
-from nonet.workers.engines import join_passes, list_weights
+from nonet.workers.engines.division import join_passes, list_weights
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from forked_roles import played
 from ring_world import Ring
-from safetensors.torch import load_file
 
 from nonet.controller.scenario import check_scenario
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import ConfigError
 from nonet.stored_tensors import StoredTensors
-from nonet.workers.engines._sharded_model import ShardedModel
+from nonet.workers.engines.division import ShardedModel
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 WAYS = [
@@ -132,7 +131,7 @@ def test_a_commit_of_two_ranks_goes_on_under_every_engine_and_world(ring, tmp_pa
     for name, trainers in (("ddp", 1), ("fsdp2", 3), (engine, 2)):
         again = ran(ring, tmp_path / f"{name}-again", name, optimizer, trainers, read, data=tmp_path / "two")
         assert again == pytest.approx(rest, rel=1e-5), name
-    names = load_file(tmp_path / "two" / "half" / "dense" / "optimizer.safetensors")
+    names = StoredTensors(tmp_path / "two" / "half" / "dense" / "optimizer.safetensors")
     plain = ring.world(f"stages.pretrain.optimizer={{use: {optimizer}}}")
     plain.train("pretrain", 0, 1)
     kept = plain.trainer.dense.optimizer.state_dict()["state"]

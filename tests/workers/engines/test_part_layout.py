@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from nonet.workers.engines._division import PartLayout
+from nonet.workers.engines.division import PartLayout
 
 MESHES = [
     ((3,), ((0, 0),)),

@@ -14,7 +14,7 @@ from nonet.models import build_model
 from nonet.stored_tensors import StoredTensors
 from nonet.workers.engines import OptimizerOptions
 from nonet.workers.engines._fsdp2 import Fsdp2
-from nonet.workers.engines._sharded_model import ShardedModel, build_mesh
+from nonet.workers.engines.division import ShardedModel, build_mesh
 from nonet.workers.runtime import Membership
 
 MESHES = {"1x1x2": ("tensor: 2", 2), "1x2x2": ("tensor: 2", 4), "2x2x2": ("tensor: 2, replicate: 2", 8)}

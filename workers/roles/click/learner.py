@@ -14,7 +14,7 @@ from torch import Tensor
 from nonet.embedding.modules import EmbeddingBagCollection
 from nonet.samples.sources import SampleRequest
 from nonet.workers import PrefetchedRows, SparseBatch
-from nonet.workers.engines import is_divided
+from nonet.workers.engines.division import is_divided
 from nonet.workers.roles.click.data import make_click_setup
 from nonet.workers.roles.learners import SupervisedLearner
 

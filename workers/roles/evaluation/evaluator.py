@@ -26,7 +26,8 @@ from nonet.models.ranking import SparseScores, read_test_ranks
 from nonet.samples.sequences import Sequences
 from nonet.workers import TargetNats, select_validation_events
 from nonet.workers.devices import HOST, claim, get_device
-from nonet.workers.engines import can_divide_model, join_passes
+from nonet.workers.engines import can_divide_model
+from nonet.workers.engines.division import join_passes
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.fitting import BaselineFitter
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender

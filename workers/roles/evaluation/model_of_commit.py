@@ -14,7 +14,7 @@ from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender, get_memory_weights, get_nearest_share
 from nonet.workers import load_model
 from nonet.workers.devices import HOST
-from nonet.workers.engines import build_divided
+from nonet.workers.engines.division import build_divided
 from nonet.workers.roles import RunSetup
 
 # Shapes: P prompts, I items.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nonet.random import rng
-from nonet.workers.engines import is_divided
+from nonet.workers.engines.division import is_divided
 from nonet.workers.roles.learners.supervised import SupervisedLearner
 
 

@@ -23,7 +23,7 @@ from nonet.samples.sources import RlPrompts
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, write_tensors
 from nonet.workers.devices import claim
-from nonet.workers.engines import copy_frozen, list_weights, save_model
+from nonet.workers.engines.division import copy_frozen, list_weights, save_model
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 

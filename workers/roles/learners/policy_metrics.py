@@ -14,7 +14,7 @@ from nonet.models.generation import move_batch
 from nonet.models.policy import compute_catalogue_log_prob, compute_kl, entropy
 from nonet.rl.algorithms import Algorithm
 from nonet.workers import FrozenPolicy
-from nonet.workers.engines import join_passes
+from nonet.workers.engines.division import join_passes
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_policy_rows, select_rows
 

@@ -32,7 +32,8 @@ from nonet.rl import (
 from nonet.rl.algorithms import Algorithm, LossInputs
 from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
-from nonet.workers.engines import are_all_finite, join_passes, list_gradients, poison, skip_step
+from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
+from nonet.workers.engines.division import join_passes
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_advantages import PolicyAdvantages, drop_unscored, select_advantages
 from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores

@@ -19,7 +19,8 @@ from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
 from nonet.workers import StepShare
-from nonet.workers.engines import StepPrecision, is_divided
+from nonet.workers.engines import StepPrecision
+from nonet.workers.engines.division import is_divided
 from nonet.workers.roles import LearnerContext, StageSetup
 
 # Shapes: T positions, M targets, C items that may be near, D width.

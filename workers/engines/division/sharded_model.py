@@ -34,12 +34,11 @@ from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles, to_meta_tensors
 from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
-from nonet.workers.engines._ddp import is_reduced
-from nonet.workers.engines._division import DIVISION, PartLayout, copy_structure
-from nonet.workers.runtime import Membership
+from nonet.workers.engines.division.divided_model import DIVISION, copy_structure
+from nonet.workers.engines.division.frozen_weights import leave_out_of_state, make_frozen_parameters
+from nonet.workers.engines.division.mesh import TENSOR
+from nonet.workers.engines.division.part_layout import PartLayout
 
-TENSOR = "tensor"
-"""Axis of a mesh whose ranks compute the same samples."""
 _FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
 """Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
 _FROZEN = "is_frozen_weight"
@@ -79,8 +78,8 @@ class ShardedModel:
                 f"roles.trainer.engine: fsdp2 on several workers needs torch 2.13; this is {torch.__version__}"
             )
         self.mesh, self._device, self._rebuild = mesh, device, rebuild
-        self._frozen_names = _make_frozen_parameters(model) if rebuild else []
-        _leave_out_of_state(model, self._frozen_names)
+        self._frozen_names = make_frozen_parameters(model) if rebuild else []
+        leave_out_of_state(model, self._frozen_names)
         self._skeleton = copy_structure(model)
         self._dtype_by_name = {
             name: parameter.dtype
@@ -333,7 +332,7 @@ class ShardedModel:
 
     @contextmanager
     def join_passes(self) -> Iterator[None]:
-        """Let ranks take different numbers of passes without gradients (`_division.join_passes`).
+        """Let ranks take different numbers of passes without gradients (`divided_model.join_passes`).
 
         The weights outside the blocks stay gathered on every rank meanwhile.
         """
@@ -611,78 +610,10 @@ def _get_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _make_frozen_parameters(model: nn.Module) -> list[str]:
-    """Turn the frozen weights of a model, which are buffers, into parameters without gradients. Returns their names.
-
-    fully_shard divides parameters alone. Single numbers stay buffers.
-    """
-    names = []
-    for path, module in model.named_modules():
-        for own_name in getattr(module, "frozen_weights", ()):
-            buffer = module._buffers.get(own_name)
-            if buffer is not None and buffer.ndim:
-                delattr(module, own_name)
-                module.register_parameter(own_name, nn.Parameter(buffer, requires_grad=False))
-            if own_name in module._parameters:
-                names.append(f"{path}.{own_name}")
-    return names
-
-
-def _leave_out_of_state(model: nn.Module, names: Sequence[str]) -> None:
-    """Leave weights out of the state dict of a model, and do not miss them when one is loaded."""
-
-    def remove(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        for name in names:
-            state.pop(f"{prefix}{name}", None)
-
-    def ignore(_: nn.Module, incompatible: Any) -> None:
-        incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in names]
-
-    if names:
-        model.register_state_dict_post_hook(remove)
-        model.register_load_state_dict_post_hook(ignore)
-
-
-def _is_frozen(parameter: Tensor) -> bool:
-    """Return whether a parameter that is not divided yet is a frozen weight."""
-    return getattr(parameter, _FROZEN, False)
-
-
 def build_divided(build: Callable[[], nn.Module], process_group: Any, device: torch.device) -> Any:
     """Build a model whose weights the ranks of a process group divide. All of them must call it."""
     mesh = DeviceMesh.from_group(process_group, device.type, mesh_dim_names=("shard",))
     return ShardedModel.build(build, mesh, device).module
-
-
-def build_mesh(member: Membership, device_type: str, replicate: int) -> DeviceMesh:
-    """Build the device mesh of the trainers. All of them must call it.
-
-    Args:
-        member: This rank's membership in the trainers' process group.
-        device_type: The type of the ranks' devices.
-        replicate: The number of shard groups, each of which has the whole weights; it divides the number of ranks.
-
-    Returns:
-        A mesh with the axes `replicate`, `shard` and `tensor`, of which the first and the last are left out if their size is 1.
-
-    Raises:
-        ConfigError: The trainers do not fill the mesh.
-    """
-    if replicate == member.tensor == 1:
-        return DeviceMesh.from_group(member.trainers, device_type, mesh_dim_names=("shard",))
-    if member.n_trainers % (multiple := replicate * member.tensor):
-        raise ConfigError(
-            f"roles.trainer.engine: {member.n_trainers} trainers, which must be a multiple of {multiple} (replicate x tensor)"
-        )
-    ranks = torch.arange(member.n_trainers).view(replicate, -1, member.tensor)
-    r, s, t = (ranks == member.rank).nonzero()[0].tolist()
-    lines: dict[str, Tensor] = {"replicate": ranks[:, s, t], "shard": ranks[r, :, t]}
-    kept = [name for name in lines if name == "shard" or len(lines[name]) > 1]
-    groups = [member.make_subgroup(lines[name].tolist()) for name in kept]
-    if member.tensor > 1:
-        kept, groups = [*kept, TENSOR], [*groups, member.tensor_group]
-    shape = [len(lines[name]) if name in lines else member.tensor for name in kept]
-    return DeviceMesh.from_group(groups, device_type, ranks.view(shape), mesh_dim_names=tuple(kept))
 
 
 def _select_chunk(whole: Tensor, dim: int, chunks: int, index: int) -> Tensor:
@@ -701,6 +632,16 @@ def _select_rows(part: Tensor, row: int, shape: Sequence[int]) -> Tensor:
 def _swap_leading(tensor: Tensor, outer: int, inner: int) -> Tensor:
     """Return a tensor [outer * inner * n, ..] with its rows in the order of [inner, outer, n]."""
     return tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _is_frozen(parameter: Tensor) -> bool:
+    """Return whether a parameter that is not divided yet is a frozen weight."""
+    return getattr(parameter, _FROZEN, False)
+
+
+def is_reduced(parameter: Tensor) -> bool:
+    """Return whether a parameter has fewer bits than fp32, so that an update can be too small for it."""
+    return parameter.is_floating_point() and parameter.element_size() < 4
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
