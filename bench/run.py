@@ -53,6 +53,10 @@ BENCHES = {
         "runs.dense:bench_dense",
         "a training step, compared with plain PyTorch and DeepSpeed loops for the same model and data",
     ),
+    "overlap": (
+        "models.overlap:bench_overlap",
+        "how long a step of ddp waits for the sums of gradients, with a simulated link",
+    ),
     "sharding": (
         "models.sharding:bench_sharding",
         "training steps of engines on two ranks, compared with a plain loop around fully_shard",

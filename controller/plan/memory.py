@@ -220,12 +220,13 @@ def _count_moment_bytes(size: ModelSize, optimizer: str) -> float:
 
 
 def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str, float]:
-    """Estimate the bytes of temporary copies and of the gradient buffer during a step."""
+    """Estimate the bytes of temporary copies, and of fp32 copies of gradients of reduced precision, during a step."""
     parts = {}
     if copy_count := _count_copies(role, workers)[1]:
         parts["copies"] = copy_count * size.parameters * size.weight_bytes
     spec, options = (role.engine.spec, role.engine.get_options()) if role.engine else (ENGINES.get("ddp"), {})
-    buffer_bytes = min(spec.bucket_bytes(options, workers), 4.0 * size.learned)
+    copied_bytes = 4.0 * size.learned if size.weight_bytes < 4 else 0.0
+    buffer_bytes = min(spec.bucket_bytes(options, workers), copied_bytes)
     return parts | ({"buffer": buffer_bytes} if buffer_bytes else {})
 
 

@@ -8,6 +8,7 @@ from ._precision import are_all_finite as are_all_finite
 from ._precision import compute_sparse_norm as compute_sparse_norm
 from ._precision import list_gradients as list_gradients
 from ._precision import poison as poison
+from ._precision import run_backward as run_backward
 from ._precision import skip_step as skip_step
 from ._precision import write_precision as write_precision
 from .base import ENGINES as ENGINES

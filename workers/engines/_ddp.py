@@ -1,8 +1,8 @@
 """Ddp: the whole model and optimizer on every rank.
 
-Gradients of all ranks are summed in buckets, after the loss was divided by the global count of targets: world 2 equals
-world 1 up to the order of float additions. torch's DDP wraps `forward` alone, while the RL loss calls `prefill` and `step`;
-all-reduces after the last backward pass serve both and fix the order of the sum.
+Gradients of all ranks are summed in buckets during the last backward pass of a step (`_gradient_buckets.py`), after the loss was
+divided by the global count of targets: world 2 equals world 1 up to the order of float additions. torch's DDP wraps `forward`
+alone, while the RL loss calls `prefill` and `step`; hooks of the parameters serve both.
 
 A parameter of reduced precision (`model.precision: bf16 | fp16`) has a master weight in fp32, which the optimizer
 updates: an update smaller than half a unit in the last place of bf16 would be lost at each step. The model holds the
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +26,11 @@ from nonet.models import Muon
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles, load_model, to_meta_tensors
 from nonet.workers.devices import list_training_tensors
+from nonet.workers.engines._gradient_buckets import GradientBuckets, batch_by_size
 from nonet.workers.engines.base import OptimizerOptions
-from nonet.workers.engines.ddp import BUCKET_ELEMENTS, BUCKETS_IN_FLIGHT
 from nonet.workers.engines.division import is_reduced
 from nonet.workers.runtime import Membership
 
-_Value = TypeVar("_Value")
 BESIDE = SaveOptions()
 """Copies the tensors, so that later steps may run while the files are written."""
 MASTERS = "master"
@@ -50,11 +48,14 @@ class Ddp:
         member: Membership,
     ):
         self.options, self.model, self.learning, self.member = options, model, learning, member
+        self._buckets: GradientBuckets | None = None
+        self._bucket_group: Any = None
         self.restart()
 
     def change_process_group(self, member: Membership) -> None:
         """Continue in another process group."""
-        self.member = member
+        self.member, self._bucket_group = member, None
+        self.make_buckets()
 
     def restart(self) -> None:
         """Create a new optimizer over the current weights, and set gradients to zero."""
@@ -62,6 +63,26 @@ class Ddp:
         self.optimizer = self.make_optimizer()
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
+        self.make_buckets()
+
+    def make_buckets(self) -> None:
+        """Make the buckets in which the gradients of several ranks are summed, with gradients of zero."""
+        if self._buckets is not None:
+            self._buckets.close()
+            self._buckets = None
+        if self.member.n_trainers == 1:
+            return
+        if self._bucket_group is None and self.member.trainers is not None:
+            self._bucket_group = self.member.make_subgroup(list(range(self.member.n_trainers)))
+        master_by_id = {id(p): master for p, master in self._iterate_reduced()}
+
+        def get_gradient(parameter: torch.nn.Parameter) -> Tensor:
+            master = master_by_id.get(id(parameter))
+            gradient = parameter.grad if master is None or master.grad is None else master.grad
+            assert gradient is not None
+            return gradient
+
+        self._buckets = GradientBuckets(list(self.model.parameters()), self._bucket_group, get_gradient)
 
     def make_masters(self) -> list[torch.nn.Parameter]:
         """Return the parameters that the optimizer updates: each parameter, or its fp32 copy."""
@@ -88,6 +109,17 @@ class Ddp:
         """Add the gradients of a loss to those since the last step."""
         loss.backward()
 
+    def backward_last(self, loss: Tensor) -> None:
+        """Add the gradients of the last loss of a step, and begin to sum those of all ranks.
+
+        Gradients of fp16 are summed in `clip`, since they are first moved to their masters.
+        """
+        has_fp16 = any(parameter.dtype == torch.float16 for parameter in self.model.parameters())
+        if self._buckets is None or has_fp16:
+            self.backward(loss)
+        else:
+            self._buckets.run_last_backward(loss)
+
     def collect_gradients(self) -> list[Tensor]:
         """Return this rank's gradients since the last step.
 
@@ -113,8 +145,8 @@ class Ddp:
             sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm.
         """
         gradients, has_reduced = self.collect_gradients(), any(True for _ in self._iterate_reduced())
-        if self.member.n_trainers > 1:
-            self._sum_gradients()
+        if self._buckets is not None:
+            self._buckets.finish()
         if not sparse_norm and not has_reduced:
             return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip))
         if has_reduced:
@@ -147,7 +179,7 @@ class Ddp:
         for parameter in stepped:
             parameter.grad = None  # An optimizer skips parameters without a gradient.
         left_out = [pair for pair in reduced if pair[0].dtype != torch.float16]
-        for batch in _batch_by_size(left_out, lambda pair: pair[0].numel()):
+        for batch in batch_by_size(left_out, lambda pair: pair[0].numel()):
             for parameter, master in batch:
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
@@ -257,44 +289,6 @@ class Ddp:
             if tensor is not None
         ]
         return [*list_training_tensors(self.model, self.optimizer), *masters]
-
-    def _sum_gradients(self) -> None:
-        """Sum the gradients of all ranks, bucket by bucket."""
-        sums: deque[tuple[list[Tensor], Tensor, Any]] = deque()
-        for bucket in _batch_by_size(self.collect_gradients(), Tensor.numel):
-            if len(sums) == BUCKETS_IN_FLIGHT:
-                _finish_sum(*sums.popleft())
-            flat = torch.cat([gradient.reshape(-1).float() for gradient in bucket])
-            sums.append(
-                (bucket, flat, torch.distributed.all_reduce(flat, group=self.member.trainers, async_op=True))
-            )
-            del flat
-        while sums:
-            _finish_sum(*sums.popleft())
-
-
-def _finish_sum(gradients: Sequence[Tensor], flat: Tensor, work: Any) -> None:
-    """Wait for the sum of a bucket, and copy it into the gradients."""
-    work.wait()
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-def _batch_by_size(
-    values: Iterable[_Value], count_elements: Callable[[_Value], int]
-) -> Iterator[list[_Value]]:
-    """Yield batches of values of at most `BUCKET_ELEMENTS` elements, or of one value."""
-    batch: list[_Value] = []
-    elements = 0
-    for value in values:
-        added = count_elements(value)
-        if batch and elements + added > BUCKET_ELEMENTS:
-            yield batch
-            batch, elements = [], 0
-        batch.append(value)
-        elements += added
-    if batch:
-        yield batch
 
 
 def read_masters(folder: Path) -> StoredTensors | None:

@@ -149,6 +149,9 @@ class Deepspeed(Ddp):
             )[0]
         self._pieces = _RankPieces(self._engine.optimizer, ordered, self._shapes, self.member)
 
+    def make_buckets(self) -> None:
+        """Make no buckets, since DeepSpeed sums the gradients."""
+
     def make_masters(self) -> list[torch.nn.Parameter]:
         """Return the masters of `Ddp` on a single rank; on several, the parameters, since the shadow has the fp32 copies."""
         return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())

@@ -107,6 +107,21 @@ def poison(gradients: Sequence[Tensor]) -> None:
             return
 
 
+def run_backward(engine: EngineRuntime, loss: Tensor, *, is_last: bool) -> None:
+    """Add the gradients of a loss to those of a step.
+
+    Args:
+        engine: The engine.
+        loss: The loss.
+        is_last: Whether it is the last loss of the step on this rank, so that gradients may be summed over ranks meanwhile.
+    """
+    backward_last = getattr(engine, "backward_last", None)
+    if is_last and backward_last is not None:
+        backward_last(loss)
+    else:
+        engine.backward(loss)
+
+
 def list_gradients(engine: EngineRuntime) -> list[Tensor]:
     """Return the gradients of an engine; if it has no `collect_gradients`, those of its model's parameters."""
     collect_gradients = getattr(engine, "collect_gradients", None)

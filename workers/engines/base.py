@@ -3,7 +3,8 @@
 A trainer joins its process group, builds its model, makes the engine from both, and calls it in this order:
 
     restart                            when a stage begins
-    backward*, clip, step              in a training step; a rank with an empty share may call no `backward`
+    backward*, clip, step              in a training step; a rank with an empty share may call no `backward`, and the last
+                                       one may be `backward_last`
     describe_weights, gather_weights*  to publish a version for rollouts, bucket by bucket
     snapshot, load                     to write a checkpoint, while later steps run, and to read one
     change_process_group               after ranks were added or removed: the model stays, a checkpoint may be loaded then
@@ -100,6 +101,15 @@ class EngineRuntime(Protocol):
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss that was divided by the count of all ranks, so gradients are summed over ranks."""
+        ...
+
+    @mark_optional
+    def backward_last(self, loss: Tensor) -> None:
+        """Do what `backward` does for the last loss of a step on this rank, and begin to sum gradients over ranks.
+
+        Optional: without it, `backward` is called. Until `clip`, the first gradient of `collect_gradients` may still be set
+        to NaN, which all ranks must then see. It is not called if the loss is scaled.
+        """
         ...
 
     def clip(self, sparse_norm: float = 0.0) -> float:
@@ -207,8 +217,8 @@ class TrainEngine:
             ranks divide what `divides` says.
         copies: Returns, for its options and the number of ranks, the copies of the whole weights that a rank keeps
             besides the model, and those that a step makes in addition.
-        bucket_bytes: Returns, for its options and the number of ranks, the bytes of the fp32 copies of gradients that a
-            step makes at a time in addition to `copies`, if all gradients have as many.
+        bucket_bytes: Returns, for its options and the number of ranks, the bytes of the fp32 copies of gradients of bf16 or
+            fp16 that a step makes at a time in addition to `copies`, if all gradients have as many.
         aside: Returns, for its options, whether a rank keeps the optimizer in host memory.
         runs: Whether this version of Nonet can run the engine; False if it can only plan it.
         unsupported: Returns, for its options, the kind of device and the least number of ranks, what it does not

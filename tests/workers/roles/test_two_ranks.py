@@ -79,7 +79,7 @@ def assert_moved_alike(world, alone, before):
 
 @pytest.mark.parametrize("bucket", [1 << 24, 1000], ids=["one bucket", "many buckets"])
 def test_a_supervised_step_on_halves_of_the_rows_is_the_step_on_all_of_them(ring, both, monkeypatch, bucket):
-    monkeypatch.setattr("nonet.workers.engines._ddp.BUCKET_ELEMENTS", bucket)
+    monkeypatch.setattr("nonet.workers.engines._gradient_buckets.BUCKET_ELEMENTS", bucket)
     alone = ring.world("stages.pretrain.batch.users=11")
     before = alone.weights()
     record = alone.train("pretrain", 0, 1)[0]

@@ -14,6 +14,7 @@ from torch import Tensor
 from nonet.embedding.modules import EmbeddingBagCollection
 from nonet.samples.sources import SampleRequest
 from nonet.workers import PrefetchedRows, SparseBatch
+from nonet.workers.engines import run_backward
 from nonet.workers.engines.division import is_divided
 from nonet.workers.roles.click.data import make_click_setup
 from nonet.workers.roles.learners import SupervisedLearner
@@ -52,7 +53,8 @@ class ClickLearner(SupervisedLearner):
                     loss = torch.nn.functional.binary_cross_entropy_with_logits(
                         context.model(pooled), label.to(device), reduction="sum"
                     )
-                context.dense.backward(self.precision.scale_loss(loss / all_events))
+                scaled_loss = self.precision.scale_loss(loss / all_events)
+                run_backward(context.dense, scaled_loss, is_last=not self.precision.scales)
         total_loss = context.member.sum_over_trainers(float(loss.detach()))[0]
         self._bags.push(step)  # Into `source.grads`.
         return self.finish_step(step, total_loss / all_events, float(all_events), batch.keys, source.grads)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nonet.random import rng
+from nonet.workers.engines import run_backward
 from nonet.workers.engines.division import is_divided
 from nonet.workers.roles.learners.supervised import SupervisedLearner
 
@@ -37,6 +38,7 @@ class AlignLearner(SupervisedLearner):
             sid_nL = torch.from_numpy(context.corpus.sids[own_items].astype(np.int64)).to(context.device)
             with self.precision.cast(context.device):
                 loss = context.model.compute_alignment_loss(sid_nL, [str(text or "") for text in texts])
-            context.dense.backward(self.precision.scale_loss(loss * own_weight))
+            scaled_loss = self.precision.scale_loss(loss * own_weight)
+            run_backward(context.dense, scaled_loss, is_last=not self.precision.scales)
             nats = float(loss.detach()) if own_weight else 0.0
         return {"align_loss": context.member.sum_over_trainers(nats)[0] / len(drawn)}

@@ -32,7 +32,7 @@ from nonet.rl import (
 from nonet.rl.algorithms import Algorithm, LossInputs
 from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
-from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
+from nonet.workers.engines import are_all_finite, list_gradients, poison, run_backward, skip_step
 from nonet.workers.engines.division import join_passes
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_advantages import PolicyAdvantages, drop_unscored, select_advantages
@@ -231,12 +231,12 @@ class PolicyUpdate:
         sums = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64)
         passes = self.context.count_passes(len(share))
         parts += [slice(0, 0)] * (passes - len(parts))
-        for part, chunk in zip(parts, share.iterate(passes), strict=True):
+        for index, (part, chunk) in enumerate(zip(parts, share.iterate(passes), strict=True)):
             with self.context.meter.time_section("dense"):
                 policy = self._compute_loss(
                     chunk, rows, select_rows(beams, part), select_advantages(advantage, part), used_UW[part]
                 )
-                self.context.dense.backward(policy.loss / count)
+                run_backward(self.context.dense, policy.loss / count, is_last=index == passes - 1)
             chunk_sums = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             more_sums = [policy.more[name] for name in self.algorithm.more]
             sums += torch.tensor([float(value) for value in (*chunk_sums, *more_sums)], dtype=torch.float64)

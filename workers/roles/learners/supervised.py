@@ -221,7 +221,8 @@ class SupervisedLearner(StageLearner):
     @cached_property
     def loss(self) -> SupervisedLoss:
         """The losses of the stage's batches."""
-        return SupervisedLoss(self.context, self.stage, self.precision)
+        adds_gradients = type(self).add_gradients is not SupervisedLearner.add_gradients
+        return SupervisedLoss(self.context, self.stage, self.precision, ends_step=not adds_gradients)
 
     @property
     def samples(self) -> Samples:

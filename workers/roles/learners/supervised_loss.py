@@ -19,7 +19,7 @@ from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
 from nonet.workers import StepShare
-from nonet.workers.engines import StepPrecision
+from nonet.workers.engines import StepPrecision, run_backward
 from nonet.workers.engines.division import is_divided
 from nonet.workers.roles import LearnerContext, StageSetup
 
@@ -36,11 +36,13 @@ class SupervisedLoss:
         context: Objects shared with the trainer.
         stage: The stage.
         precision: Precision of the forward and backward pass.
+        ends_step: Whether a step computes no other gradients afterwards.
     """
 
     context: LearnerContext
     stage: StageSetup
     precision: StepPrecision = field(default_factory=StepPrecision)
+    ends_step: bool = False
 
     def draw_negatives(self, step: int) -> dict[str, Tensor]:
         """Draw the item keys of the sampled softmax, by table, ascending; the same on every rank.
@@ -75,8 +77,8 @@ class SupervisedLoss:
         }
         targets, sid_sum, nearest_sum = float(share.targets), 0.0, 0.0
         all_targets = self.context.member.sum_over_trainers(targets)[0]
-        model_is_divided = is_divided(self.context.model)
-        for index, chunk in enumerate(share.iterate(self.context.count_passes(len(share)))):
+        model_is_divided, n_passes = is_divided(self.context.model), self.context.count_passes(len(share))
+        for index, chunk in enumerate(share.iterate(n_passes)):
             begin_chunk(index)
             # A rank's share may have no target; it still takes part in the collectives.
             if not (model_is_divided or bool(chunk.batch.loss_mask.values.any())):
@@ -85,9 +87,9 @@ class SupervisedLoss:
                 losses = self._compute_losses(
                     share, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)
                 )
-            self.context.dense.backward(
-                self.precision.scale_loss(torch.stack(losses).sum() / max(all_targets, 1.0))
-            )
+            loss = self.precision.scale_loss(torch.stack(losses).sum() / max(all_targets, 1.0))
+            is_last = self.ends_step and index == n_passes - 1 and not self.precision.scales
+            run_backward(self.context.dense, loss, is_last=is_last)
             sid_loss, *nearest_loss = losses
             sid_sum += float(sid_loss.detach())
             nearest_sum += sum(float(loss.detach()) for loss in nearest_loss)
