@@ -43,7 +43,7 @@ def bench_overlap(
         )
         for _ in range(rounds):
             for side, (is_overlapped, link_ms) in sides.items():
-                with mock.patch("torch.distributed.all_reduce", _Link(link_ms / 1e3).all_reduce):
+                with mock.patch("torch.distributed.all_reduce", _Link(link_ms / 1e3).begin_sum):
                     seconds[side].append(_time_step(engine, is_overlapped))
     medians = {side: statistics.median(values) for side, values in seconds.items()}
     waited = {
@@ -72,7 +72,7 @@ class _Link:
     def __init__(self, bucket_s: float):
         self._bucket_s, self._free_at = bucket_s, 0.0
 
-    def all_reduce(self, values: Tensor, group: Any, async_op: bool) -> _Sum:
+    def begin_sum(self, values: Tensor, group: Any, async_op: bool) -> _Sum:
         """Begin the sum of a bucket."""
         self._free_at = max(self._free_at, time.perf_counter()) + self._bucket_s
         return _Sum(self._free_at)
