@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.embedding.training import ShardedTables
+from nonet.embedding.modules import RowSource
 from nonet.errors import ConfigError
 from nonet.models.generation import get_keys
 from nonet.types import Jagged, SampleBatch
@@ -102,10 +102,10 @@ class StepShare:
         """Return the number of chunks."""
         return len(self._chunk_makers)
 
-    def pull_frozen_rows(self, sparse: ShardedTables) -> dict[str, Tensor]:
+    def pull_frozen_rows(self, tables: RowSource) -> dict[str, Tensor]:
         """Pull the rows [M, D] of all keys by table to the device, without training them; all ranks must call it together."""
         return {
-            table: sparse.pull(table, keys, train=False).to(self._device) for table, keys in self.keys.items()
+            table: tables.pull(table, keys, train=False).to(self._device) for table, keys in self.keys.items()
         }
 
     def __iter__(self) -> Iterator[SparseBatch]:

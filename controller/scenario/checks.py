@@ -226,11 +226,8 @@ def _find_tensor_limit(engine: Engine, scenario: Scenario) -> str | None:
     """Return which key the engine's tensor parallelism does not support; None if it supports everything or is off."""
     if (ranks := engine.get_axes().get("tensor", 1)) == 1:
         return None
-    rolling = next((name for name, stage in scenario.stages.items() if stage.kind.rolls_out), None)
     if engine.get_options().get("compile"):
         limit: str | None = "compile: true (leave one of them out)"
-    elif rolling is not None:
-        limit = f"stages.{rolling}, which rolls out (leave the stage or tensor out)"
     else:
         limit = scenario.model.spec.find_tensor_limit(scenario.model.get_options(), ranks)
     return limit and f"tensor: {ranks} and {limit}"

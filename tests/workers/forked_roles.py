@@ -183,7 +183,7 @@ class Rank:
             self.rollout.place = Place("rollout", self.rank, self.ask["trainers"], peers=peers)
             self.rollout.open(self.folders)
         self.rollout.apply(step, sparse=self._export_all(step))
-        part = self.rank, self.ask["trainers"]
+        part = self.trainer.get_data_share()
         request = RolloutRequest(stage, step, width, step, chunk=3)  # Ranks have different numbers of chunks.
         return self.rollout.generate_group(self.stages[stage].users, part, request)
 
@@ -213,8 +213,9 @@ class Rank:
         evaluator.place = Place("evaluator", self.rank, self.ask["trainers"], peers=peers)
         evaluator.open(self.folders, str(Path(self.ask["folder"]) / "results"))
         folder = str(Path(self.ask["data"]) / name)
-        shares = [None] * self.ask["trainers"]
-        torch.distributed.all_gather_object(shares, evaluator.evaluate_share(folder))
+        shares = [evaluator.evaluate_share(folder)] * self.ask["trainers"]
+        if torch.distributed.is_initialized():
+            torch.distributed.all_gather_object(shares, shares[0])
         validated = evaluator.validate("pretrain", folder)
         if self.rank:
             return []

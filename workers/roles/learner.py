@@ -28,6 +28,38 @@ CheckpointPart = Callable[[Path], list[Path]]
 """Writes one part of a checkpoint into the checkpoint's folder and returns the files that it wrote."""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorGroupTables:
+    """The sparse tables as the trainers read and update them; of a tensor group, only the leader exchanges rows.
+
+    So the rows of samples that several ranks compute together are sent once, and their gradients count once. All trainers must
+    make the same calls, and those of a tensor group with the same keys.
+
+    Attributes:
+        sparse: This rank's part of the sparse tables.
+        member: This rank's membership in the process group of the trainers.
+    """
+
+    sparse: ShardedTables
+    member: Membership
+
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
+        """Return the rows [N, D] of keys [N] of a table (`ShardedTables.pull`)."""
+        rows = self.sparse.pull(table, keys if self.member.leads_tensor_group else keys[:0], train=train)
+        if self.member.tensor == 1:
+            return rows
+        return self.member.share_in_tensor_group({table: (len(keys), rows.shape[1])}, {table: rows})[table]
+
+    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Apply the gradients [N, D] of keys [N] of a table (`ShardedTables.push`)."""
+        n_keys = len(keys) if self.member.leads_tensor_group else 0
+        self.sparse.push(table, keys[:n_keys], grads[:n_keys], step, lr)
+
+    def stop(self) -> None:
+        """End the exchanges of a step (`ShardedTables.stop`)."""
+        self.sparse.stop()
+
+
 @dataclass(frozen=True)
 class LearnerContext:
     """The objects of a trainer that its learner uses during a stage.
@@ -61,6 +93,11 @@ class LearnerContext:
         """The module that computes losses (the sharded or wrapped model)."""
         return self.dense.model
 
+    @property
+    def tables(self) -> TensorGroupTables:
+        """The sparse tables, whose rows the leader of a tensor group exchanges for its other ranks."""
+        return TensorGroupTables(self.sparse, self.member)
+
     def count_passes(self, own_passes: int) -> int:
         """Return how many passes of the model this rank takes: as many as the rank with the most if the model is divided."""
         return self.member.find_largest(own_passes) if is_divided(self.model) else own_passes
@@ -69,7 +106,7 @@ class LearnerContext:
         """Replace the item rows of the nearest-item voter by their current values. All ranks must call this together."""
         if self.voters is not None and self.voters.nearest:
             keys = torch.from_numpy(self.corpus.seq.get_item_keys(self.voters.items))
-            rows = self.sparse.pull(self.run.features["item"], keys, train=False)
+            rows = self.tables.pull(self.run.features["item"], keys, train=False)
             self.voters.read(rows.detach().clone())
 
     def measure(self, stage: StageSetup) -> dict[str, float]:
@@ -122,7 +159,14 @@ class StageLearner:
         )
 
     def list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
-        """Return functions that write the stage's current state into a checkpoint folder."""
+        """Return functions that write the stage's current state into a checkpoint folder.
+
+        Of a tensor group, only the leader is asked.
+        """
+        return []
+
+    def list_divided_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+        """Return functions that write tensors that all trainers divide. All ranks must call it."""
         return []
 
     def device_tensors(self) -> Iterable[Tensor]:

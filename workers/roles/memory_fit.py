@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.embedding.training import ShardedTables
 from nonet.models.generation import (
     MEMORY_WEIGHTS,
     Corpus,
@@ -35,6 +34,7 @@ from nonet.samples.batches import (
 from nonet.samples.sequences import VALID
 from nonet.workers import StepShare
 from nonet.workers.engines.division import join_passes
+from nonet.workers.roles.learner import TensorGroupTables
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import Membership, split_evenly
 
@@ -53,7 +53,7 @@ class MemoryFit:
         run: Settings of the run.
         corpus: Sequences, items and semantic ids.
         model: A model with a memory.
-        sparse: This rank's part of the sparse tables.
+        tables: The sparse tables.
         member: The process groups of the trainers.
         voters: The voters of the memory.
         device: Name of the device.
@@ -62,7 +62,7 @@ class MemoryFit:
     run: RunSetup
     corpus: Corpus
     model: Any
-    sparse: ShardedTables
+    tables: TensorGroupTables
     member: Membership
     voters: Voters
     device: str
@@ -105,8 +105,8 @@ class MemoryFit:
         share = StepShare(
             [self._bind_batch(users[p], positions[p]) for p in parts], self.run.features, self.device
         )
-        rows = share.pull_frozen_rows(self.sparse)
-        self.sparse.stop()
+        rows = share.pull_frozen_rows(self.tables)
+        self.tables.stop()
         self.model.eval()
         with join_passes(self.model):
             chunk_votes = [

@@ -46,7 +46,7 @@ from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim
-from nonet.workers.engines.division import join_passes, list_weights
+from nonet.workers.engines.division import join_passes, list_weights, share_outputs
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 
@@ -231,7 +231,8 @@ class Rollout(DistributeWorker):
             )
         one_per_prompt = np.ones(len(users), np.int64)  # A chunk is limited by its number of prompts.
         chunks = split_by_size(one_per_prompt, request.chunk or max(1, len(users)))
-        with join_passes(self._recommender.model):  # Ranks have different numbers of chunks.
+        model = self._recommender.model
+        with join_passes(model), share_outputs(model):  # Ranks have different numbers of chunks.
             rollouts = concat_rows([self._generate_chunk(users[c], positions[c], request) for c in chunks])
         if request.blind:  # No prompt has a target.
             rollouts["target"] = Jagged(rollouts["target"].values[:0], np.zeros(len(users) + 1, np.int64))
@@ -323,7 +324,9 @@ class Rollout(DistributeWorker):
         Raises:
             StaleVersion: As `generate`.
         """
-        return self.generate_group(size, part=(self.rank, self.world), request=request)
+        trainer = self.place.peers.get("trainer")
+        part = trainer.get_data_share() if trainer else (self.rank, self.world)
+        return self.generate_group(size, part=part, request=request)
 
     @method(collect="concat", part=Replicate, request=Replicate)
     def generate_group(self, size: int, part: tuple[int, int], request: RolloutRequest) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Trainer(DistributeWorker):
         if context.voters is not None:
             context.read_items()
             MemoryFit(
-                self.run, self.corpus, self.model, self.sparse, self._member, context.voters, self.device
+                self.run, self.corpus, self.model, context.tables, self._member, context.voters, self.device
             ).fit_model()
             self.corpus.release_pages()
 
@@ -241,8 +241,10 @@ class Trainer(DistributeWorker):
         writers: list[Callable[[Path], list[Path]]] = [lambda folder: write_dense(folder / "dense")]
         if self.rank == 0 and (sha256 := getattr(self.model, "base_sha256", None)) is not None:
             writers.append(partial(write_base, sha256))
-        if self._learner is not None and self._member.leads_tensor_group:
-            writers += self._learner.list_checkpoint_parts(saving)
+        if self._learner is not None:
+            writers += self._learner.list_divided_parts(saving)
+            if self._member.leads_tensor_group:
+                writers += self._learner.list_checkpoint_parts(saving)
         return writers
 
     @method(while_offloaded=True)
@@ -310,6 +312,10 @@ class Trainer(DistributeWorker):
         """The sparse tables: those of the fused shard, or a client of shards in separate processes."""
         return self._sparse or self._shard.sparse
 
+    def get_data_share(self) -> tuple[int, int]:
+        """Return the index of this rank's share of the samples, and the number of shares; a tensor group has one."""
+        return self.rank // self._member.tensor, self.world // self._member.tensor
+
     @property
     def _shard(self) -> EmbeddingShard:
         return self.place.peers["embedding"]
@@ -334,6 +340,7 @@ class Trainer(DistributeWorker):
 
     def _make_context(self) -> LearnerContext:
         """Return the objects that a learner shares with this trainer."""
+        share, n_shares = self.get_data_share()
         return LearnerContext(
             run=self.run,
             corpus=self.corpus,
@@ -343,8 +350,8 @@ class Trainer(DistributeWorker):
             voters=self._voters,
             device=self.device,
             meter=self._meter,
-            rank=self.rank // self._member.tensor,
-            world=self.world // self._member.tensor,
+            rank=share,
+            world=n_shares,
         )
 
     @cached_property

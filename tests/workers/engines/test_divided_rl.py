@@ -48,17 +48,15 @@ def ring(tmp_path_factory):
     return Ring(tmp_path_factory.mktemp("ring"))
 
 
-def compare(scenario, folder, acts, changes, rel=1e-5, trainers=2, mesh=()):
-    """Check that the records of ranks that divide the model are those of as many ranks with the whole model.
+def compare(scenario, folder, acts, changes, rel=1e-5, trainers=2, mesh=(), shares=None):
+    """Check that the records of ranks that divide the model are those of ranks with the whole model.
 
-    `mesh` has changes of the scenario for the ranks that divide it.
+    `mesh` has changes of the scenario for the ranks that divide it, and `shares` is the number of the others if it differs.
     """
     records = {}
-    for engine, more in (("ddp", ()), ("fsdp2", mesh)):
+    for engine, ranks, more in (("ddp", shares or trainers, ()), ("fsdp2", trainers, mesh)):
         own = [*changes, f"roles.trainer.engine.use={engine}", *more]
-        records[engine] = played(scenario, folder / engine, acts, changes=own, trainers=trainers)[0][
-            "records"
-        ]
+        records[engine] = played(scenario, folder / engine, acts, changes=own, trainers=ranks)[0]["records"]
     assert records["fsdp2"]
     for divided, whole in zip(records["fsdp2"], records["ddp"], strict=True):
         assert divided == pytest.approx(whole, rel=rel, abs=1e-6)
@@ -147,3 +145,17 @@ def test_a_rank_without_prompts_takes_part_in_the_steps_of_a_model_with_a_memory
 def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], "stages.rl.mismatch={correct: token_clip}"]
     compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
+
+
+TENSOR = {"1x1x2": (2, 1), "1x2x2": (4, 2)}
+"""By mesh, the number of trainers and that of tensor groups."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", TENSOR)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_takes_the_steps_of_whole_models_in_tensor_groups(ring, tmp_path, algorithm, mesh):
+    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
+    ranks, shares = TENSOR[mesh]
+    tensor = ["roles.trainer.engine.tensor=2"]
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=ranks, mesh=tensor, shares=shares)

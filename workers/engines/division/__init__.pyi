@@ -3,6 +3,7 @@ from .divided_model import is_divided as is_divided
 from .divided_model import join_passes as join_passes
 from .divided_model import list_weights as list_weights
 from .divided_model import save_model as save_model
+from .divided_model import share_outputs as share_outputs
 from .mesh import build_mesh as build_mesh
 from .part_layout import PartLayout as PartLayout
 from .sharded_model import ShardedModel as ShardedModel

@@ -40,6 +40,19 @@ def join_passes(model: Any) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def share_outputs(model: Any) -> Iterator[None]:
+    """Give the ranks of a tensor group the states and logits of its first rank, so that all of them choose the same beams.
+
+    Each rank rounds differently, so beams that are nearly equal could be ordered differently.
+    """
+    if not is_divided(model):
+        yield
+        return
+    with getattr(model, DIVISION).share_outputs():
+        yield
+
+
 def list_weights(model: Any) -> list[Tensor]:
     """Return the tensors of a model on this rank; of a divided model its parts and its buffers."""
     return getattr(model, DIVISION).list_weights() if is_divided(model) else list_training_tensors(model)

@@ -41,6 +41,8 @@ from nonet.workers.engines.division.part_layout import PartLayout
 
 _FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
 """Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
+_DECODING_METHODS = ("prefill", "step")
+"""Methods whose results beams are chosen by: the states of prompts, and the logits of codes."""
 _FROZEN = "is_frozen_weight"
 """Attribute of the frozen weights of a model that is not divided yet."""
 
@@ -88,7 +90,7 @@ class ShardedModel:
         }
         self._has_weights = not any(parameter.is_meta for parameter in model.parameters())
         self.module: Any = model
-        self._is_in_pass = False
+        self._is_in_pass = self._shares_outputs = False
         self._layout = TensorLayout({}, frozenset())
         whole: dict[str, Tensor] = {}
         if self._is_tensor_parallel:
@@ -169,6 +171,9 @@ class ShardedModel:
         for name in _FORWARD_METHODS:
             if hasattr(model, name):
                 self._register_pass(model, name)
+        for name in _DECODING_METHODS if self._is_tensor_parallel else ():
+            if hasattr(model, name):
+                self._register_output(model, name)
         if hasattr(model, "find_most_passes"):
             model.find_most_passes = self._find_most_passes  # type: ignore[assignment]
         units: list[Any] = [*apart, *blocks, model]
@@ -212,6 +217,25 @@ class ShardedModel:
                     return gathering(*args, **named)
             finally:
                 self._is_in_pass = False
+
+        setattr(model, name, call)
+
+    def _register_output(self, model: Any, name: str) -> None:
+        """Make a method return the result of the first rank of the tensor group, in `share_outputs`."""
+        plain = getattr(model, name)
+
+        @wraps(plain)
+        def call(*args: Any, **named: Any) -> Any:
+            result = plain(*args, **named)
+            if not self._shares_outputs:
+                return result
+            output = result if isinstance(result, Tensor) else result.state
+            shared = output.contiguous()
+            torch.distributed.broadcast(shared, group=self.mesh.get_group(TENSOR), group_src=0)
+            if output is result:
+                return shared
+            output.copy_(shared)
+            return result
 
         setattr(model, name, call)
 
@@ -348,6 +372,15 @@ class ShardedModel:
                 block.unshard()
                 block.reshard()
         self.reshard()
+
+    @contextmanager
+    def share_outputs(self) -> Iterator[None]:
+        """Give the ranks of a tensor group the states and logits of its first rank (`_division.share_outputs`)."""
+        self._shares_outputs = True
+        try:
+            yield
+        finally:
+            self._shares_outputs = False
 
     def _gather_around_blocks(self) -> None:
         """Gather the weights outside the blocks. All ranks must call it."""

@@ -93,16 +93,11 @@ class PolicyLearner(StageLearner):
         return record
 
     def list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
-        """Return functions that write the reference, the value head and the prompt ledger."""
+        """Return functions that write the reference's rows, the value head and the prompt ledger."""
         parts: list[CheckpointPart] = []
         rank = self.context.rank
-        if self.reference is not None:
-            member = self.context.member
-            saved = save_model(self.reference.model, member.n_trainers, saving)
-            write_reference = saved.make_writer(member.rank, copy=saving.copy)
-            parts.append(lambda folder: write_reference(folder / "reference"))
-            if rank == 0 and (rows := copy_to_host(self.reference.to_row_tensors())):
-                parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
+        if self.reference is not None and rank == 0 and (rows := self.reference.to_row_tensors()):
+            parts.append(partial(_write_tensors, "reference", copy_to_host(rows), name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
             parts.append(partial(_write_tensors, "critic", copy_to_host(self.critic.get_tensors())))
         ledger = self.prompts.ledger
@@ -112,6 +107,15 @@ class PolicyLearner(StageLearner):
             else partial(write_snapshot, ledger.snapshot())
         )
         return parts
+
+    def list_divided_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+        """Return the function that writes this rank's part of the reference."""
+        if self.reference is None:
+            return []
+        member = self.context.member
+        saved = save_model(self.reference.model, member.n_trainers, saving)
+        write_reference = saved.make_writer(member.rank, copy=saving.copy)
+        return [lambda folder: write_reference(folder / "reference")]
 
     def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors of the reference."""

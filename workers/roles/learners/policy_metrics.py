@@ -133,7 +133,7 @@ class PolicyMetrics:
         if self.context.corpus.trie.n_leaves > _MAX_EXACT_ITEMS:
             return 0.0, 0.0, 0.0
         share = self.prompts.make_share(selected, [slice(None)])
-        rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
+        rows, chunk = share.pull_frozen_rows(self.context.tables), next(iter(share))
         log_probs: list[torch.Tensor] = []  # [U, I] of the policy, then of the reference if there is one.
         for frozen in [None] if self.reference is None else [None, self.reference]:
             model = self.context.model if frozen is None else frozen.model

@@ -100,7 +100,7 @@ class PolicyUpdate:
             skipped_updates += not math.isfinite(norm)
             code_count, totals = code_count + minibatch_codes, sums if totals is None else totals + sums
         self._update_reference()
-        self.context.sparse.stop()
+        self.context.tables.stop()
         if totals is None:
             totals, code_count = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64), 1.0
         prompt_sums = self.context.member.sum_over_trainers(
@@ -154,7 +154,7 @@ class PolicyUpdate:
         value_UWL = np.zeros(beams["logp"].shape, np.float32)
         parts = split_by_size(np.ones(len(value_UWL), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
-        rows = share.pull_frozen_rows(self.context.sparse)
+        rows = share.pull_frozen_rows(self.context.tables)
         with join_passes(self.context.model):
             for part, chunk in zip(parts, share, strict=True):
                 cache = self.context.model.prefill(
@@ -183,7 +183,7 @@ class PolicyUpdate:
         """Set the log-probabilities of the prompts `own` under a published policy; None is the live policy."""
         parts = [own[part] for part in split_by_size(np.ones(len(own), np.int64), self.stage.chunk)]
         share = self._prompts.make_share(beams, parts)
-        rows = share.pull_frozen_rows(self.context.sparse)
+        rows = share.pull_frozen_rows(self.context.tables)
         model = self.context.model if policy is None else policy.model
         with join_passes(model):
             for part, chunk in zip(parts, share, strict=True):
@@ -227,7 +227,7 @@ class PolicyUpdate:
         trains_rows = self.stage.sparse_lr is not None
         if trains_rows:
             self._store_rows(share)
-        rows = self._pull_trained_rows(share) if trains_rows else share.pull_frozen_rows(self.context.sparse)
+        rows = self._pull_trained_rows(share) if trains_rows else share.pull_frozen_rows(self.context.tables)
         sums = torch.zeros(_LOSS_SUMS + len(self.algorithm.more), dtype=torch.float64)
         passes = self.context.count_passes(len(share))
         parts += [slice(0, 0)] * (passes - len(parts))
@@ -274,7 +274,7 @@ class PolicyUpdate:
             changing_keys = self.context.member.gather_distinct_keys(keys)
             missing = [policy.find_missing_keys(table, changing_keys) for policy in policies]
             new_keys = torch.cat(missing).unique()
-            rows = self.context.sparse.pull(table, new_keys, train=False).detach().clone()
+            rows = self.context.tables.pull(table, new_keys, train=False).detach().clone()
             rows = rows.to(self.context.device)
             for policy in policies:
                 policy.store(table, new_keys, rows)
@@ -287,12 +287,12 @@ class PolicyUpdate:
         self.reference.follow(
             self.context.model,
             options["ema"],
-            lambda table, keys: self.context.sparse.pull(table, keys, train=False).detach(),
+            lambda table, keys: self.context.tables.pull(table, keys, train=False).detach(),
         )
 
     def _pull_trained_rows(self, share: StepShare) -> dict[str, Tensor]:
         """Pull the rows [M, D] by table with gradients enabled. Every rank must call this at the same point."""
-        rows = {table: self.context.sparse.pull(table, keys) for table, keys in share.keys.items()}
+        rows = {table: self.context.tables.pull(table, keys) for table, keys in share.keys.items()}
         return {table: row.detach().to(self.context.device).requires_grad_() for table, row in rows.items()}
 
     def _push_rows(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
@@ -306,7 +306,7 @@ class PolicyUpdate:
             if not are_all_finite([grad]):  # Poisoned gradients skip the step on every rank.
                 poison(list_gradients(self.context.dense))
                 grad = torch.zeros_like(grad)
-            self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
+            self.context.tables.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
     def _compute_loss(
         self,
@@ -364,7 +364,10 @@ class PolicyUpdate:
         return load_heavy(self.algorithm.loss)(inputs, self.stage.algorithm)
 
     def _sum_gradient(self, flat: Tensor) -> Tensor:
-        """Sum a flat gradient over all ranks in place."""
-        if self.context.member.n_trainers > 1:
-            torch.distributed.all_reduce(flat, group=self.context.member.trainers)
+        """Sum a flat gradient over all ranks in place; that of a tensor group counts once."""
+        member = self.context.member
+        if not member.leads_tensor_group:
+            flat.zero_()
+        if member.n_trainers > 1:
+            torch.distributed.all_reduce(flat, group=member.trainers)
         return flat
