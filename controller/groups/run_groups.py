@@ -22,7 +22,7 @@ from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
 from nonet.controller.record import ChromeTrace, RunFolder, check_shared
-from nonet.controller.scenario import RewardOptions, Scenario
+from nonet.controller.scenario import RewardOptions, Role, Scenario
 from nonet.controller.setup import (
     list_between_roles,
     list_reward_options,
@@ -129,11 +129,15 @@ class RunGroups:
         Raises:
             ConfigError: No group of the run holds the role.
         """
-        name = next((group.name for group in self.binding.groups if role in group.roles), None)
-        if name not in self.hosts:
+        group = next((group for group in self.binding.groups if role in group.roles), None)
+        if group is None or group.name not in self.hosts:
             roles = ", ".join(name for group in self.binding.groups for name in group.roles)
             raise ConfigError(f"no group of this run holds the role {role!r}; roles: {roles}")
-        return WorkerGroup.from_actors(self.hosts[name], role)
+        kind = self.scenario.roles.get(role, Role()).find_kind(role)
+        ranks_per_share = (
+            self.scenario.tensor_ranks if kind.follows_shares and "trainer" in group.roles else 1
+        )
+        return WorkerGroup.from_actors(self.hosts[group.name], role, ranks_per_share)
 
     def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
         """Start the processes of a reward that is not in the plan, on any node with room, and return their group.

@@ -150,7 +150,7 @@ def _estimate_state_moves(
     Yields:
         (description, bytes per step, route).
     """
-    if (ranks := run.get_tensor_ranks()) > 1:
+    if (ranks := run.scenario.tensor_ranks) > 1:
         bytes_per_position = 4 * run.size.layers * run.size.width * 4.0
         moved = 2 * (ranks - 1) * step.events * run.size.positions_an_event * bytes_per_position
         yield "states", moved, f"inside groups of {ranks} {trainer.name} workers"

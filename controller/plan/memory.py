@@ -94,7 +94,8 @@ def estimate_worker_memory(
     room_bytes = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
     # A supervised chunk must have room for the longest history.
     largest, smallest = compute_largest_chunk(scenario, options, size), scenario.data.history + 2
-    prompts = kind.count_units(options, workers)
+    shares = workers // scenario.tensor_ranks if "training" in keepers else workers
+    prompts = kind.count_units(options, shares)
     if prompts is not None:
         largest, smallest = min(largest, prompts), 1
     if "training" in keepers and (prompts is not None or scenario.model.spec.cuts_steps):
@@ -108,7 +109,7 @@ def estimate_worker_memory(
         working["activations"] = _estimate_activation_bytes(run, recompute, chunks["trainer"] * unit_tokens)
     elif "training" in keepers:
         working["activations"] = _estimate_activation_bytes(
-            run, recompute, kind.count_step_tokens(scenario, options, size) / workers
+            run, recompute, kind.count_step_tokens(scenario, options, size) / shares
         )
     if "rollout" in roles and kind.rolls_out:
         width = kind.get_width(options)
@@ -131,11 +132,12 @@ def estimate_usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
         Positions of a supervised step, or prompts of an RL step.
     """
     options, kind = run.scenario.stages[stage], run.kinds[stage]
+    shares = workers // run.scenario.tensor_ranks
     prompts = kind.count_units(options, 1)
     if prompts is not None:
-        return prompts / workers
+        return prompts / shares
     step_tokens = kind.count_step_tokens(run.scenario, options, run.size)
-    return min(step_tokens * run.get_tensor_ranks() / workers, options.chunk.tokens)
+    return min(step_tokens / shares, options.chunk.tokens)
 
 
 def compute_largest_chunk(scenario: Scenario, stage_options: StageOptions, size: ModelSize) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nonet.controller.cluster import (
     ANYWHERE,
@@ -38,6 +38,7 @@ class PlacementRequest:
         labels: Labels that a node must have.
         topology: The topology level within which the workers must or should be.
         gang: Whether the workers communicate all the time, so that few nodes are better than partly used ones.
+        together: The number of neighbouring workers that should be on one node; it divides `least` and `most`.
     """
 
     resource: str
@@ -47,6 +48,7 @@ class PlacementRequest:
     labels: Mapping[str, str]
     topology: Topology
     gang: bool
+    together: int = 1
 
 
 Choice = list[tuple[Node, int]]
@@ -99,6 +101,16 @@ class Capacity:
             The nodes with their numbers of workers, in the order of `make_place_key`, and the topology level that all of them
             share; None if too few workers fit.
         """
+        if (size := request.together) > 1:
+            teams = replace(
+                request,
+                each=request.each * size,
+                least=request.least // size,
+                most=request.most // size,
+                together=1,
+            )
+            if (choice := self.choose(teams)) is not None:
+                return [(node, count * size) for node, count in choice[0]], choice[1]
         rooms = self._find_rooms(request)
         levels = list(list_levels(request.topology))
         for level in levels:

@@ -132,6 +132,7 @@ def _place_group(
         labels=request.labels,
         topology=request.topology,
         gang=request.gang,
+        together=request.together,
     )
     choice = capacity.choose(placement_request)
     if choice is None:

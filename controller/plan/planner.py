@@ -261,8 +261,9 @@ def make_stages(
         chunks = ledger.chunks.get(name, {})
         chunk_by_role = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in group_by_role.items()}
         workers = {role: group.workers for role, group in group_by_role.items()}
-        if "trainer" in workers:  # Those of a tensor group share their samples.
-            workers["trainer"] //= run.get_tensor_ranks()
+        for role, group in group_by_role.items():  # The trainers of a tensor group share their samples.
+            if role == "trainer" or (role == "rollout" and "trainer" in group.roles):
+                workers[role] //= run.scenario.tensor_ranks
         sizes = kind.derive_sizes(stage_options, workers, chunk_by_role)
         # In the roles of a kind, "name." stands for the roles that belong to the stage of this name, such as its rewards.
         group_names = _find_groups(groups, *(role.replace("name.", f"{name}.") for role in kind.roles))

@@ -9,7 +9,7 @@ k groups on the same devices request 1/k of a device each, rounded down to Ray's
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 
 from nonet.controller.cluster import Elastic, Pool, Topology
@@ -40,6 +40,7 @@ class GroupRequest:
         bundle: Units that are reserved for one worker and for the groups that share with it.
         light: Whether the group contains no torch code of Nonet (rewards, steps between).
         gang: Whether its workers communicate in a process group.
+        together: The number of neighbouring workers that should be on one node, because they compute the same samples.
         where: The path of its options in the scenario, such as "roles.trainer", for messages.
         shares: The group whose bundles it uses; "" for bundles of its own.
     """
@@ -59,6 +60,7 @@ class GroupRequest:
     gang: bool
     where: str
     shares: str = ""
+    together: int = 1
 
 
 def make_group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequest]:
@@ -90,7 +92,9 @@ def make_group_requests(run: ResolvedRun, stage: str | None = None) -> list[Grou
         added_roles = [other for role in fused_roles[name] for other in kinds[role].beside]
         group_roles = (*fused_roles[name], *added_roles)
         sharer_count = len(sharers.get(device_owners[name] or name, ()))
-        requests.append(_make_request(scenario, roles, name, group_roles, sharer_count, device_owners[name]))
+        request = _make_request(scenario, roles, name, group_roles, sharer_count, device_owners[name])
+        trains_here = "trainer" in (*group_roles, *sharers.get(name, ()))
+        requests.append(replace(request, together=scenario.tensor_ranks) if trains_here else request)
     return requests + list(_list_light_requests(run))
 
 

@@ -42,11 +42,6 @@ class ResolvedRun:
         """The bytes of all tables that have a budget."""
         return sum(filter(None, self.table_budgets.values()))
 
-    def get_tensor_ranks(self) -> int:
-        """Return the number of trainers that compute the same samples, each with a part of every block."""
-        engine = self.roles["trainer"].engine if "trainer" in self.roles else None
-        return engine.get_axes().get("tensor", 1) if engine is not None else 1
-
     def get_roles(self, stage: str | None) -> Mapping[str, Role]:
         """Return the roles of a stage; those of the whole run for None."""
         return self.roles if stage is None else self.stage_roles[stage]

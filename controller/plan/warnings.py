@@ -42,7 +42,7 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
 
 def _warn_about_wide_tensor_groups(run: ResolvedRun, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a warning for trainers of which a tensor group is on several nodes, so that each block waits for the network."""
-    ranks = run.get_tensor_ranks()
+    ranks = run.scenario.tensor_ranks
     for group in groups if ranks > 1 else ():
         lines = [group.nodes[first : first + ranks] for first in range(0, group.workers, ranks)]
         if "trainer" in group.roles and (wide := next((line for line in lines if len(set(line)) > 1), None)):
@@ -139,8 +139,8 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, stage_options in scenario.stages.items():
         step_users, users_key = run.kinds[name].find_least_users(stage_options)
-        if step_users and step_users < trainer.workers:
-            idle_trainers = trainer.workers - step_users
+        if step_users and step_users * scenario.tensor_ranks < trainer.workers:
+            idle_trainers = trainer.workers - step_users * scenario.tensor_ranks
             yield (
                 f"warning: {name} trains on {step_users} users per step, so {idle_trainers} of {trainer.workers} trainers "
                 f"have nothing to do; raise stages.{name}.{users_key}"

@@ -88,6 +88,12 @@ class Scenario(StrictModel):
         """Return the same scenario that reads the user's own files elsewhere, such as from the copies that a run keeps."""
         return _validate_document(_to_plain(self), files)
 
+    @property
+    def tensor_ranks(self) -> int:
+        """The number of trainers of a tensor group, which compute the same samples, each with a part of every block."""
+        engine = self.roles["trainer"].engine if "trainer" in self.roles else None
+        return engine.get_axes().get("tensor", 1) if engine is not None else 1
+
     def __eq__(self, other: object) -> bool:
         """Return whether both scenarios have the same keys and values, wherever their files are."""
         return isinstance(other, Scenario) and _to_plain(self) == _to_plain(other)

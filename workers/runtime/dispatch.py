@@ -7,7 +7,8 @@ Otherwise a header, which is the same for all ranks and pickled once, describes 
 
 The value of every parameter becomes one `Argument`, the same for all ranks, and a list of flat values for each rank.
 The value is sharded, replicated, distributed by rank, or passed on by reference. A large replicated value is put into
-the object store once; a chunk is sent only to its rank.
+the object store once; a chunk is sent only to its rank. Where several neighbouring ranks compute the same share of the rows
+(tensor parallelism), each of them gets the chunk of the share.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ class Argument:
             the row counts of `take` chunks and then a list of their references, and fetches only the chunks that
             contain rows of this rank's share.
         take: Number of values or chunks.
+        ranks_per_share: Number of neighbouring ranks that fetch the same rows.
         parts: For a dict, how each of its values is assembled.
     """
 
     name: str
     how: str = AS_IS
     take: int = 1
+    ranks_per_share: int = 1
     parts: tuple[Argument, ...] = ()
 
 
@@ -135,7 +138,8 @@ def _assemble_argument(
     if argument.how == JOIN:
         return concat_rows([next(remaining) for _ in range(argument.take)])
     row_counts = [next(remaining) for _ in range(argument.take)]
-    start, stop = split_evenly(sum(row_counts), world)[rank]
+    n_ranks = argument.ranks_per_share
+    start, stop = split_evenly(sum(row_counts), world // n_ranks)[rank // n_ranks]
     return _fetch_rows(next(remaining), row_counts, start, stop, partial(fetch, argument.name))
 
 
@@ -166,7 +170,9 @@ Spread = tuple[Argument, Sequence[list[Any]]]
 """How one parameter is assembled, and its flat values for each rank."""
 
 
-def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, world: int) -> Spread:
+def spread_argument(
+    call_name: str, parameter: str, value: Any, marker: Any, world: int, ranks_per_share: int = 1
+) -> Spread:
     """Divide the value of one parameter among ranks.
 
     Args:
@@ -175,6 +181,7 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
         value: Its value, which may be wrapped in a marker or be the future of another group.
         marker: The marker that the method declares for the parameter, None if it declares none.
         world: Number of ranks.
+        ranks_per_share: Number of neighbouring ranks that get the same share of a sharded value.
 
     Returns:
         How the parameter is assembled, and its flat values for each rank.
@@ -185,14 +192,19 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
     if isinstance(value, Shard | Replicate | PerRank):
         marker, value = type(value), value.value
     if isinstance(value, GroupFuture):
-        return _spread_future(call_name, parameter, value, marker, world)
+        return _spread_future(call_name, parameter, value, marker, world, ranks_per_share)
     if isinstance(value, Mapping) and any(isinstance(part, GroupFuture) for part in value.values()):
         return _spread_dict(
-            parameter, [spread_argument(call_name, name, part, marker, world) for name, part in value.items()]
+            parameter,
+            [
+                spread_argument(call_name, name, part, marker, world, ranks_per_share)
+                for name, part in value.items()
+            ],
         )
     if marker is Shard:
-        ranges = split_evenly(count_rows(value), world)
-        flats = [[slice_rows(value, start, stop)] for start, stop in ranges]
+        ranges = split_evenly(count_rows(value), world // ranks_per_share)
+        chunks = [put_once(slice_rows(value, start, stop), ranks_per_share) for start, stop in ranges]
+        flats = [[chunk] for chunk in chunks for _ in range(ranks_per_share)]
     elif marker is PerRank:
         flats = [[rank_value] for rank_value in value]
         if len(flats) != world:
@@ -231,26 +243,34 @@ def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
     return Argument(parameter, parts=tuple(argument for argument, _ in spreads)), flats
 
 
-def _spread_future(call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
+def _spread_future(
+    call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int, ranks_per_share: int
+) -> Spread:
     """Divide the results of another group by reference.
 
-    Each rank gets the result of the same rank, or all results, or the references and row counts by which it fetches its
-    share of the rows.
+    Each rank gets the result of the same share or rank, or all results, or the references and row counts by which it fetches
+    its share of the rows.
     """
-    refs, origin = future.refs, f"{future.role}.{future.method}"
+    refs = future.refs if marker is PerRank else future.select_shares(future.refs)
+    origin, shares = f"{future.role}.{future.method}", world // ranks_per_share
     if marker is Shard and future.collect != "concat":
         raise ConfigError(
             f"{call_name}({parameter}): only results collected by 'concat' can be sharded; "
             f"{origin} collects by {future.collect!r}"
         )
-    if marker in (Shard, PerRank) and len(refs) == world and (future.by_rank or world == 1):
+    if marker is PerRank and len(refs) == world and (future.by_rank or world == 1):
         return Argument(parameter), [[ref] for ref in refs]
+    if marker is Shard and len(refs) == shares and (future.by_rank or shares == 1):
+        return Argument(parameter), [[ref] for ref in refs for _ in range(ranks_per_share)]
     if marker is PerRank:
         raise ConfigError(
             f"{call_name}({parameter}): PerRank needs {world} results, {origin} has {len(refs)}"
         )
     if marker is Shard:
-        return _share_chunks(parameter, future.request_row_counts(), refs, world)
+        count_refs = future.select_shares(future.request_row_counts())
+        argument = Argument(parameter, SHARE, take=len(refs), ranks_per_share=ranks_per_share)
+        # Ray resolves the references to the row counts, but not those inside the list.
+        return argument, [[*count_refs, list(refs)]] * world
     if future.collect == "first" or (future.collect == "concat" and len(refs) == 1):
         return Argument(parameter), [[refs[0]]] * world
     if future.collect == "concat":
@@ -259,11 +279,3 @@ def _spread_future(call_name: str, parameter: str, future: GroupFuture, marker: 
         f"{call_name}({parameter}): {origin} collects by {future.collect!r}; "
         "get() it first, or collect by 'concat' or 'first'"
     )
-
-
-def _share_chunks(parameter: str, count_refs: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
-    """Give all ranks the row counts of the chunks and a list of their references.
-
-    Ray resolves the references to the row counts, but not those inside the list.
-    """
-    return Argument(parameter, SHARE, take=len(refs)), [[*count_refs, list(refs)]] * world

@@ -68,6 +68,7 @@ class GroupFuture:
         retries: Maximum number of times that a call is repeated on a restarted rank if it may have run before.
         sent: The call as it was sent, to repeat it on a restarted rank; None if it cannot be repeated.
         actors: The actor that holds each result; None if result i is that of rank i.
+        ranks_per_share: Number of neighbouring ranks that computed the same rows, which are collected once.
 
     Attributes:
         by_rank: Whether result i is that of rank i of the group.
@@ -84,12 +85,13 @@ class GroupFuture:
         retries: int = 0,
         sent: Any = None,
         actors: list[Any] | None = None,
+        ranks_per_share: int = 1,
     ):
         self.refs, self.role, self.method, self.collect = refs, role, method, collect
         self._group, self._message = hosts, sent
         self._actors = list(hosts.actors) if actors is None else actors
         self.by_rank = actors is None
-        self._timeout_s, self._retries = timeout_s, retries
+        self._timeout_s, self._retries, self._ranks_per_share = timeout_s, retries, ranks_per_share
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._count_refs: list[Any] | None = None
 
@@ -146,6 +148,10 @@ class GroupFuture:
                 actor.count.remote(ref) for actor, ref in zip(self._actors, self.refs, strict=True)
             ]
         return self._count_refs
+
+    def select_shares(self, by_rank: Sequence[Any]) -> list[Any]:
+        """Return, of something for each rank, that of the first rank of each share; the others have the same result."""
+        return list(by_rank)[:: self._ranks_per_share]
 
     def get_row_counts(self) -> list[int]:
         """Return the row counts of the ranks' results, after `settle`. Raises errors like `get`."""
@@ -235,14 +241,15 @@ class GroupFuture:
 
     def _collect_values(self, values: list[Any]) -> Any:
         """Combine the values of the ranks according to `collect`."""
-        if self.collect == "concat":
-            return concat_rows(values)
         if self.collect == "first":
             return values[0]
-        if self.collect in ("sum", "mean"):
-            total = sum(values[1:], start=values[0])
-            return total / len(values) if self.collect == "mean" else total
-        return values
+        if self.collect == "list":
+            return values
+        values = self.select_shares(values)
+        if self.collect == "concat":
+            return concat_rows(values)
+        total = sum(values[1:], start=values[0])
+        return total / len(values) if self.collect == "mean" else total
 
     def _retry_lost_rank(self, error: Exception) -> None:
         """Repeat the call of a lost rank, or raise the error as a NonetError.
@@ -305,8 +312,8 @@ def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> Nonet
 def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
     """Concatenate the results of several calls, each collected by 'concat', into one future."""
     first = futures[0]
-    refs = [ref for future in futures for ref in future.refs]
-    actors = [actor for future in futures for actor in future._actors]
+    refs = [ref for future in futures for ref in future.select_shares(future.refs)]
+    actors = [actor for future in futures for actor in future.select_shares(future._actors)]
     return GroupFuture(refs, first._group, first.role, first.method, first.collect, actors=actors)
 
 

@@ -85,15 +85,23 @@ class WorkerGroup:
         self._bind(hosts, role)
 
     @classmethod
-    def from_actors(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
-        """Return a group that calls one of the roles of existing actors."""
+    def from_actors(cls, hosts: ActorGroup, role: str, ranks_per_share: int = 1) -> WorkerGroup:
+        """Return a group that calls one of the roles of existing actors.
+
+        Args:
+            hosts: The actors.
+            role: The role.
+            ranks_per_share: Number of neighbouring ranks that compute the same rows: they get the same share of a sharded
+                argument, and what they return is collected once.
+        """
         group = cls.__new__(cls)
-        group._bind(hosts, role)
+        group._bind(hosts, role, ranks_per_share)
         return group
 
-    def _bind(self, hosts: ActorGroup, role: str) -> None:
+    def _bind(self, hosts: ActorGroup, role: str, ranks_per_share: int = 1) -> None:
         """Set the actors that are called, and the role that is called on them."""
         self.hosts, self.role, self.world = hosts, role, hosts.world
+        self._ranks_per_share = ranks_per_share
         self._cls = hosts.specs[role].cls
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -144,7 +152,15 @@ class WorkerGroup:
             return GroupStream(streams, self.role, name, timeout_s)
         refs = [self.hosts.send(message, rank) for rank in range(self.world)]
         return GroupFuture(
-            refs, self.hosts, self.role, name, declaration.collect, timeout_s, retries, message
+            refs,
+            self.hosts,
+            self.role,
+            name,
+            declaration.collect,
+            timeout_s,
+            retries,
+            message,
+            ranks_per_share=self._ranks_per_share,
         )
 
     def call_rank(
@@ -186,7 +202,9 @@ class WorkerGroup:
             raise ConfigError(f"{self.role}.{name}: {error}") from None
         call_name, markers = f"{self.role}.{name}", declaration.markers
         spreads = [
-            spread_argument(call_name, parameter, value, markers.get(parameter), self.world)
+            spread_argument(
+                call_name, parameter, value, markers.get(parameter), self.world, self._ranks_per_share
+            )
             for parameter, value in bound.arguments.items()
         ]
         header = tuple(argument for argument, _ in spreads)

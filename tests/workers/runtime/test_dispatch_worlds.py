@@ -19,7 +19,7 @@ from nonet.workers.runtime.dispatch import (
     spread_argument,
     unpack_header,
 )
-from nonet.workers.runtime.future import GroupFuture
+from nonet.workers.runtime.future import GroupFuture, concat_futures
 from nonet.workers.runtime.methods import PerRank, Replicate, Shard
 
 WORLDS = range(1, 9)
@@ -54,9 +54,9 @@ def equal(left, right) -> bool:
     return type(left) is type(right) and left == right
 
 
-def received(value, marker, world):
+def received(value, marker, world, ranks_per_share=1):
     """Return what each rank gets; references are positions in `fetched`, so that fetching can be watched."""
-    argument, flats = spread_argument("role.m", "x", value, marker, world)
+    argument, flats = spread_argument("role.m", "x", value, marker, world, ranks_per_share)
     header = unpack_header(pack_header((argument,)))
     assert len(flats) == world
     return [assemble_arguments(header, flats[rank], rank, world, fetch)["x"] for rank in range(world)]
@@ -72,7 +72,8 @@ class Chunk:
 class Answers(GroupFuture):
     """What another group answered, a chunk a rank, with the rows in each."""
 
-    def __init__(self, chunks, counts):
+    def __init__(self, chunks, counts, ranks_per_share=1):
+        self._ranks_per_share, self._actors, self._group = ranks_per_share, chunks, None
         self.refs, self.role, self.method, self.collect, self._count_refs = (
             chunks,
             "other",
@@ -119,6 +120,42 @@ def test_chunks_by_reference_are_recut_for_any_group_size(kind):
                 assert [rows.count_rows(part) for part in parts] == [
                     b - a for a, b in rows.split_evenly(n, after)
                 ]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_ranks_that_compute_the_same_rows_get_the_same_share(kind):
+    for shares in (1, 2, 3):
+        for n in (0, 1, 7, 33):
+            value = CONTAINERS[kind](n)
+            parts = received(value, Shard, 2 * shares, ranks_per_share=2)
+            assert equal(rows.concat_rows(parts[::2]), value)
+            for leader, follower in zip(parts[::2], parts[1::2], strict=True):
+                assert equal(leader, follower)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_equal_results_of_ranks_are_passed_on_once(kind):
+    """The results of three shares, each computed by two ranks, go to groups of other shares, and are collected."""
+    value = CONTAINERS[kind](33)
+    chunks = [
+        Chunk(rows.slice_rows(value, *share)) for share in rows.split_evenly(33, 3) for _ in range(2)
+    ]
+    batch = Answers(chunks, tuple(rows.count_rows(chunk.value) for chunk in chunks), ranks_per_share=2)
+    for shares, ranks_per_share in ((2, 2), (1, 2), (2, 1), (4, 1)):
+        parts = received(batch, Shard, shares * ranks_per_share, ranks_per_share)
+        assert equal(rows.concat_rows(parts[::ranks_per_share]), value)
+        assert all(equal(part, parts[i - i % ranks_per_share]) for i, part in enumerate(parts))
+    for world, ranks_per_share in ((6, 2), (3, 1)):  # Ray itself would resolve these references
+        _, flats = spread_argument("role.m", "x", batch, Shard, world, ranks_per_share)
+        assert [flat[0] for flat in flats] == [c for c in chunks[::2] for _ in range(ranks_per_share)]
+    assert equal(batch._collect_values([chunk.value for chunk in chunks]), value)
+    assert len(concat_futures([batch, batch]).refs) == 6
+
+
+@pytest.mark.parametrize(("collect", "expected"), [("sum", 5), ("mean", 2.5), ("list", [1, 1, 4, 4])])
+def test_equal_results_of_ranks_are_collected_once(collect, expected):
+    future = GroupFuture([], None, "r", "m", collect, actors=[], ranks_per_share=2)
+    assert future._collect_values([1, 1, 4, 4]) == expected
 
 
 def test_a_rank_fetches_only_chunks_that_hold_its_rows():

@@ -8,5 +8,6 @@ SPEC = RoleKind(
     default={"fuse": "trainer"},
     order=1,
     keeps="weights",
+    follows_shares=True,
     lists=True,
 )
