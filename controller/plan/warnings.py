@@ -48,7 +48,7 @@ def _warn_about_wide_tensor_groups(run: ResolvedRun, groups: tuple[GroupPlan, ..
         if "trainer" in group.roles and (wide := next((line for line in lines if len(set(line)) > 1), None)):
             yield (
                 f"warning: {group.name} has tensor groups on several nodes ({', '.join(dict.fromkeys(wide))}), and every block "
-                f"waits for the network; place a multiple of {ranks} trainers on each node"
+                f"waits for the network; free {ranks} places, or a multiple of it, on each of its nodes"
             )
 
 

@@ -304,6 +304,12 @@ VARIANTS: dict[str, Any] = {
         }
         for engine in ("ddp", "fsdp2", "deepspeed")
     },
+    **{
+        axis: lambda shop, kind, axis=axis: {
+            "roles": {"trainer": {"workers": 2, "engine": {"use": "fsdp2", axis: 2}}}
+        }
+        for axis in ("replicate", "tensor")
+    },
     "warm": lambda shop, kind: {"init": {"from": str(shop.earlier_run)}},
     "integers": lambda shop, kind: {},
 }

@@ -18,7 +18,10 @@ from nonet.deploy.cli import app
 from nonet.verbs import VERBS
 
 PLAIN = [(kind, ("integers",) if index % 2 else ()) for index, kind in enumerate(MODELS)]
-NO_FOLDER = [("decoder", (variant,)) for variant in ("two trainers", "ddp", "fsdp2", "deepspeed")]
+NO_FOLDER = [
+    ("decoder", (variant,))
+    for variant in ("two trainers", "ddp", "fsdp2", "deepspeed", "replicate", "tensor")
+]
 """Runs of several processes, which this process cannot make."""
 HOLES: dict[tuple[str, str], int] = {}
 """Cells that do not work yet: (verb, variant or kind; "" for all) -> the item of the plan that mends them.

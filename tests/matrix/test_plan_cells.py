@@ -26,6 +26,9 @@ REFUSED: dict[tuple[str, str], str] = {
     ("click", "no tables"): "sparse.tables: deepfm needs one dim",
     ("click", "rl"): "stages.rl with rewards for deepfm, which makes no lists",
     ("click", "parquet"): "data.source: parquet with model.use: deepfm (the model reads events",
+    ("hstu", "tensor"): "tensor: 2 and model.block: hstu (choose block: attention, or leave tensor out)",
+    ("hf-lora", "tensor"): "tensor: 2 and model.lora (leave tensor or lora out)",
+    ("click", "tensor"): "tensor: 2 and this model (its blocks cannot be divided; leave tensor out)",
     ("click", "streams"): "data.source: parquet with model.use: deepfm (the model reads events",
 }
 """What the line says, for the combinations of a kind and a variant that no run has."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from backbones import QWEN3
-from views import RL, gpu_nodes, scenario
+from views import RL, gpu_nodes, node, scenario
 
-from nonet.controller.plan.memory import estimate_worker_memory
+from nonet.controller.cluster.view import ClusterView
+from nonet.controller.plan.memory import estimate_usual_share, estimate_worker_memory
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.resolved import derive_model_size, resolve_run
 from nonet.controller.scenario import check_scenario
@@ -151,7 +152,6 @@ SUPERVISED = {"pretrain": {"epochs": 1, "batch": {"users": 512}}}
     [
         ({"model": {"heads": 3, "width": 66}}, "tensor: 2 and model.heads: 3 .*multiple of 2"),
         ({"model": {"block": "hstu"}}, "model.block: hstu"),
-        ({"stages": {**SUPERVISED, "rl": RL}}, r"stages\.rl, which rolls out"),
         ({"engine": {"compile": True}}, "compile: true"),
         ({"workers": 3}, "tensor: 2 and workers: 3"),
         (
@@ -184,6 +184,32 @@ def test_a_tensor_rank_keeps_a_part_of_the_blocks_and_all_other_weights():
     assert found[1].fixed["weights"] == size.parameters * 4 / 4
     assert found[2].fixed["weights"] == (whole + size.matrices // 2) * 4 / 2
     assert plan(made, gpu_nodes(1)).meshes["trainer"].startswith("shard 2 x tensor 2; ")
+
+
+def test_prompts_of_an_rl_step_are_divided_among_tensor_groups():
+    sizes = {}
+    for tensor in (1, 2):
+        trainer = {"workers": 4, "engine": {"use": "fsdp2", "tensor": tensor}}
+        made = scenario(stages={"pretrain": {"epochs": 1}, "rl": {**RL, "users": 40}}, roles={"trainer": trainer})
+        derived = next(stage for stage in plan(made, gpu_nodes(1)).stages if stage.name == "rl").derived
+        sizes[tensor] = [derived[name] for name in ("users a rollout", "prompts a trainer's chunk")]
+        assert estimate_usual_share(resolve_run(made), "rl", 4) == 10 * tensor
+    assert sizes == {1: [10, 10], 2: [20, 20]}
+
+
+@pytest.mark.parametrize("owner", ["trainer", "evaluator"])
+def test_a_tensor_group_is_placed_on_one_node_and_a_warning_says_where_it_does_not_fit(owner):
+    """Also where the trainers use the devices of another group."""
+    trainer = {"workers": 6, "engine": {"use": "fsdp2", "tensor": 2}, "pool": "gpu"}
+    roles = {"trainer": trainer}
+    if owner == "evaluator":
+        roles = {"trainer": {**trainer, "collocate": "evaluator"}, "evaluator": {"workers": 6, "pool": "gpu"}}
+    made = scenario(stages=SUPERVISED, roles=roles)
+    for free, nodes, warns in ((3, "aabbcc", False), (1, "abcdef", True)):
+        view = ClusterView(tuple(node(name, {"GPU": free}, GPU=4, CPU=8) for name in "abcdef"))
+        found = plan(made, view)
+        assert "".join(found.find_group("trainer").nodes) == nodes
+        assert any("tensor groups on several nodes" in note for note in found.notes) == warns
 
 
 def test_only_fsdp2_has_a_mesh_and_its_axes_are_at_least_1():

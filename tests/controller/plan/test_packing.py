@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from views import gpu_nodes, node
 
@@ -51,6 +53,16 @@ def test_a_gang_takes_the_fewest_nodes_and_lone_workers_fill_broken_ones():
     view = ClusterView((node("a", {"GPU": 2}, GPU=8), node("b", {"GPU": 1}, GPU=8), node("c", GPU=8)))
     assert put(Capacity(view), ask(5)) == ({"c": 5}, "")
     assert put(Capacity(view), ask(5, gang=False)) == ({"a": 2, "b": 1, "c": 2}, "")
+
+
+def test_workers_that_belong_together_are_on_one_node_if_they_fit():
+    """Six workers in pairs leave a device of each node with three free, and are packed as before where only odd ones are left."""
+    view = ClusterView(tuple(node(name, {"GPU": 3}, GPU=4) for name in "abc"))
+    pairs = replace(ask(6), together=2)
+    assert put(Capacity(view), ask(6)) == ({"a": 3, "b": 3}, "")
+    assert put(Capacity(view), pairs) == ({"a": 2, "b": 2, "c": 2}, "")
+    odd = ClusterView(tuple(node(name, {"GPU": 1}, GPU=4) for name in "abcdef"))
+    assert put(Capacity(odd), pairs) == (dict.fromkeys("abcdef", 1), "")
 
 
 def test_preferred_topology_widens_and_required_topology_does_not():
