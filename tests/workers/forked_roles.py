@@ -5,10 +5,11 @@
 reads lines {"ask": path of ASK, "errors": file for stderr, "env": environment} and answers each with an exit code.
 
 ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
-["begin", stage], ["train", stage, start, stop], ["generate", stage, step] and ["update", stage, start, stop] (RL steps,
-with rollouts that are fused with the trainers), ["fit_memory"], ["rejoin", epoch], ["save", name], ["load", name, stage],
-["evaluate", name of a checkpoint], ["publish", name of a checkpoint], ["reshard", shards]. Rank r writes
-FOLDER/<r>.json: what `train`, `update` and `evaluate` gave and what the tables counted. `played` runs it from a test.
+["begin", stage], ["train", stage, start, stop], ["fit_memory"], ["rejoin", epoch], ["save", name], ["load", name, stage],
+["evaluate", name of a checkpoint], ["publish", name of a checkpoint], ["reshard", shards], ["disturb"]; and RL steps with
+rollouts that are fused with the trainers: ["generate", stage, step], ["beams", stage, step, draw], ["update", stage, start,
+stop]. Rank r writes FOLDER/<r>.json: what `train`, `beams`, `update` and `evaluate` gave and what the tables counted.
+`played` runs it from a test.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Rank:
         found = {"records": [], "counts": []}
         for what, *args in self.ask["acts"]:
             answer = getattr(self, what)(*args)
-            if what in ("train", "update", "evaluate") and self.trainer:
+            if what in ("train", "update", "beams", "evaluate") and self.trainer:
                 found["records"] += [{k: v for k, v in r.items() if k not in MEASURED} for r in answer]
             if self.shard:
                 found["counts"].append(self.shard.pop_counts())
@@ -171,7 +172,24 @@ class Rank:
     def fit_memory(self):
         self.trainer.fit_memory()
 
-    def generate(self, stage, step, width=4):
+    def beams(self, stage, step, draw):
+        """Return this rank's beams of an RL step, drawn with the options `draw`."""
+        made = self.generate(stage, step, draw=draw)
+        return [{name: made[name].tolist() for name in ("user", "item", "logp") if name in made}]
+
+    def disturb(self):
+        """Change the weights outside the blocks on the ranks that do not lead a tensor group, as much rounding would."""
+        import torch
+
+        if self.trainer.dense.member.leads_tensor_group:
+            return
+        draw = torch.Generator().manual_seed(1)
+        for name, weight in self.trainer.model.named_parameters():
+            part = getattr(weight, "to_local", lambda weight=weight: weight)().detach()
+            if not name.startswith(("blocks.", "backbone.")):
+                part.add_(torch.randn(part.shape, generator=draw))
+
+    def generate(self, stage, step, width=4, draw=None):
         """Publish the trainers' rows and generate this rank's share of the beams of an RL step, fused with the trainer."""
         from nonet.workers.roles import RolloutRequest
         from nonet.workers.roles.rollout import Rollout
@@ -184,7 +202,8 @@ class Rank:
             self.rollout.open(self.folders)
         self.rollout.apply(step, sparse=self._export_all(step))
         part = self.trainer.get_data_share()
-        request = RolloutRequest(stage, step, width, step, chunk=3)  # Ranks have different numbers of chunks.
+        # Ranks have different numbers of chunks.
+        request = RolloutRequest(stage, step, width, step, chunk=3, draw=draw or {})
         return self.rollout.generate_group(self.stages[stage].users, part, request)
 
     def update(self, stage, start, stop):

@@ -1,7 +1,11 @@
-"""Models whose blocks two trainers divide: steps, also of unequal shares, give the records of ranks with the whole model."""
+"""RL of models that trainers divide: steps, also of unequal shares, give the records of ranks with the whole model.
+
+The ranks of a tensor group take the steps, and choose the beams, of one rank that has all weights.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from forked_roles import played
 from likes_world import make_likes
@@ -147,15 +151,92 @@ def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring,
     compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
 
 
-TENSOR = {"1x1x2": (2, 1), "1x2x2": (4, 2)}
-"""By mesh, the number of trainers and that of tensor groups."""
+TENSOR = ["roles.trainer.engine.tensor=2"]
+MESHES = {"1x1x2": (2, 1), "1x2x2": (4, 2)}
+"""By mesh of replicate, shard and tensor, the number of trainers and that of tensor groups."""
+
+KINDS = {
+    "attention over the history": MODELS["attention over the history"],
+    "qwen3": MODELS["qwen3"],
+    "recompute": MODELS["recompute"],
+    "memory and a rank without prompts": ["model.memory=on", "stages.rl.users=1"],
+    "corrected mismatch": ["stages.rl.mismatch={correct: token_clip}"],
+    "trained rows": ["stages.rl.sparse_lr=1e-3", f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"],
+}
+DRAWS = {
+    "beams": {},
+    "gumbel": {"use": "gumbel", "with_target": True},
+    "sample": {"use": "sample", "temperature": 1.5, "top_p": 0.9},
+    "beams and draws": {"use": "beam", "tail": 2},
+}
+"""Ways of drawing beams; of each, those of two RL steps are compared."""
+PRETRAIN = [["begin", "pretrain"], ["train", "pretrain", 0, 3], ["fit_memory"]]
+
+
+def draw_beams(ring, folder, acts, changes, engine, trainers):
+    """Return what each rank draws after some acts, by field, that of all acts and prompts one after the other."""
+    acts = [*acts, *(["beams", "rl", step, draw] for step in (0, 1) for draw in DRAWS.values())]
+    changes = [*UNEQUAL, *changes, f"roles.trainer.engine={{{engine}}}"]
+    ranks = played(ring.scenario, folder, acts, changes=changes, trainers=trainers)
+    return [[beams for beams in rank["records"] if "item" in beams] for rank in ranks]
+
+
+def join(parts, name):
+    """Join the beams of several shares, by act."""
+    return [
+        np.concatenate([part[name] for part in parts_of_act]) for parts_of_act in zip(*parts, strict=True)
+    ]
+
+
+def test_two_ranks_of_a_tensor_group_take_the_steps_of_one(ring, tmp_path):
+    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['ppo']}}}"]
+    acts = [*PRETRAIN[:2], ["begin", "rl"], ["update", "rl", 0, 2]]
+    compare(ring.scenario, tmp_path, acts, changes, mesh=TENSOR, shares=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", TENSOR)
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_takes_the_steps_of_whole_models_in_tensor_groups(ring, tmp_path, algorithm, mesh):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
-    ranks, shares = TENSOR[mesh]
-    tensor = ["roles.trainer.engine.tensor=2"]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=ranks, mesh=tensor, shares=shares)
+    ranks, shares = MESHES[mesh]
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=ranks, mesh=TENSOR, shares=shares)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_step_in_tensor_groups_is_that_of_whole_models(ring, tmp_path, kind):
+    changes = [*UNEQUAL, *KINDS[kind]]
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, mesh=TENSOR, shares=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["decoder", "qwen3"])
+def test_two_tensor_groups_take_the_steps_of_one_process(ring, tmp_path, model):
+    """A chunk has all prompts of a rank, so that the exact metrics are those of the same prompts."""
+    changes = [*MODELS[model], "stages.rl.users=7"]
+    changes += [f"stages.rl.algorithm={{{ALGORITHMS['grpo with a moving reference']}}}"]
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, mesh=TENSOR, shares=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("model", ["decoder", "qwen3"])
+def test_beams_are_those_of_one_process(ring, tmp_path, model, mesh):
+    changes, trainers = [*MODELS[model], "model.memory=on"], MESHES[mesh][0]
+    (alone,) = draw_beams(ring, tmp_path / "alone", PRETRAIN, changes, "use: ddp", 1)
+    ranks = draw_beams(ring, tmp_path / "mesh", PRETRAIN, changes, "use: fsdp2, tensor: 2", trainers)
+    assert ranks[::2] == ranks[1::2]  # to the bit
+    for name in ("user", "item"):
+        for found, expected in zip(join(ranks[::2], name), join([alone], name), strict=True):
+            assert np.array_equal(found, expected)
+    for found, expected in zip(join(ranks[::2], "logp"), join([alone], "logp"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["decoder", "qwen3"])
+def test_ranks_whose_logits_differ_choose_the_beams_of_the_first(ring, tmp_path, model):
+    changes, acts = [*MODELS[model], "model.memory=on"], [*PRETRAIN, ["disturb"]]
+    leader, follower = draw_beams(ring, tmp_path, acts, changes, "use: fsdp2, tensor: 2", 2)
+    assert leader == follower

@@ -137,9 +137,7 @@ def test_ranks_that_compute_the_same_rows_get_the_same_share(kind):
 def test_equal_results_of_ranks_are_passed_on_once(kind):
     """The results of three shares, each computed by two ranks, go to groups of other shares, and are collected."""
     value = CONTAINERS[kind](33)
-    chunks = [
-        Chunk(rows.slice_rows(value, *share)) for share in rows.split_evenly(33, 3) for _ in range(2)
-    ]
+    chunks = [Chunk(rows.slice_rows(value, *share)) for share in rows.split_evenly(33, 3) for _ in range(2)]
     batch = Answers(chunks, tuple(rows.count_rows(chunk.value) for chunk in chunks), ranks_per_share=2)
     for shares, ranks_per_share in ((2, 2), (1, 2), (2, 1), (4, 1)):
         parts = received(batch, Shard, shares * ranks_per_share, ranks_per_share)
