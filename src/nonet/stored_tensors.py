@@ -142,7 +142,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
         missing_elements = math.prod(wanted.shape)
         for file, key, part in self._stored[wanted.name]:
             origin = part.start if part else ()
-            shared = wanted.intersect(part) if part and missing_elements else wanted
+            shared = wanted.intersect(part) if part and math.prod(wanted.shape) else wanted
             if shared is None:
                 continue
             values = shared.select_from(self._open(file).get_tensor(key), origin)
@@ -152,11 +152,9 @@ class StoredTensors(Mapping[str, "Tensor"]):
                 result = torch.empty(wanted.shape, dtype=values.dtype)
             shared.select_from(result, wanted.start).copy_(values)
             missing_elements -= values.numel()
-        if result is None or missing_elements:
-            raise CheckpointError(
-                f"{self._folder}: {missing_elements} elements of {wanted.name} are not there"
-            )
-        return result
+            if not missing_elements:
+                return result
+        raise CheckpointError(f"{self._folder}: {missing_elements} elements of {wanted.name} are not there")
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names in the order of the files."""

@@ -143,9 +143,7 @@ def test_two_trainers_that_divide_the_model_write_the_files_of_one(ray_local, tm
 
 @pytest.mark.parametrize("axis", ["replicate", "tensor"])
 @pytest.mark.parametrize(("kind", "variants"), [("decoder", ("rl",)), ("hf", ("rl", "align"))])
-def test_two_trainers_of_a_mesh_write_the_files_of_one(
-    ray_local, tmp_path, kind, variants, axis, command
-):
+def test_two_trainers_of_a_mesh_write_the_files_of_one(ray_local, tmp_path, kind, variants, axis, command):
     shop = Shop(tmp_path)
     scenario = shop.write_scenario(kind, variants)
     compare_two_trainers(command, scenario, tmp_path, f"{{use: fsdp2, {axis}: 2}}")

@@ -226,6 +226,19 @@ def test_slices_of_several_ranks_are_read_as_whole_tensors_and_in_other_slices(t
     assert merge_shards(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
 
 
+def test_a_part_is_read_from_any_neighbouring_slices(tmp_path):
+    named = {"matrix": torch.arange(24.0).view(8, 3)}
+    own = [TensorSlice("matrix", (row, 0), (2, 3)) for row in (0, 2, 4, 6)]
+    files = TensorFiles.from_slices("model", named, [own], max_bytes=100)
+    tensors = {piece.key: piece.select_from(named["matrix"]).clone() for piece in own}
+    SavedTensors(files, tensors).make_writer(0, copy=False)(tmp_path)
+    stored = StoredTensors(tmp_path / "model.safetensors")
+    for first in range(8):
+        for rows in range(1, 9 - first):
+            part = stored.read_slice(TensorSlice("matrix", (first, 1), (rows, 2)))
+            assert torch.equal(part, named["matrix"][first : first + rows, 1:])
+
+
 def test_slices_that_do_not_make_a_whole_tensor_are_an_error(tmp_path):
     named = {"matrix": torch.arange(12.0).view(4, 3)}
     own = [TensorSlice("matrix", (0, 0), (3, 3))]

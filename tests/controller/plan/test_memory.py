@@ -190,7 +190,9 @@ def test_prompts_of_an_rl_step_are_divided_among_tensor_groups():
     sizes = {}
     for tensor in (1, 2):
         trainer = {"workers": 4, "engine": {"use": "fsdp2", "tensor": tensor}}
-        made = scenario(stages={"pretrain": {"epochs": 1}, "rl": {**RL, "users": 40}}, roles={"trainer": trainer})
+        made = scenario(
+            stages={"pretrain": {"epochs": 1}, "rl": {**RL, "users": 40}}, roles={"trainer": trainer}
+        )
         derived = next(stage for stage in plan(made, gpu_nodes(1)).stages if stage.name == "rl").derived
         sizes[tensor] = [derived[name] for name in ("users a rollout", "prompts a trainer's chunk")]
         assert estimate_usual_share(resolve_run(made), "rl", 4) == 10 * tensor

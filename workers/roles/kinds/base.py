@@ -27,7 +27,7 @@ class RoleKind:
         gang: Whether its workers join the trainers' process group.
         keeps: State of the model on its device: "training" (weights, optimizer, gradients), "weights", "rows", or "" for nothing.
         divides: Whether several of its workers divide the weights of the model if the trainers' engine does.
-        follows_shares: Whether its workers in the trainers' processes get the samples of their trainers, so that those of a tensor
+        follows_shares: Whether its workers in the trainers' processes get the samples of their trainers: those of a tensor
             group get the same ones, and what they return is collected once.
         beside: Names of roles that run in its process although `roles:` does not name them.
         light: Whether its process does not load Nonet's torch code, so that its workers need little memory.
