@@ -11,7 +11,6 @@ import time
 from importlib.util import find_spec
 
 import pytest
-import yaml
 from tests_ring import make_ring
 
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
@@ -94,10 +93,6 @@ def test_the_quickstart_on_two_ranks_has_the_losses_of_one_process(ray_local, tm
 @pytest.mark.parametrize(("engine", "optimizer"), [*WAYS, ("fsdp2, tensor: 2", [])])
 def test_a_killed_rank_changes_no_bit_of_what_the_run_ends_in(ray_local, tmp_path, engine, optimizer):
     ring, changes = make_ring(tmp_path) / "ring.yaml", [*LONG, *optimizer, TWO.format(engine)]
-    if "tensor" in engine:  # It has no rollouts.
-        scenario = yaml.safe_load(ring.read_text())
-        del scenario["stages"]["rl"]
-        ring.write_text(yaml.safe_dump(scenario))
     calm = api.run(api.scenario(ring, changes), run_dir=tmp_path / "calm", panel=panel())
     rough = api.start(api.scenario(ring, changes), run_dir=tmp_path / "rough")
     killer = threading.Thread(target=kill_a_trainer, args=(tmp_path / "rough",))

@@ -375,7 +375,7 @@ class ShardedModel:
 
     @contextmanager
     def share_outputs(self) -> Iterator[None]:
-        """Give the ranks of a tensor group the states and logits of its first rank (`_division.share_outputs`)."""
+        """Give the ranks of a tensor group the states and logits of its first rank (`divided_model.share_outputs`)."""
         self._shares_outputs = True
         try:
             yield
