@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from nonet.stored_tensors import StoredTensors
 from nonet.workers.engines import OptimizerOptions
 from nonet.workers.engines._fsdp2 import Fsdp2
 from nonet.workers.engines.division import ShardedModel, build_mesh
+from nonet.workers.roles.learners.policy_update import PolicyUpdate
 from nonet.workers.runtime import Membership
 
 MESHES = {"1x1x2": ("tensor: 2", 2), "1x2x2": ("tensor: 2", 4), "2x2x2": ("tensor: 2, replicate: 2", 8)}
@@ -148,6 +151,13 @@ def test_a_tensor_group_counts_once_in_sums_and_its_leader_alone_pulls_rows(ring
         counts.append({table: len(keys) for table, keys in learner._get_pulled_keys(batch).items()})
     assert all(counts[0].values())
     assert not any(counts[1].values())
+
+
+def test_the_gradient_of_the_value_head_counts_once_for_a_tensor_group():
+    for rank, expected in ((0, 3.0), (1, 0.0)):
+        context: Any = SimpleNamespace(member=Membership(rank, 2, tensor=2))
+        update = PolicyUpdate(context, *[None] * 4, {})  # type: ignore[arg-type]
+        assert update._sum_gradient(torch.full((2,), 3.0)).tolist() == [expected] * 2
 
 
 @pytest.mark.slow
