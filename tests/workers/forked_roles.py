@@ -201,7 +201,8 @@ class Rank:
             self.rollout.place = Place("rollout", self.rank, self.ask["trainers"], peers=peers)
             self.rollout.open(self.folders)
         self.rollout.apply(step, sparse=self._export_all(step))
-        part = self.trainer.get_data_share()
+        n_ranks = self.trainer.ranks_per_share
+        part = self.rank // n_ranks, self.ask["trainers"] // n_ranks
         # Ranks have different numbers of chunks.
         request = RolloutRequest(stage, step, width, step, chunk=3, draw=draw or {})
         return self.rollout.generate_group(self.stages[stage].users, part, request)

@@ -325,7 +325,8 @@ class Rollout(DistributeWorker):
             StaleVersion: As `generate`.
         """
         trainer = self.place.peers.get("trainer")
-        part = trainer.get_data_share() if trainer else (self.rank, self.world)
+        n_ranks = trainer.ranks_per_share if trainer else 1
+        part = self.rank // n_ranks, self.world // n_ranks
         return self.generate_group(size, part=part, request=request)
 
     @method(collect="concat", part=Replicate, request=Replicate)

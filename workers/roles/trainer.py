@@ -312,9 +312,10 @@ class Trainer(DistributeWorker):
         """The sparse tables: those of the fused shard, or a client of shards in separate processes."""
         return self._sparse or self._shard.sparse
 
-    def get_data_share(self) -> tuple[int, int]:
-        """Return the index of this rank's share of the samples, and the number of shares; a tensor group has one."""
-        return self.rank // self._member.tensor, self.world // self._member.tensor
+    @property
+    def ranks_per_share(self) -> int:
+        """The number of neighbouring ranks that compute the same samples: those of a tensor group."""
+        return self._member.tensor
 
     @property
     def _shard(self) -> EmbeddingShard:
@@ -340,7 +341,6 @@ class Trainer(DistributeWorker):
 
     def _make_context(self) -> LearnerContext:
         """Return the objects that a learner shares with this trainer."""
-        share, n_shares = self.get_data_share()
         return LearnerContext(
             run=self.run,
             corpus=self.corpus,
@@ -350,8 +350,8 @@ class Trainer(DistributeWorker):
             voters=self._voters,
             device=self.device,
             meter=self._meter,
-            rank=share,
-            world=n_shares,
+            rank=self.rank // self.ranks_per_share,
+            world=self.world // self.ranks_per_share,
         )
 
     @cached_property

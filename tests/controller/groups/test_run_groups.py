@@ -79,7 +79,9 @@ def run_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run_groups_module.WorkerGroup,
         "from_actors",
-        lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]),
+        lambda hosts, role, ranks_per_share: Group(
+            calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]
+        ),
     )
     monkeypatch.setattr(
         run_groups_module.RunGroups, "_check_shared_or_stop", lambda *_: None
@@ -142,6 +144,21 @@ def test_times_to_live_are_told_before_the_gang_meets(run_groups):
     assert [arguments for name, arguments, _ in run_groups.calls if name.endswith("set_ttl_steps")] == [
         ({"item": 40},)
     ] * 2
+
+
+def test_trainers_of_a_tensor_group_and_rollouts_in_their_processes_compute_the_same_rows(
+    run_groups, monkeypatch
+):
+    trainer = {"workers": 4, "engine": {"use": "fsdp2", "tensor": 2}}
+    run_groups.scenario = make_scenario({**BODY, "roles": {"trainer": trainer}})
+    monkeypatch.setattr(
+        run_groups_module.WorkerGroup, "from_actors", lambda hosts, role, ranks_per_share: ranks_per_share
+    )
+    roles = ("trainer", "rollout", "embedding", "evaluator", "rl.reward.hit")
+    assert [run_groups.group(role) for role in roles] == [2, 2, 1, 1, 1]
+    run_groups.binding.groups[0].roles = ("trainer", "embedding")
+    run_groups.binding.groups[1].roles = ("evaluator", "rollout")
+    assert [run_groups.group(role) for role in ("trainer", "rollout")] == [2, 1]
 
 
 def test_a_commit_is_loaded_by_trainers_and_shards(run_groups):

@@ -190,7 +190,7 @@ def join(parts, name):
 
 def test_two_ranks_of_a_tensor_group_take_the_steps_of_one(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['ppo']}}}"]
-    acts = [*PRETRAIN[:2], ["begin", "rl"], ["update", "rl", 0, 2]]
+    acts = [["begin", "rl"], ["update", "rl", 0, 1]]
     compare(ring.scenario, tmp_path, acts, changes, mesh=TENSOR, shares=1)
 
 
