@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from nonet.attention import NAME, SDPA_OR_UNI, attention_forward, pack_sequences, register
 from nonet.errors import ConfigError
 from nonet.models.hf.config import get_text_config, read_config
+from nonet.models.hf.deferred_weights import build_from_folder
 
 # Shapes: B sequences, S positions, T positions of all sequences without padding, Q queries, D width, V words, N = S + Q keys,
 # G key heads, E width per head.
@@ -30,7 +31,7 @@ _NO_CAP = 1e30  # Some configs do not accept None; tanh(x / 1e30) * 1e30 is x.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
+def build_causal_lm(options: Mapping[str, Any], seed: int, config: Any = None) -> Any:
     """Create the complete language model, with weights from `path`, or drawn from `seed` for a `config`.
 
     All random draws during construction use the seed, so two processes that load one folder have bitwise equal models.
@@ -38,6 +39,7 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     Args:
         options: Options of the model.
         seed: Seed of the run.
+        config: A transformers config, for which the weights are drawn; by default that of the options.
 
     Raises:
         ConfigError: transformers cannot build it, or weights of the folder are missing, unexpected or of another shape.
@@ -46,18 +48,22 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config, attention = read_config(options), options.get("attention")
+    path, attention = None if config else options.get("path"), options.get("attention")
+    config = config or read_config(options)
     if attention == "uni":
         register()
     load_options: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
     if attention is not None:
         load_options["attn_implementation"] = ATTENTIONS[attention]
+    is_deferred = torch.empty(0).device.type == "meta"  # The weights are read or drawn later, one at a time.
     try:
-        if options.get("path"):
+        if path and is_deferred:
+            return build_from_folder(config, str(path), load_options)
+        if path:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model_and_report: Any = AutoModelForCausalLM.from_pretrained(
-                    options["path"],
+                    path,
                     config=config,
                     local_files_only=True,
                     output_loading_info=True,
@@ -65,7 +71,7 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
                     **load_options,
                 )
             model, load_report = model_and_report
-            _check_loaded(model, load_report, options["path"])
+            _check_loaded(model, load_report, path)
             return model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -138,7 +144,6 @@ class Backbone(nn.Module):
         tied: Whether input and output embeddings are the same.
         scale: Factor that the model applies to its word embeddings.
         bias: Whether the output layer has a bias.
-        std: Standard deviation of the word embeddings.
         cap: Soft cap of logits, which `cap_logits` applies; None if the model has none.
         output_layer: The frozen output layer of words; None if it is tied to the input embeddings.
         model: The language model, whose output layer is replaced by the identity.
@@ -164,7 +169,6 @@ class Backbone(nn.Module):
                 f"{output_layer.weight.shape[1]}; semantic ids need equal widths"
             )
         self.words = int(embeddings.weight.shape[0])
-        self.std = float(embeddings.weight.detach().float().std()) or 0.02  # all rows can be equal
         self.scale = float(getattr(embeddings, "embed_scale", 1.0))
         self.cap = None
         for name in _CAP_KEYS:
@@ -186,6 +190,11 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.model.get_input_embeddings().weight.dtype
+
+    def compute_std(self) -> Tensor:
+        """Compute the standard deviation of the word embeddings, a number; 0.02 if all rows are equal."""
+        std = self.model.get_input_embeddings().weight.detach().float().std()
+        return torch.where(std > 0, std, 0.02)
 
     def embed(self, word_n: Tensor) -> Tensor:
         """Return the input embeddings of words."""
@@ -357,7 +366,12 @@ class _OutputPlaceholder(nn.Identity):
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
-        self.weight = torch.empty(0, dtype=dtype)
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """An empty tensor of the dtype."""
+        return torch.empty(0, dtype=self._dtype)
 
 
 def _fill(empty: Tensor) -> Tensor:

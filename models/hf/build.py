@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nonet.models.hf.backbone import (
     set_packing,
 )
 from nonet.models.hf.cache import HfCache
-from nonet.models.hf.config import SIDS, format_error
+from nonet.models.hf.config import SIDS, format_error, read_config, shrink_config
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import make_layout
 from nonet.plugins import load_heavy
@@ -51,7 +52,8 @@ def build(
         ConfigError: The model cannot be created with these options.
     """
     backbone = Backbone(build_causal_lm(options, seed))
-    if options.get("attention") == "uni":
+    has_values = backbone.model.get_input_embeddings().weight.device.type != "meta"
+    if has_values and options.get("attention") == "uni":
         check_uni(backbone)
     layout = make_layout(options, len(codes), backbone.words)
     with torch.random.fork_rng(devices=[]):
@@ -65,9 +67,36 @@ def build(
         model.base_sha256 = hash_folder(str(options["path"]))
     if options.get("path") and (Path(options["path"]) / SIDS).is_file():
         load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(options["path"]))
-    choose_caching(model)
-    choose_packing(model)
+    if has_values:
+        choose_caching(model)
+        choose_packing(model)
+    else:
+        _choose_as_smaller_model(model, seed)
     return model
+
+
+def _choose_as_smaller_model(model: HfRecommender, seed: int) -> None:
+    """Set what `choose_caching` and `choose_packing` set for a model of few layers and words, since this one has no values yet.
+
+    The smaller model has a layer of each kind, and drawn weights.
+    """
+
+    def build_smaller() -> HfRecommender:
+        options = model.options
+        backbone = Backbone(build_causal_lm(options, seed, shrink_config(read_config(options))))
+        if options.get("attention") == "uni":
+            check_uni(backbone)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            smaller = HfRecommender(backbone, model.layout, model.codes, {}, tied=options.get("tied"))
+        choose_caching(smaller)
+        choose_packing(smaller)
+        return smaller
+
+    with ThreadPoolExecutor(1) as thread:  # The modes that make meta tensors are those of this thread.
+        smaller = thread.submit(build_smaller).result()
+    model.caches, model.no_cache = smaller.caches, smaller.no_cache
+    set_packing(model.backbone, packs=smaller.backbone.packs)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ and the weights are drawn. Nothing is downloaded: the folder must be on this mac
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -46,6 +47,20 @@ def read_config(options: Mapping[str, Any]) -> Any:
     if options.get("path"):
         return _load_folder_config(str(options["path"]))
     return _make_config(dict(options["config"]))
+
+
+def shrink_config(config: Any) -> Any:
+    """Return a config of the same architecture with few words and a layer of each kind."""
+    config = copy.deepcopy(config)
+    text_config = get_text_config(config)
+    kinds = list(dict.fromkeys(getattr(text_config, "layer_types", None) or ()))
+    if kinds:
+        text_config.layer_types = kinds
+    text_config.num_hidden_layers = len(kinds) or min(2, text_config.num_hidden_layers)
+    text_config.vocab_size = FEW_WORDS
+    for name in _SPECIAL:
+        setattr(text_config, name, None)
+    return config
 
 
 def get_text_config(config: Any) -> Any:

@@ -71,13 +71,13 @@ class HfRecommender(nn.Module):
     @torch.no_grad()
     def draw(self) -> None:
         """Initialise the weights: codes and projections of rows with the words' deviation, other event features with zeros."""
-        std = self.backbone.std
-        for weight in (self.token.weight, self.start, *(linear.weight for linear in self.row.values())):
-            nn.init.normal_(weight, std=std)  # type: ignore[arg-type]
-        if self.out is not None:
-            nn.init.normal_(self.out.weight, std=std)
-            if self.out.bias is not None:
-                nn.init.zeros_(self.out.bias)
+        std = self.backbone.compute_std()
+        weights: list[Any] = [self.token.weight, self.start, *(linear.weight for linear in self.row.values())]
+        weights += [] if self.out is None else [self.out.weight]
+        for weight in weights:
+            nn.init.normal_(weight).mul_(std)
+        if self.out is not None and self.out.bias is not None:
+            nn.init.zeros_(self.out.bias)
         for table in (self.gap, self.rating, self.kind):
             nn.init.zeros_(table.weight)
 

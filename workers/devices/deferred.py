@@ -18,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-_OVERWRITES = {"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "bernoulli_", "log_normal_"}
+_OVERWRITES = {
+    *("normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "bernoulli_", "log_normal_"),
+    "read_stored",  # `models/hf/deferred_weights.py`
+}
 """Names of operations whose result does not depend on the earlier value of the tensor that they change."""
 
 
@@ -29,10 +32,17 @@ _FACTORIES = {
 """Functions that are called on the meta device; tensors of given values are made on the CPU."""
 
 
+_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+_FIRST_MARK = 0x6E6F6E65 << 24
+"""The first seed of the states by which the recorder recognises that nothing has seeded the generator."""
+
+
 class _OnMeta(TorchFunctionMode):
-    """Makes new tensors on the meta device."""
+    """Makes new tensors on the meta device, and hides it from functions of torch.nn.init that do nothing for a meta tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _IS_META:
+            return False
         device = {"device": "meta"} if func in _FACTORIES else {}
         return func(
             *args, **device, **{k: v for k, v in (kwargs or {}).items() if not (device and k == "device")}
@@ -80,13 +90,18 @@ class _Recorder(TorchDispatchMode):
         self._rng_state = torch.empty(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.inplace_view in func.tags:
+            raise NotImplementedError(
+                f"{func} changes the shape of a tensor that earlier operations refer to"
+            )
         result, state = func(*args, **(kwargs or {})), None
         if torch.Tag.nondeterministic_seeded in func.tags:
-            now = (
-                torch.get_rng_state()
-            )  # It changes only when the generator is seeded: meta tensors draw nothing.
+            now = torch.get_rng_state()
             if not torch.equal(now, self._rng_state):
-                self._rng_state = state = now
+                state = now
+            # Meta tensors draw nothing, so the generator gets a state that only an operation which draws next can find.
+            torch.default_generator.manual_seed(_FIRST_MARK + len(self.operations))
+            self._rng_state = torch.get_rng_state()
         self.operations.append(_Operation(func, args, kwargs or {}, result, state))
         return result
 
@@ -142,7 +157,7 @@ def record_build(build: Callable[[], nn.Module]) -> RecordedBuild | None:
     """
     recorder = _Recorder()
     try:
-        with warnings.catch_warnings(), _OnMeta(), recorder:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _OnMeta(), recorder:
             warnings.simplefilter("ignore")
             model = build()
     except (

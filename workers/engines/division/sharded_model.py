@@ -115,8 +115,8 @@ class ShardedModel:
     def build(cls, build: Callable[[], nn.Module], mesh: DeviceMesh, device: torch.device) -> ShardedModel:
         """Build a model whose first weights are computed one at a time, and of which this rank keeps its part.
 
-        A model that reads its own weights while it is built, as Hugging Face's do, is built whole on the host, and its units
-        are moved to the device and divided one at a time.
+        A model that reads its own weights while it is built, as some of Hugging Face's do, is built whole on the host, and its
+        units are moved to the device and divided one at a time.
         """
         recorded = record_build(build)
         if recorded is None:
@@ -283,7 +283,8 @@ class ShardedModel:
         if keeps_part:
             moved._share_frozen(self)
         else:
-            moved.take_whole_frozen(self._iterate_frozen())
+            for name, whole in self._iterate_frozen():
+                moved._take_frozen(name, whole)
         return moved
 
     def build_empty(self) -> nn.Module:
@@ -298,10 +299,11 @@ class ShardedModel:
 
     def _iterate_frozen(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole frozen weights, which are computed or read again, on the host."""
-        if self._rebuild is not None and self._frozen_names:
-            buffers = dict(self._rebuild().named_buffers())
-            for name in self._frozen_names:
-                yield name, buffers[name]
+        if self._rebuild is None or not self._frozen_names:
+            return
+        recorded = record_build(self._rebuild)
+        weights = self._rebuild().named_buffers() if recorded is None else recorded.replay()
+        yield from ((name, weight) for name, weight in weights if name in self._frozen_names)
 
     def copy_frozen(self) -> nn.Module:
         """Return a copy of the model in evaluation mode, which is divided in the same way and is not trained."""
@@ -328,6 +330,8 @@ class ShardedModel:
             if name in index_by_name:
                 index = index_by_name[name]
                 self.parts[index].copy_(self.select_part(whole.to(self._device), index))
+            elif name in self._frozen_names:
+                self._take_frozen(name, whole)
             elif name in buffers:
                 buffers[name].copy_(whole)
         self._has_weights = True
@@ -340,12 +344,11 @@ class ShardedModel:
         self._has_weights = True
 
     @torch.no_grad()
-    def take_whole_frozen(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy this rank's parts of whole frozen weights, given one at a time by name."""
+    def _take_frozen(self, name: str, whole: Tensor) -> None:
+        """Copy this rank's part of a whole frozen weight."""
         shard = self.mesh["shard"]
-        for name, whole in named:
-            part = _get_local(self.module.get_parameter(name))
-            part.copy_(_select_chunk(whole, 0, shard.size(), shard.get_local_rank()))
+        part = _get_local(self.module.get_parameter(name))
+        part.copy_(_select_chunk(whole, 0, shard.size(), shard.get_local_rank()))
 
     def _share_frozen(self, other: ShardedModel) -> None:
         """Use the frozen weights of another division of the same model."""
