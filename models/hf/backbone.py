@@ -1,17 +1,19 @@
-"""Backbone: a transformers causal language model without its output layer, loaded from a folder or initialised from a config.
+"""Backbone: a transformers causal language model without its output layer, and the cache of its passes.
 
 The model's own forward is called with the output layer replaced by the identity. So whatever an architecture does to the last
 states (the scales of Cohere, Granite and MiniCPM) applies to semantic ids too, and no logits of text tokens ("words") are
 computed. A soft cap of logits (Gemma 2) cannot be applied to states, so it is removed from the config, and `cap_logits` applies
 it.
+
+The cache has the keys and values of a history, computed once, whatever the number of beams. Those that a step computes for its
+beams are stored in `nodes`. The next level, whose beams continue these, then computes one position per beam. Nothing is copied
+when beams are reordered: a mask selects the keys of a beam's ancestors.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,120 +21,14 @@ from torch import Tensor, nn
 
 from nonet.attention import NAME, SDPA_OR_UNI, attention_forward, pack_sequences, register
 from nonet.errors import ConfigError
-from nonet.models.hf.config import get_text_config, read_config
-from nonet.models.hf.deferred_weights import build_from_folder
+from nonet.models.hf.config import get_text_config
+from nonet.models.hf.language_model import ATTENTIONS
 
-# Shapes: B sequences, S positions, T positions of all sequences without padding, Q queries, D width, V words, N = S + Q keys,
-# G key heads, E width per head.
-# attn_implementation of transformers, by the option `attention`.
-ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
+# Shapes: B sequences, U prompts, S positions, T positions of all sequences without padding, Q queries, D width, V words (in
+# steps: nodes of the level before), N = S + Q keys, G key heads, E width per head, W nodes of a level, l codes of a node.
+KeysValues = list[tuple[Tensor, Tensor]]
 _CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")  # Names of the soft cap in configs.
 _NO_CAP = 1e30  # Some configs do not accept None; tanh(x / 1e30) * 1e30 is x.
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def build_causal_lm(options: Mapping[str, Any], seed: int, config: Any = None) -> Any:
-    """Create the complete language model, with weights from `path`, or drawn from `seed` for a `config`.
-
-    All random draws during construction use the seed, so two processes that load one folder have bitwise equal models.
-
-    Args:
-        options: Options of the model.
-        seed: Seed of the run.
-        config: A transformers config, for which the weights are drawn; by default that of the options.
-
-    Raises:
-        ConfigError: transformers cannot build it, or weights of the folder are missing, unexpected or of another shape.
-    """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    path, attention = None if config else options.get("path"), options.get("attention")
-    config = config or read_config(options)
-    if attention == "uni":
-        register()
-    load_options: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
-    if attention is not None:
-        load_options["attn_implementation"] = ATTENTIONS[attention]
-    is_deferred = torch.empty(0).device.type == "meta"  # The weights are read or drawn later, one at a time.
-    try:
-        if path and is_deferred:
-            return build_from_folder(config, str(path), load_options)
-        if path:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model_and_report: Any = AutoModelForCausalLM.from_pretrained(
-                    path,
-                    config=config,
-                    local_files_only=True,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # _check_loaded raises an error that lists all of them.
-                    **load_options,
-                )
-            model, load_report = model_and_report
-            _check_loaded(model, load_report, path)
-            return model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config, **load_options)
-    except ConfigError:
-        raise
-    except KeyError as error:
-        if error.args != (ATTENTIONS["uni"],):  # Models with a table of their own look up the name in it.
-            raise
-        raise ConfigError(
-            f"model.attention: uni: {config.model_type} has its own table of attention functions; remove the key attention"
-        ) from error
-    except Exception as error:  # Each model class raises its own exceptions.
-        option = "path" if options.get("path") else "config"
-        message = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"model.{option}: transformers cannot build it: {type(error).__name__}: {message}"
-        ) from error
-
-
-def _check_loaded(model: Any, load_report: Mapping[str, Any], path: str) -> None:
-    """Raise ConfigError if a folder's weights do not match its config.
-
-    The output layer may be missing, because semantic ids have their own. Tied weights do not count as missing.
-    """
-    output_layer = model.get_output_embeddings()
-    output_names = {name for name, module in model.named_modules() if module is output_layer}
-    missing = [
-        name for name in sorted(load_report["missing_keys"]) if name.rpartition(".")[0] not in output_names
-    ]
-    mismatches = [
-        (verb, [str(name[0] if isinstance(name, tuple) else name) for name in names])
-        for verb, names in (
-            ("lacks", missing),
-            ("has, although the config does not,", sorted(load_report["unexpected_keys"])),
-            ("has another shape than the config of", sorted(load_report["mismatched_keys"])),
-        )
-        if names
-    ]
-    if mismatches:
-        problems = "; ".join(
-            f"it {verb} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-            for verb, names in mismatches
-        )
-        raise ConfigError(
-            f"model.path: the weights of {path} do not match its config: {problems}; use a folder that save_pretrained wrote"
-        )
-
-
-def hash_folder(path: str) -> str:
-    """Return the SHA-256 of the names and hashes of a folder's config and weight files."""
-    digest = hashlib.sha256()
-    files = [
-        Path(path) / "config.json",
-        *sorted(Path(path).glob("*.safetensors")),
-        *sorted(Path(path).glob("*.bin")),
-    ]
-    for file in files:
-        with file.open("rb") as source:
-            digest.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 class Backbone(nn.Module):
@@ -394,3 +290,53 @@ def freeze(module: nn.Module) -> None:
             submodule.register_buffer(name, weight.detach(), persistent=False)
         if weights:
             submodule.frozen_weights = tuple(name for name, _ in weights)  # type: ignore[assignment]
+
+
+@dataclass(slots=True)
+class StepNodes:
+    """The prefixes of one level (nodes) whose keys and values a step computed.
+
+    Attributes:
+        codes: Codes [U, W, l] of each node.
+        key_positions: Indices [U, W, l] of the keys of each node's codes among all keys in `kv`.
+        kv: Keys and values by layer, those of the histories first, then those of the nodes.
+    """
+
+    codes: Tensor
+    key_positions: Tensor
+    kv: KeysValues
+
+    def find_parents(self, codes_UWl: Tensor) -> Tensor | None:
+        """Return the node [U, W] of which each prefix `codes_UWl` of the next level is a child; None if a parent is missing."""
+        same_UWV = (codes_UWl[:, :, None, :-1] == self.codes[:, None]).all(-1)
+        return same_UWV.int().argmax(-1) if bool(same_UWV.any(-1).all()) else None
+
+
+@dataclass(slots=True)
+class HfCache:
+    """The cache of a batch of prompts.
+
+    Attributes:
+        state: States [U, D] that predict the first code of the next item.
+        x: Inputs [U, S, D] of the backbone.
+        lengths: Number of positions [U] of each prompt.
+        kv: Keys and values [U, G, S, E] by layer; None for backbones with other caches.
+        nodes: Nodes of the last step.
+    """
+
+    state: Tensor
+    x: Tensor
+    lengths: Tensor
+    kv: KeysValues | None
+    nodes: StepNodes | None = field(default=None, repr=False)
+
+    def select_prompts(self, start: int, stop: int) -> HfCache:
+        """Return the cache of the prompts [start, stop)."""
+        prompts = slice(start, stop)
+        longest = int(self.lengths[prompts].max())
+        kv = self.kv and [(k[prompts, :, :longest], v[prompts, :, :longest]) for k, v in self.kv]
+        return HfCache(self.state[prompts], self.x[prompts, :longest], self.lengths[prompts], kv)
+
+    def mask_history(self) -> Tensor:
+        """Return a mask [U, S] of the keys of the history that are not padding."""
+        return torch.arange(self.x.shape[1], device=self.x.device) < self.lengths[:, None]

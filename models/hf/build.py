@@ -15,14 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 from nonet.models.hf import lora
 from nonet.models.hf.backbone import (
     Backbone,
-    build_causal_lm,
+    HfCache,
     check_uni,
     freeze,
-    hash_folder,
     set_packing,
 )
-from nonet.models.hf.cache import HfCache
 from nonet.models.hf.config import SIDS, format_error, read_config, shrink_config
+from nonet.models.hf.language_model import build_causal_lm, hash_folder
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import make_layout
 from nonet.plugins import load_heavy

@@ -21,8 +21,8 @@ from torch import nn
 from nonet.errors import ConfigError, DataError
 from nonet.models import build_model
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import build_causal_lm
 from nonet.models.hf.config import SIDS, format_error, get_text_config
+from nonet.models.hf.language_model import build_causal_lm
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import (
     START_TOKEN,

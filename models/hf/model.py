@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.hf.backbone import Backbone
-from nonet.models.hf.cache import HfCache, StepNodes
+from nonet.models.hf.backbone import Backbone, HfCache, StepNodes
 from nonet.models.hf.layout import EventPositions, PromptLayout, bucket_time_gaps
 from nonet.models.sid_decoder import GAPS, RATINGS, TYPES
 from nonet.plugins import load_heavy

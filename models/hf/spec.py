@@ -165,7 +165,7 @@ class HfSpec(ModelSpec):
             raise ConfigError(
                 f"model.path: {path} has no config.json; put back the folder that the run was trained with"
             )
-        from nonet.models.hf.backbone import hash_folder
+        from nonet.models.hf.language_model import hash_folder
 
         return hash_folder(str(path))
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 _OVERWRITES = {
     *("normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "bernoulli_", "log_normal_"),
-    "read_stored",  # `models/hf/deferred_weights.py`
+    "read_stored",  # `models/hf/language_model.py`
 }
 """Names of operations whose result does not depend on the earlier value of the tensor that they change."""
 

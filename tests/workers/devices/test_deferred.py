@@ -56,7 +56,7 @@ def test_a_model_that_reads_its_own_weights_must_be_built_whole():
 def test_a_backbone_has_the_bits_of_a_whole_build_whether_it_is_drawn_or_read(tmp_path):
     """Its weights and the codes' are drawn from the same seed; frozen ones and the choices for passes are equal too."""
     pytest.importorskip("transformers")
-    from nonet.models.hf.backbone import build_causal_lm
+    from nonet.models.hf.language_model import build_causal_lm
 
     config = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
@@ -79,7 +79,7 @@ def test_a_backbone_has_the_bits_of_a_whole_build_whether_it_is_drawn_or_read(tm
 def test_a_folder_whose_weights_have_other_names_is_read_by_transformers(tmp_path):
     """The weights of experts are merged when transformers reads them."""
     pytest.importorskip("transformers")
-    from nonet.models.hf.backbone import build_causal_lm
+    from nonet.models.hf.language_model import build_causal_lm
 
     config = {"model_type": "mixtral", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2, "intermediate_size": 64, "num_local_experts": 2}

@@ -98,3 +98,33 @@ def test_a_model_whose_training_state_is_four_times_what_a_rank_may_hold_goes_th
     assert published.keys() == saved.keys()
     assert all(torch.equal(published[name], saved[name]) for name in saved)
     assert sum(tensor.nbytes for tensor in published.values()) >= weights
+
+
+QWEN3 = (
+    "model={use: hf, config: {model_type: qwen3, hidden_size: 128, num_hidden_layers: 16, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 32, intermediate_size: 512}}"
+)
+
+
+@pytest.mark.slow
+def test_no_rank_has_the_whole_weights_of_a_backbone_while_it_is_built_and_trained(ring, tmp_path):
+    """An eighth of the training state of AdamW is 2 bytes per parameter; no rank may ever have tensors of 4."""
+    changes = [
+        QWEN3,
+        "roles.trainer={engine: {use: fsdp2, recompute: true}}",
+        "stages.pretrain.optimizer={use: adamw}",
+        "stages.pretrain.batch.users=16",
+        "stages.pretrain.chunk={tokens: 20}",
+    ]
+    scenario, _ = load_scenario(ring.scenario, changes)
+    weights = resolve_run(scenario).size.learned * 4
+    acts = [
+        ["begin", "pretrain"],
+        ["train", "pretrain", 0, 2],
+        ["save", "half"],
+        ["load", "half", "pretrain"],
+    ]
+    found = played(
+        ring.scenario, tmp_path, acts, changes=changes, trainers=8, counts_bytes=True, limit=weights
+    )
+    print(f"{max(rank['peak'] for rank in found):.3f} of the whole weights")
