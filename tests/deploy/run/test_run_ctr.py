@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import shutil
 
 import numpy as np
 import pytest
+import torch
 from likes_world import make_likes
 
 import nonet
@@ -22,7 +24,10 @@ from nonet.rl.rewards.api import load_reward
 from nonet.rl.rewards.checks import score_checked
 from nonet.samples.batches.clicks import ClickRows
 from nonet.samples.sequences.sequences import TEST, Sequences
+from nonet.stored_tensors import StoredTensors
 from nonet.types import Jagged, Rollouts
+from nonet.workers import SavedTensors, TensorFiles
+from nonet.workers.engines.division import PartLayout
 
 
 def run(folder, name, *changes):
@@ -135,6 +140,33 @@ def test_the_reward_says_what_the_model_says_of_the_same_question(whole):
     users = seq.user_id[seq.user[first]]
     score = reward.score(rollouts(finished, users, item_id[seq.item[first]][:, None], history))
     np.testing.assert_allclose(score[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_click_model_is_read_from_the_slices_that_several_trainers_write(whole, tmp_path):
+    _, finished = whole
+    folder = shutil.copytree(newest(finished), tmp_path / "checkpoint")
+    path = folder / "dense" / "model.safetensors"
+    weights = {name: weight.clone() for name, weight in StoredTensors(path).items()}
+    path.unlink()
+    layouts = {
+        name: PartLayout(tuple(weight.shape), (2,), ((0, 0),) if weight.ndim else ())
+        for name, weight in weights.items()
+    }
+    halves = [
+        [
+            part
+            for turn, (name, layout) in enumerate(layouts.items())
+            for _, part in layout.list_written(name, rank, turn)
+        ]
+        for rank in range(2)
+    ]
+    files = TensorFiles.from_slices("model", weights, halves, max_bytes=1 << 20)
+    own = {part.key: part.select_from(weights[part.name]) for half in halves for part in half}
+    for rank in range(2):
+        SavedTensors(files, own).make_writer(rank, copy=False)(path.parent)
+    read, written = ClickModel(folder), ClickModel(newest(finished))
+    for name, weight in written.model.state_dict().items():
+        assert torch.equal(read.model.state_dict()[name], weight)
 
 
 def test_a_folder_without_a_click_model_is_refused(tmp_path):
