@@ -67,6 +67,7 @@ ROOMS = {
         "engines/_blocks",
         "engines/division",
         "engines",
+        "engines/_zero",
         "roles",
         "roles/kinds",
         "roles/evaluation",

@@ -7,7 +7,7 @@ rank may read a row that another rank has changed. "Live" are the model and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,18 +108,22 @@ class FrozenPolicy:
             return voters
         return voters.replace_rows(lambda live: self.stored[table].put_into(keys, live))
 
-    def follow(self, model: Any, decay: float, read: Callable[[str, Tensor], Tensor]) -> None:
+    def follow(
+        self,
+        weights: Iterable[tuple[Tensor, Tensor]],
+        decay: float,
+        read: Callable[[str, Tensor], Tensor],
+    ) -> None:
         """Move dense weights and stored rows towards the live policy, as an exponential moving average.
 
         Args:
-            model: The live model.
+            weights: Each weight of this policy with the live one.
             decay: Weight of the frozen policy in the average, in (0, 1).
             read: Returns the live rows [N, D] of the keys [N] of a table.
         """
         with torch.no_grad():
-            live = dict(model.named_parameters())
-            for name, frozen in self.model.named_parameters():
-                frozen.lerp_(live[name], 1 - decay)
+            for frozen, live in weights:
+                frozen.lerp_(live, 1 - decay)
             for table in sorted(self.stored):
                 stored = self.stored[table]
                 rows = read(table, stored.keys).to(stored.rows.device)

@@ -84,8 +84,11 @@ def estimate_worker_memory(
         if _has_divided_weights(role, workers):
             # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
             temporaries = _count_moment_bytes(part, options.optimizer.use) - part.learned * 4.0
-            working["gathered weights"] = max(
-                _estimate_gathered_bytes(part), temporaries / _count_shards(role, workers)
+            # Engines that divide the blocks alone step a few weights at a time, in the buffer.
+            working["gathered weights"] = (
+                max(0.0, _estimate_gathered_bytes(part, keeps_around=True) - working.get("buffer", 0.0))
+                if _keeps_around(role)
+                else max(_estimate_gathered_bytes(part), temporaries / _count_shards(role, workers))
             )
     elif "weights" in keepers:
         fixed |= _estimate_read_bytes(all_roles, keepers["weights"], workers, size)
@@ -170,22 +173,27 @@ def _estimate_trained_bytes(
         optimizer: The name of the dense optimizer.
     """
     zero_stage, is_divided = _get_zero_stage(role), _has_divided_weights(role, workers)
+    shards = _count_shards(role, workers)
+    part = size.learned * 4.0 / shards  # In fp32.
     weights = copied = size.parameters * size.weight_bytes
-    if is_divided:  # Parts of trained weights are in fp32; copies share frozen weights.
-        copied = size.learned * 4.0 / _count_shards(role, workers)
-        weights = copied + size.frozen * size.weight_bytes / _count_shards(role, workers)
+    if is_divided:  # Copies are parts in fp32 and share frozen weights.
+        copied = part
+        weights = part + size.frozen * size.weight_bytes / shards
+    if is_divided and _keeps_around(role):
+        _, around = _find_unit_sizes(size)
+        weights = ((size.learned - around) / shards + around + size.frozen) * size.weight_bytes
     parts = {"weights": weights}
+    copy_count = _count_copies(role, workers)[0]
     if not _has_host_optimizer(role):
         optimizer_used = (
             optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
         )
-        shards = _count_shards(role, workers) if zero_stage else 1
-        parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / shards
-        if not is_divided and (master_bytes := _count_master_bytes(role, workers, size)):
+        parts["optimizer"] = _count_moment_bytes(size, optimizer_used) / (shards if zero_stage else 1)
+        if not (is_divided or copy_count) and (master_bytes := _count_master_bytes(role, workers, size)):
             parts["optimizer"] += master_bytes
     parts |= {name: float(copied * count) for name, count in model_copies.items() if count}
-    if copy_count := _count_copies(role, workers)[0]:
-        parts["copy"] = weights * copy_count
+    if copy_count:
+        parts["copy"] = part * copy_count
     return parts | {
         "gradients": _count_gradient_bytes(role, workers, size)
     }  # they stay allocated between steps, as zeros
@@ -225,10 +233,14 @@ def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str,
     """Estimate the bytes of temporary copies, and of fp32 copies of gradients of reduced precision, during a step."""
     parts = {}
     if copy_count := _count_copies(role, workers)[1]:
-        parts["copies"] = copy_count * size.parameters * size.weight_bytes
+        step_bytes = copy_count * size.learned * 4.0 / _count_shards(role, workers)
+        parts["copies"] = max(0.0, step_bytes - _count_gradient_bytes(role, workers, size))
     spec, options = (role.engine.spec, role.engine.get_options()) if role.engine else (ENGINES.get("ddp"), {})
     copied_bytes = 4.0 * size.learned if size.weight_bytes < 4 else 0.0
     buffer_bytes = min(spec.bucket_bytes(options, workers), copied_bytes)
+    # A rank has copies when the gradients have been summed, and so never together with buffers.
+    step_bytes = min(spec.step_bytes(options, workers), 4.0 * size.learned) - parts.get("copies", 0.0)
+    buffer_bytes = max(buffer_bytes, step_bytes)
     return parts | ({"buffer": buffer_bytes} if buffer_bytes else {})
 
 
@@ -239,13 +251,16 @@ def _count_gradient_bytes(role: Role, workers: int, size: ModelSize) -> float:
     return size.learned * gradient_bytes / shards
 
 
-def _estimate_gathered_bytes(size: ModelSize) -> float:
+def _estimate_gathered_bytes(size: ModelSize, keeps_around: bool = False) -> float:
     """Estimate the bytes of weights and gradients that a step of an engine that divides them gathers at once.
 
-    Passes without gradients, such as those of rollouts, gather less.
+    Passes without gradients, such as those of rollouts, gather less. With `keeps_around`, the weights around the blocks are whole
+    at all times, so only their gradients count.
     """
     block, around = _find_unit_sizes(size)
-    return size.weight_bytes * (block * _GATHERED_BLOCKS + around * _GATHERED_AROUND)
+    return size.weight_bytes * (
+        block * _GATHERED_BLOCKS + around * (1 if keeps_around else _GATHERED_AROUND)
+    )
 
 
 def _estimate_read_bytes(
@@ -307,8 +322,13 @@ def _has_divided_weights(role: Role, workers: int) -> bool:
     return workers > 1 and _get_zero_stage(role) == 3
 
 
+def _keeps_around(role: Role) -> bool:
+    """Return whether the role's engine divides the blocks alone."""
+    return role.engine is not None and role.engine.spec.keeps_around(role.engine.get_options())
+
+
 def _count_copies(role: Role, workers: int) -> tuple[float, float]:
-    """Return how many further copies of the weights the engine keeps on each rank: (permanently, during a step)."""
+    """Return how many fp32 copies of its part of the weights a rank of the engine has: (permanently, during a step)."""
     return role.engine.spec.copies(role.engine.get_options(), workers) if role.engine else (0.0, 0.0)
 
 

@@ -323,7 +323,8 @@ def _play(ask, rank, material):
         ranked = Rank(ask, rank, material)
         found = ranked.play()
     if live is not None:
-        weights = sum(p.numel() for p in ranked.trainer.model.parameters()) * 4
+        named, whole = ranked.trainer.model.named_parameters(), ranked.trainer.dense.describe_weights()
+        weights = sum(whole.get(name, p).numel() for name, p in named) * 4
         found["peak"] = live.peak / weights
     (Path(ask["folder"]) / f"{rank}.json").write_text(json.dumps(found))
 

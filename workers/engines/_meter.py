@@ -102,8 +102,7 @@ class StepMeter:
     def _count_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
         """Count the operations of a linear layer outside the blocks."""
         if torch.is_grad_enabled():
-            operations_per_weight = _count_operations(module) / max(1, module.weight.numel())
-            self.flops += operations_per_weight * module.in_features * output.numel()
+            self.flops += _count_operations(module) * output.numel() / module.out_features
 
     def _count_block(
         self,
@@ -142,8 +141,14 @@ def _count_operations(module: nn.Module) -> float:
     operations = _TRAINED * float(getattr(module, "trained_products", 0))
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's linear layer.
         weight = module.weight
+        # A divided weight may have no elements here.
+        size = (
+            module.in_features * module.out_features
+            if isinstance(module, nn.Linear)
+            else module.nx * module.nf
+        )
         is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
-        operations += (_TRAINED if is_trained else _FROZEN) * weight.numel()  # type: ignore[union-attr]
+        operations += (_TRAINED if is_trained else _FROZEN) * size  # type: ignore[operator]
     return operations
 
 

@@ -200,7 +200,7 @@ def _accept_all(options: Options, device: str, ranks: int) -> str | None:
     return None
 
 
-def _keep_on_device(options: Options) -> bool:
+def _is_false(options: Options) -> bool:
     return False
 
 
@@ -215,10 +215,14 @@ class TrainEngine:
             3 weights too.
         axes: Returns, for its options, the sizes of the axes of its device mesh by name, besides the axis `shard`, whose
             ranks divide what `divides` says.
-        copies: Returns, for its options and the number of ranks, the copies of the whole weights that a rank keeps
-            besides the model, and those that a step makes in addition.
+        keeps_around: Returns, for its options, whether it divides the blocks alone if `divides` is 3, so that frozen weights and
+            those around the blocks are whole on every rank.
+        copies: Returns, for its options and the number of ranks, the fp32 copies of a rank's part of the weights that it keeps
+            besides the model, and those that a step makes when gradients are no longer needed.
         bucket_bytes: Returns, for its options and the number of ranks, the bytes of the fp32 copies of gradients of bf16 or
-            fp16 that a step makes at a time in addition to `copies`, if all gradients have as many.
+            fp16 that a step makes at a time, if all gradients have as many.
+        step_bytes: Returns, for its options and the number of ranks, the bytes of the buffers of a step in any precision, if
+            the weights have as many.
         aside: Returns, for its options, whether a rank keeps the optimizer in host memory.
         runs: Whether this version of Nonet can run the engine; False if it can only plan it.
         unsupported: Returns, for its options, the kind of device and the least number of ranks, what it does not
@@ -232,9 +236,11 @@ class TrainEngine:
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _divide_nothing
     axes: Callable[[Options], Mapping[str, int]] = _have_no_axes
+    keeps_around: Callable[[Options], bool] = _is_false
     copies: Callable[[Options, int], tuple[float, float]] = _count_no_copies
     bucket_bytes: Callable[[Options, int], float] = _count_no_buckets
-    aside: Callable[[Options], bool] = _keep_on_device
+    step_bytes: Callable[[Options, int], float] = _count_no_buckets
+    aside: Callable[[Options], bool] = _is_false
     runs: bool = True
     unsupported: Callable[[Options, str, int], str | None] = _accept_all
     optimizers: tuple[str, ...] = ("muon", "adamw")

@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO: `zero` is the stage, and weights are whole between steps.
+"""DeepSpeed ZeRO: `zero` is the stage.
 
-Ranks divide the optimizer under stage 1, under stage 2 also gradients while they are summed, under stage 3 also the
-copy of the weights. `deepspeed:` passes keys on to DeepSpeed's own configuration.
+Ranks divide the optimizer under stage 1, under stage 2 also gradients once they are summed, under stage 3 also the weights of
+the blocks and their gradients. `deepspeed:` passes keys on to DeepSpeed's own configuration.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,9 +20,12 @@ _USER_KEYS = (
     "steps_per_print",
 )
 _USER_ZERO_KEYS = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
-# Upper limit of what a step of ZeRO 3 gathers at once, in units of the whole weights: a parameter, its gradient and the
-# bucket that is reduced.
-_GATHERED = 0.5
+BUCKET_ELEMENTS = 1 << 22
+"""Elements that ranks gather or reduce together: 16 MB in fp32."""
+GROUP_ELEMENTS = 1 << 20
+"""Elements of a rank that ZeRO 3 steps together: 4 MB in fp32."""
+# Copies that a step of AdamW makes of what it steps together: the gradient in one piece and two temporaries.
+_STEP_COPIES = 3
 
 
 class DeepspeedOptions(EngineOptions):
@@ -57,23 +60,30 @@ def _check_keys(options: Options, allowed: tuple[str, ...], key_path: str) -> No
 
 
 def _get_division(options: Options) -> int:
-    """Return 1: ranks divide the optimizer, while weights and gradients of the model are whole between steps."""
-    return 1
+    """Return 3 under ZeRO 3, and 1 else: gradients are whole until they are summed."""
+    return 3 if options["zero"] == 3 else 1
+
+
+def _keeps_around(options: Options) -> bool:
+    """Return whether only the blocks are divided."""
+    return options["zero"] == 3
 
 
 def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
-    """Return the copies that a rank keeps and those that a step adds, in units of the whole weights.
+    """Return the fp32 copies of a rank's part of the weights that it keeps, and those that a step makes.
 
-    ZeRO 1 and 2 keep flat weights and a rank's part of them in fp32; a step adds ZeRO's gradients and a rank's part
-    of them. ZeRO 3 keeps a rank's part of the weights, of their fp32 copy and of the gradients; a step adds some
-    whole parameters, then the temporaries of AdamW for the part.
+    ZeRO 3 steps a few weights at a time (`_count_step_bytes`).
     """
-    if ranks == 1:
+    if ranks == 1 or _has_host_optimizer(options):
         return 0.0, 0.0
-    part, offloaded = 1 / ranks, _has_host_optimizer(options)
-    if options["zero"] == 3:
-        return (part if offloaded else 3 * part), max(_GATHERED, 0.0 if offloaded else 3 * part)
-    return (1.0 if offloaded else 1 + part), 1 + part
+    return 1.0, 0.0 if options["zero"] == 3 else float(_STEP_COPIES)
+
+
+def _count_step_bytes(options: Options, ranks: int) -> float:
+    """Return the bytes of a bucket of gradients, or of the weights that ZeRO 3 steps together."""
+    if ranks == 1:
+        return 0.0
+    return 4.0 * (GROUP_ELEMENTS * _STEP_COPIES if options["zero"] == 3 else BUCKET_ELEMENTS)
 
 
 def _has_host_optimizer(options: Options) -> bool:
@@ -93,10 +103,12 @@ def _find_unsupported(options: Options, device: str, ranks: int) -> str | None:
 
 
 SPEC = TrainEngine(
-    "nonet.workers.engines._deepspeed:Deepspeed",
+    "nonet.workers.engines._zero:Deepspeed",
     DeepspeedOptions,
     divides=_get_division,
+    keeps_around=_keeps_around,
     copies=_count_copies,
+    step_bytes=_count_step_bytes,
     aside=_has_host_optimizer,
     unsupported=_find_unsupported,
     optimizers=("adamw",),

@@ -284,11 +284,13 @@ class Trainer(DistributeWorker):
         """Create the engine of a model and the buckets in which its weights are published, and return the result of `open`."""
         self._engine = build_engine(self.run.engine, build, torch.device(claim(self.device)), self._member)
         model = self._engine.model
-        parameter_count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        weights = self._engine.describe_weights()
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        parameter_count = sum(weights.get(name, p).numel() for name, p in trained.items())
         self._meter.watch(model, self._member.tensor)
         publishing = self.run.weights
         block_bytes = publishing.block if publishing.publish == "delta" else 0
-        self._outgoing = OutgoingWeights(self._engine.describe_weights(), publishing.bucket, block_bytes)
+        self._outgoing = OutgoingWeights(weights, publishing.bucket, block_bytes)
         built: dict[str, Any] = {"parameters": parameter_count, "buckets": len(self._outgoing.buckets)}
         if no_cache_reason := getattr(model, "no_cache", None):
             built["notes"] = [

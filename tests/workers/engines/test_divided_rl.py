@@ -5,6 +5,8 @@ The ranks of a tensor group take the steps, and choose the beams, of one rank th
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from forked_roles import played
@@ -37,7 +39,11 @@ ALGORITHMS = {
     "ppo": "use: ppo, kl: 0.1, epochs: 2",
     "rloo": "use: rloo",
 }
+NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 # Shares of both ranks and chunks of them are unequal.
+FSDP2 = ["roles.trainer.engine.use=fsdp2"]
+ZERO_3 = ["roles.trainer.engine.use=deepspeed", "roles.trainer.engine.zero=3"]
+ENGINES = [FSDP2, pytest.param(ZERO_3, marks=NEEDS_DEEPSPEED)]
 UNEQUAL = [
     "stages.pretrain.batch.users=7",
     "stages.pretrain.chunk={tokens: 20}",
@@ -52,17 +58,21 @@ def ring(tmp_path_factory):
     return Ring(tmp_path_factory.mktemp("ring"))
 
 
-def compare(scenario, folder, acts, changes, rel=1e-5, trainers=2, mesh=(), shares=None):
+def compare(scenario, folder, acts, changes, rel=1e-5, trainers=2, engine=FSDP2, shares=None):
     """Check that the records of ranks that divide the model are those of ranks with the whole model.
 
-    `mesh` has changes of the scenario for the ranks that divide it, and `shares` is the number of the others if it differs.
+    `engine` has the changes of the scenario for the ranks that divide it, and `shares` is the number of the others if it differs.
     """
+    adamw = [f"stages.{stage}.optimizer={{use: adamw}}" for stage in ("pretrain", "rl")]
     records = {}
-    for engine, ranks, more in (("ddp", shares or trainers, ()), ("fsdp2", trainers, mesh)):
-        own = [*changes, f"roles.trainer.engine.use={engine}", *more]
-        records[engine] = played(scenario, folder / engine, acts, changes=own, trainers=ranks)[0]["records"]
-    assert records["fsdp2"]
-    for divided, whole in zip(records["fsdp2"], records["ddp"], strict=True):
+    for name, ranks, more in (
+        ("whole", shares or trainers, ["roles.trainer.engine.use=ddp"]),
+        ("divided", trainers, engine),
+    ):
+        own = [*changes, *(adamw if engine == ZERO_3 else ()), *more]
+        records[name] = played(scenario, folder / name, acts, changes=own, trainers=ranks)[0]["records"]
+    assert records["divided"]
+    for divided, whole in zip(records["divided"], records["whole"], strict=True):
         assert divided == pytest.approx(whole, rel=rel, abs=1e-6)
 
 
@@ -94,24 +104,25 @@ def test_a_click_model_with_a_single_number_takes_the_steps_of_whole_models(tmp_
     compare(scenario, tmp_path, [*begun, ["load", "half", "train"], ["train", "train", 4, 6]], changes)
 
 
-REPLICATED = ["roles.trainer.engine.replicate=2"]
+REPLICATED = [*FSDP2, "roles.trainer.engine.replicate=2"]
 
 
 @pytest.mark.slow
 def test_steps_of_rl_on_a_mesh_are_those_of_whole_models(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4, trainers=4, mesh=REPLICATED)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4, trainers=4, engine=REPLICATED)
 
 
 @pytest.mark.slow
 def test_a_click_model_with_a_single_number_takes_the_steps_of_whole_models_on_a_mesh(tmp_path):
     scenario = make_likes(tmp_path) / "likes.yaml"
     acts = [["begin", "train"], ["train", "train", 0, 4]]
-    compare(scenario, tmp_path, acts, ["model.dropout=0.0"], trainers=4, mesh=REPLICATED)
+    compare(scenario, tmp_path, acts, ["model.dropout=0.0"], trainers=4, engine=REPLICATED)
 
 
 @pytest.mark.slow
-def test_a_new_process_group_of_the_same_ranks_keeps_the_weights(ring, tmp_path):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_new_process_group_of_the_same_ranks_keeps_the_weights(ring, tmp_path, engine):
     begun = [["begin", "pretrain"], ["train", "pretrain", 0, 2], ["generate", "rl", 0]]
     again = [
         ["rejoin", 1],
@@ -120,38 +131,50 @@ def test_a_new_process_group_of_the_same_ranks_keeps_the_weights(ring, tmp_path)
         ["begin", "rl"],
         ["update", "rl", 1, 3],
     ]
-    compare(ring.scenario, tmp_path, [*begun, *again], [*UNEQUAL, *MODELS["decoder"]])
+    compare(ring.scenario, tmp_path, [*begun, *again], [*UNEQUAL, *MODELS["decoder"]], engine=engine)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_kind_of_model_takes_the_steps_of_whole_models(ring, tmp_path, model):
+def test_every_kind_of_model_takes_the_steps_of_whole_models(ring, tmp_path, model, engine):
     changes = [*UNEQUAL, *MODELS[model], f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4, engine=engine)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_takes_the_steps_of_whole_models(ring, tmp_path, algorithm):
+def test_every_algorithm_takes_the_steps_of_whole_models(ring, tmp_path, algorithm, engine):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4, engine=engine)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", ["decoder", "qwen3"])
-def test_a_rank_without_prompts_takes_part_in_the_steps_of_a_model_with_a_memory(ring, tmp_path, model):
+def test_a_rank_without_prompts_takes_part_in_the_steps_of_a_model_with_a_memory(
+    ring, tmp_path, model, engine
+):
     changes = [*MODELS[model], "model.memory=on", "stages.rl.users=1"]
     acts = [*RL_ACTS[:4], ["update", "rl", 0, 2]]
-    compare(ring.scenario, tmp_path, acts, [*changes, f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"])
+    compare(
+        ring.scenario,
+        tmp_path,
+        acts,
+        [*changes, f"stages.rl.algorithm={{{ALGORITHMS['grpo']}}}"],
+        engine=engine,
+    )
 
 
 @pytest.mark.slow
-def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring, tmp_path):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_mismatch_is_measured_with_the_versions_that_generated_the_beams(ring, tmp_path, engine):
     changes = [*UNEQUAL, *MODELS["decoder"], "stages.rl.mismatch={correct: token_clip}"]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, rel=1e-4, engine=engine)
 
 
-TENSOR = ["roles.trainer.engine.tensor=2"]
+TENSOR = [*FSDP2, "roles.trainer.engine.tensor=2"]
 MESHES = {"1x1x2": (2, 1), "1x2x2": (4, 2)}
 """By mesh of replicate, shard and tensor, the number of trainers and that of tensor groups."""
 
@@ -191,7 +214,7 @@ def join(parts, name):
 def test_two_ranks_of_a_tensor_group_take_the_steps_of_one(ring, tmp_path):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS['ppo']}}}"]
     acts = [["begin", "rl"], ["update", "rl", 0, 1]]
-    compare(ring.scenario, tmp_path, acts, changes, mesh=TENSOR, shares=1)
+    compare(ring.scenario, tmp_path, acts, changes, engine=TENSOR, shares=1)
 
 
 @pytest.mark.slow
@@ -200,14 +223,14 @@ def test_two_ranks_of_a_tensor_group_take_the_steps_of_one(ring, tmp_path):
 def test_every_algorithm_takes_the_steps_of_whole_models_in_tensor_groups(ring, tmp_path, algorithm, mesh):
     changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
     ranks, shares = MESHES[mesh]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=ranks, mesh=TENSOR, shares=shares)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=ranks, engine=TENSOR, shares=shares)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_step_in_tensor_groups_is_that_of_whole_models(ring, tmp_path, kind):
     changes = [*UNEQUAL, *KINDS[kind]]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, mesh=TENSOR, shares=2)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, engine=TENSOR, shares=2)
 
 
 @pytest.mark.slow
@@ -216,7 +239,7 @@ def test_two_tensor_groups_take_the_steps_of_one_process(ring, tmp_path, model):
     """A chunk has all prompts of a rank, so that the exact metrics are those of the same prompts."""
     changes = [*MODELS[model], "stages.rl.users=7"]
     changes += [f"stages.rl.algorithm={{{ALGORITHMS['grpo with a moving reference']}}}"]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, mesh=TENSOR, shares=1)
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, engine=TENSOR, shares=1)
 
 
 @pytest.mark.slow

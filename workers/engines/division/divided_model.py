@@ -7,7 +7,8 @@ Where their numbers differ and no gradients are needed, ranks that are done take
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +19,83 @@ from nonet.workers import SavedTensors, SaveOptions, TensorFiles
 from nonet.workers.devices import list_training_tensors
 
 DIVISION = "division"
-"""Attribute of a divided model: its `ShardedModel`."""
+"""Attribute of a divided model: its `ShardedModel` or `PartitionedModel`."""
+
+
+class JointPasses(ABC):
+    """The passes of a divided model, of which ranks may take different numbers where no gradients are needed."""
+
+    def connect_passes(
+        self,
+        model: Any,
+        blocks: Sequence[nn.Module],
+        shard_group: Any,
+        data_groups: Sequence[Any],
+        device: torch.device,
+    ) -> None:
+        """Announce the passes of a model, and let it find the largest number of passes of all ranks.
+
+        Args:
+            model: The model, whose blocks are divided.
+            blocks: Its blocks, which every pass runs in their order.
+            shard_group: The process group of the ranks that gather the blocks together.
+            data_groups: The process groups that together connect all ranks with different samples.
+            device: The device of the weights.
+        """
+        self._blocks: list[Any] = list(blocks)
+        self._shard_group, self._data_groups = shard_group, data_groups
+        self._device, self._is_joined = device, False
+        if hasattr(model, "find_most_passes"):
+            model.find_most_passes = self._find_most_passes
+        for first_block in self._blocks[:1]:
+            # With `prepend`, the hook runs before the one that gathers the block's weights.
+            first_block.register_forward_pre_hook(self._announce_pass, prepend=True)
+
+    @contextmanager
+    def join_passes(self) -> Iterator[None]:
+        """Let ranks take different numbers of passes without gradients (`join_passes` below)."""
+        self.prepare_passes()
+        self._is_joined = True
+        try:
+            yield
+        finally:
+            self._is_joined = False
+        while self._blocks and self._count_passing_ranks(passing=False):
+            for block in self._blocks:
+                self.gather_and_release(block)
+        self.reshard()
+
+    @abstractmethod
+    def prepare_passes(self) -> None:
+        """Gather the weights that stay gathered while ranks take different numbers of passes. All ranks must call it."""
+
+    @abstractmethod
+    def gather_and_release(self, block: Any) -> None:
+        """Take part in gathering the weights of a block in a pass of other ranks."""
+
+    @abstractmethod
+    def reshard(self) -> None:
+        """Release the weights that passes have left gathered."""
+
+    def _find_most_passes(self, n_passes: int) -> int:
+        """Return the largest number of passes that any rank takes; `n_passes` where ranks may take different numbers."""
+        if self._is_joined or not torch.is_grad_enabled():
+            return n_passes
+        most = torch.tensor(n_passes, device=self._device)
+        for group in self._data_groups:
+            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=group)
+        return int(most)
+
+    def _announce_pass(self, *_: Any) -> None:
+        """Tell ranks that have taken all their passes that this rank begins one, in which they gather the blocks too."""
+        if self._is_joined:
+            self._count_passing_ranks(passing=True)
+
+    def _count_passing_ranks(self, passing: bool) -> Tensor:
+        """Return the number of ranks that begin a pass, on the device. All ranks must call it."""
+        count = torch.tensor(int(passing), device=self._device)
+        torch.distributed.all_reduce(count, group=self._shard_group)
+        return count
 
 
 def is_divided(model: Any) -> bool:
@@ -71,6 +148,16 @@ def copy_frozen(model: Any) -> Any:
     if is_divided(model):
         return getattr(model, DIVISION).copy_frozen()
     return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def pair_weights(frozen: Any, model: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each weight of a frozen copy that is on this rank, with that of the model. All ranks must iterate to the end."""
+    if hasattr(getattr(model, DIVISION, None), "pair_weights"):
+        yield from getattr(model, DIVISION).pair_weights(frozen)
+        return
+    weights = dict(model.named_parameters())  # Both are divided in the same way.
+    for name, frozen_weight in frozen.named_parameters():
+        yield frozen_weight, weights[name]
 
 
 def copy_structure(model: nn.Module) -> nn.Module:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -34,7 +33,7 @@ from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles, to_meta_tensors
 from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
-from nonet.workers.engines.division.divided_model import DIVISION, copy_structure
+from nonet.workers.engines.division.divided_model import DIVISION, JointPasses, copy_structure
 from nonet.workers.engines.division.frozen_weights import leave_out_of_state, make_frozen_parameters
 from nonet.workers.engines.division.mesh import TENSOR
 from nonet.workers.engines.division.part_layout import PartLayout
@@ -47,7 +46,7 @@ _FROZEN = "is_frozen_weight"
 """Attribute of the frozen weights of a model that is not divided yet."""
 
 
-class ShardedModel:
+class ShardedModel(JointPasses):
     """A model whose parameters are divided among the ranks of a device mesh.
 
     Args:
@@ -107,7 +106,6 @@ class ShardedModel:
         self._layouts = list(map(self._find_layout, range(len(self._sharded))))
         if whole and self._has_weights:
             self.take_whole(whole.items())
-        self._is_joined = False
         self._copies: WeakSet[ShardedModel] = WeakSet()
         setattr(model, DIVISION, self)
 
@@ -174,13 +172,9 @@ class ShardedModel:
         for name in _DECODING_METHODS if self._is_tensor_parallel else ():
             if hasattr(model, name):
                 self._register_output(model, name)
-        if hasattr(model, "find_most_passes"):
-            model.find_most_passes = self._find_most_passes  # type: ignore[assignment]
+        data_groups = [self.mesh.get_group(axis) for axis in self._data_axes]
+        self.connect_passes(model, blocks, self.mesh.get_group("shard"), data_groups, self._device)
         units: list[Any] = [*apart, *blocks, model]
-        self._blocks: list[Any] = blocks
-        for first_block in blocks[:1]:
-            # With `prepend`, the hook runs before the one that gathers the block's weights.
-            first_block.register_forward_pre_hook(self._announce_pass, prepend=True)
         for unit in units:
             # Losses are divided by the number of targets on all ranks, so gradients are summed. A unit sums
             # those of all its parameters, also where a rank has used only some.
@@ -357,24 +351,15 @@ class ShardedModel:
             weight = other.module.get_parameter(name)
             self.module.get_submodule(path)._parameters[own_name] = weight
 
-    @contextmanager
-    def join_passes(self) -> Iterator[None]:
-        """Let ranks take different numbers of passes without gradients (`divided_model.join_passes`).
-
-        The weights outside the blocks stay gathered on every rank meanwhile.
-        """
+    def prepare_passes(self) -> None:
+        """Gather the weights outside the blocks, which stay gathered while ranks take different numbers of passes."""
         self._check_weights()
         self._gather_around_blocks()
-        self._is_joined = True
-        try:
-            yield
-        finally:
-            self._is_joined = False
-        while self._blocks and self._count_passing_ranks(passing=False):
-            for block in self._blocks:
-                block.unshard()
-                block.reshard()
-        self.reshard()
+
+    def gather_and_release(self, block: Any) -> None:
+        """Take part in gathering the weights of a block in a pass of other ranks."""
+        block.unshard()
+        block.reshard()
 
     @contextmanager
     def share_outputs(self) -> Iterator[None]:
@@ -390,26 +375,6 @@ class ShardedModel:
         for unit in self._units:
             if unit not in self._blocks:
                 unit.unshard()
-
-    def _find_most_passes(self, n_passes: int) -> int:
-        """Return the largest number of passes that any rank takes; `n_passes` where ranks may take different numbers."""
-        if self._is_joined or not torch.is_grad_enabled():
-            return n_passes
-        most = torch.tensor(n_passes, device=self._device)
-        for axis in self._data_axes:
-            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, self.mesh.get_group(axis))
-        return int(most)
-
-    def _announce_pass(self, *_: Any) -> None:
-        """Tell ranks that have taken all their passes that this rank begins one, in which they gather the blocks too."""
-        if self._is_joined:
-            self._count_passing_ranks(passing=True)
-
-    def _count_passing_ranks(self, passing: bool) -> Tensor:
-        """Return the number of ranks that begin a pass, on the device. All ranks must call it."""
-        count = torch.tensor(int(passing), device=self._device)
-        torch.distributed.all_reduce(count, group=self.mesh.get_group("shard"))
-        return count
 
     def reshard(self) -> None:
         """Release the weights that passes of this model and of its copies have left gathered."""
