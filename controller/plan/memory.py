@@ -258,9 +258,7 @@ def _estimate_gathered_bytes(size: ModelSize, keeps_around: bool = False) -> flo
     at all times, so only their gradients count.
     """
     block, around = _find_unit_sizes(size)
-    return size.weight_bytes * (
-        block * _GATHERED_BLOCKS + around * (1 if keeps_around else _GATHERED_AROUND)
-    )
+    return size.weight_bytes * (block * _GATHERED_BLOCKS + around * (1 if keeps_around else _GATHERED_AROUND))
 
 
 def _estimate_read_bytes(

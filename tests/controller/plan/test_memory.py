@@ -99,21 +99,22 @@ def test_workers_are_told_the_chunk_that_the_plan_names():
 def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     """Check the copies of each engine.
 
-    FSDP2 divides the model itself; ZeRO keeps flat weights and its fp32 part, ZeRO 3 its part thrice: as weights, as fp32 and
-    as gradients.
+    ZeRO keeps its part of the weights once more in fp32. A step of ZeRO 1 makes three copies of it when it needs no gradients;
+    four ranks need fewer bytes for them than for the gradients.
     """
     parts = {}
     for engine in ("ddp", "fsdp2", "deepspeed", "deepspeed, zero: 3"):
         made, _ = load_scenario("quickstart", [f"roles.trainer={{engine: {{use: {engine}}}}}"])
-        for ranks in (1, 4):
+        for ranks in (1, 2, 4):
             found = estimate_worker_memory(resolve_run(made), "pretrain", ("trainer",), ranks, 0.0)
             parts[engine, ranks] = found.fixed.get("copy", 0.0), found.working.get("copies", 0.0)
     weights = derive_model_size(made).parameters * 4.0
     nothing = (0.0, 0.0)
     assert {parts[engine, 1] for engine, _ in parts} == {nothing}
     assert parts["ddp", 4] == parts["fsdp2", 4] == nothing
-    assert parts["deepspeed", 4] == (1.25 * weights, 1.25 * weights)
-    assert parts["deepspeed, zero: 3", 4] == (0.75 * weights, 0.75 * weights)
+    assert parts["deepspeed", 2] == (0.5 * weights, 0.5 * weights)
+    assert parts["deepspeed", 4] == (0.25 * weights, 0.0)
+    assert parts["deepspeed, zero: 3", 4] == (0.25 * weights, 0.0)
 
 
 def test_a_worker_of_a_mesh_keeps_a_part_of_the_shard_axis():

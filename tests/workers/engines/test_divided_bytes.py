@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from forked_roles import played
@@ -12,6 +14,7 @@ from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.scenario import load_scenario
 from nonet.stored_tensors import StoredTensors
 
+NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 CHANGES = [
     "model.layers=24",
     "model.width=192",
@@ -50,6 +53,17 @@ def test_a_rank_holds_its_part_and_a_few_blocks(ring, tmp_path, ranks, bar, opti
     assert planned == pytest.approx(peak, rel=0.1)
     if optimizer == "adamw":
         assert peak <= bar
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@NEEDS_DEEPSPEED
+def test_a_rank_of_deepspeed_holds_what_is_planned(ring, tmp_path, zero, ranks):
+    """At two ranks ZeRO 3 holds half of what is divided, and a third less than ZeRO 2."""
+    peak, planned = count_and_plan(ring, tmp_path, ranks, f"deepspeed, zero: {zero}", "adamw")
+    assert planned == pytest.approx(peak, rel=0.1)
+    assert peak < {1: 4.1, 2: 4.1, 3: 2.9}[zero]
 
 
 @pytest.mark.slow

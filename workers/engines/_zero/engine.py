@@ -71,7 +71,7 @@ class Deepspeed(Ddp):
     def change_process_group(self, member: Membership) -> None:
         """Continue in another process group with a new optimizer.
 
-        The weights of ZeRO 3 stay if this rank keeps its part of them. Otherwise a checkpoint must be loaded before the next step.
+        The weights of ZeRO 3 stay if this rank keeps its part of them. Otherwise a checkpoint must be loaded next.
         """
         keeps_part = (self.member.rank, self.member.n_trainers) == (member.rank, member.n_trainers)
         self.member, partitioned, parts = member, self._partitioned, self._parts

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nonet.errors import ConfigError
 from nonet.workers.engines._zero.pieces import RankPieces
@@ -127,7 +127,7 @@ class ZeroPart:
         self._zero.independent_gradient_partition_epilogue()
 
     def finish_pass(self) -> None:
-        """Release the blocks of ZeRO 3 whose inputs have no gradients, so that DeepSpeed has not noticed the end of their passes."""
+        """Release the blocks of ZeRO 3 whose backward passes have ended unnoticed, because their inputs have no gradients."""
         if self._stage == 3:
             self._zero.parameter_offload.release_backward_leftovers()
 
@@ -138,7 +138,7 @@ class ZeroPart:
         coordinator.release_sub_module(block, forward=True)
 
     def collect_gradients(self) -> list[Tensor]:
-        """Return this rank's gradients: under ZeRO 3 those of its pieces, and else those of all its passes until they are summed."""
+        """Return this rank's gradients: under ZeRO 3 those of its pieces, else those of its passes until they are summed."""
         if self._stage == 3 or self._is_summed:
             return self._list_piece_gradients()
         for parameter in self.parameters.values():
@@ -176,7 +176,7 @@ class ZeroPart:
         """Forget the gradients since the last step."""
         self._is_summed = False
         self._zero.zero_grad()
-        # Under ZeRO 3, gradients are added to those of earlier passes, which are zeros at first; else there is one sum for each step.
+        # Under ZeRO 3, gradients are added to those of earlier passes, which are zeros at first; else a step has one sum.
         self._zero.micro_step_id = 1 if self._stage == 3 else -1
         if self._stage == 3:
             self._zero.grad_partitions_flat_buffer.zero_()
