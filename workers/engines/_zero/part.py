@@ -107,6 +107,7 @@ class ZeroPart:
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "gradient_allreduce_op": "mean" if self._stage == 3 else "sum",
+            "gradient_clipping": 0.0,  # The engine clips.
             "fp16": {"loss_scale": 1.0},  # The loss is scaled already.
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
