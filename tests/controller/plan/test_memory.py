@@ -234,6 +234,17 @@ def test_an_engine_that_divides_weights_keeps_a_part_and_gathers_a_few_blocks():
     assert found["rl"].fixed["reference"] == weights / 4
 
 
+def test_zero_3_keeps_the_weights_around_the_blocks_whole():
+    made, _ = load_scenario("quickstart", ["roles.trainer={engine: {use: deepspeed, zero: 3}}"])
+    memory = estimate_worker_memory(resolve_run(made), "pretrain", ("trainer",), 4, 0.0)
+    size = derive_model_size(made)
+    around = size.learned - size.matrices
+    assert 0 < around < size.learned
+    assert memory.fixed["weights"] == (around + size.matrices / 4) * 4
+    assert memory.fixed["gradients"] == memory.fixed["copy"] == size.learned * 4 / 4
+    assert memory.fixed["optimizer"] == size.learned * 8 / 4
+
+
 def test_several_evaluators_of_a_divided_model_keep_a_part_of_it():
     changes = ["model.layers=48", "model.width=128"]
     for engine, workers, share in (("fsdp2", 8, 8), ("fsdp2", 1, 1), ("ddp", 8, 1)):
