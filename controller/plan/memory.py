@@ -87,7 +87,7 @@ def estimate_worker_memory(
             # Engines that divide the blocks alone step a few weights at a time, in the buffer.
             working["gathered weights"] = (
                 max(0.0, _estimate_gathered_bytes(part, keeps_around=True) - working.get("buffer", 0.0))
-                if _keeps_around(role)
+                if _has_whole_around(role)
                 else max(_estimate_gathered_bytes(part), temporaries / _count_shards(role, workers))
             )
     elif "weights" in keepers:
@@ -179,7 +179,7 @@ def _estimate_trained_bytes(
     if is_divided:  # Copies are parts in fp32 and share frozen weights.
         copied = part
         weights = part + size.frozen * size.weight_bytes / shards
-    if is_divided and _keeps_around(role):
+    if is_divided and _has_whole_around(role):
         _, around = _find_unit_sizes(size)
         weights = ((size.learned - around) / shards + around + size.frozen) * size.weight_bytes
     parts = {"weights": weights}
@@ -320,7 +320,7 @@ def _has_divided_weights(role: Role, workers: int) -> bool:
     return workers > 1 and _get_zero_stage(role) == 3
 
 
-def _keeps_around(role: Role) -> bool:
+def _has_whole_around(role: Role) -> bool:
     """Return whether the role's engine divides the blocks alone."""
     return role.engine is not None and role.engine.spec.keeps_around(role.engine.get_options())
 

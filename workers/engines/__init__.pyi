@@ -1,5 +1,8 @@
+from ._ddp import BESIDE as BESIDE
+from ._ddp import MASTERS as MASTERS
 from ._ddp import Ddp as Ddp
 from ._ddp import compute_clip_factor as compute_clip_factor
+from ._ddp import read_masters as read_masters
 from ._meter import MEASURED as MEASURED
 from ._meter import StepMeter as StepMeter
 from ._meter import measure_matmul_rate as measure_matmul_rate
@@ -21,3 +24,5 @@ from .base import build_engine as build_engine
 from .base import can_divide_model as can_divide_model
 from .base import get_axes as get_axes
 from .base import make_engine as make_engine
+from .deepspeed import ZERO_BUCKET_ELEMENTS as ZERO_BUCKET_ELEMENTS
+from .deepspeed import ZERO_GROUP_ELEMENTS as ZERO_GROUP_ELEMENTS

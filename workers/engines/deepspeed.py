@@ -20,9 +20,9 @@ _USER_KEYS = (
     "steps_per_print",
 )
 _USER_ZERO_KEYS = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
-BUCKET_ELEMENTS = 1 << 22
+ZERO_BUCKET_ELEMENTS = 1 << 22
 """Elements that ranks gather or reduce together: 16 MB in fp32."""
-GROUP_ELEMENTS = 1 << 20
+ZERO_GROUP_ELEMENTS = 1 << 20
 """Elements of a rank that ZeRO 3 steps together: 4 MB in fp32."""
 # Copies that a step of AdamW makes of what it steps together: the gradient in one piece and two temporaries.
 _STEP_COPIES = 3
@@ -64,7 +64,7 @@ def _get_division(options: Options) -> int:
     return 3 if options["zero"] == 3 else 1
 
 
-def _keeps_around(options: Options) -> bool:
+def _has_whole_around(options: Options) -> bool:
     """Return whether only the blocks are divided."""
     return options["zero"] == 3
 
@@ -83,7 +83,7 @@ def _count_step_bytes(options: Options, ranks: int) -> float:
     """Return the bytes of a bucket of gradients, or of the weights that ZeRO 3 steps together."""
     if ranks == 1:
         return 0.0
-    return 4.0 * (GROUP_ELEMENTS * _STEP_COPIES if options["zero"] == 3 else BUCKET_ELEMENTS)
+    return 4.0 * (ZERO_GROUP_ELEMENTS * _STEP_COPIES if options["zero"] == 3 else ZERO_BUCKET_ELEMENTS)
 
 
 def _has_host_optimizer(options: Options) -> bool:
@@ -106,7 +106,7 @@ SPEC = TrainEngine(
     "nonet.workers.engines._zero:Deepspeed",
     DeepspeedOptions,
     divides=_get_division,
-    keeps_around=_keeps_around,
+    keeps_around=_has_whole_around,
     copies=_count_copies,
     step_bytes=_count_step_bytes,
     aside=_has_host_optimizer,

@@ -20,12 +20,18 @@ from torch import Tensor
 from nonet.errors import ConfigError
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, load_model
+from nonet.workers.engines import (
+    BESIDE,
+    MASTERS,
+    Ddp,
+    OptimizerOptions,
+    compute_clip_factor,
+    read_masters,
+)
 from nonet.workers.engines._blocks import find_blocks
-from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters
 from nonet.workers.engines._zero.part import ZeroPart
 from nonet.workers.engines._zero.partitioned_model import PartitionedModel, find_divided_blocks
 from nonet.workers.engines._zero.pieces import save_gathered
-from nonet.workers.engines.base import OptimizerOptions
 from nonet.workers.engines.division import allocate, copy_structure, is_reduced, save_model
 from nonet.workers.runtime import Membership
 

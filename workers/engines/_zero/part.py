@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
+from nonet.workers.engines import ZERO_BUCKET_ELEMENTS, ZERO_GROUP_ELEMENTS, OptimizerOptions
 from nonet.workers.engines._zero.pieces import RankPieces
-from nonet.workers.engines.base import OptimizerOptions
-from nonet.workers.engines.deepspeed import BUCKET_ELEMENTS, GROUP_ELEMENTS
 from nonet.workers.runtime import Membership
 
 _SUPPORTED = (
@@ -93,12 +92,12 @@ class ZeroPart:
         """Return DeepSpeed's configuration: the defaults of this engine, overridden by the option `deepspeed`."""
         sizes = [shape.numel() for shape in shapes]
         # DeepSpeed needs an even number of elements that holds the largest parameter: round up to a multiple of 64.
-        bucket = math.ceil(max(*sizes, min(sum(sizes), BUCKET_ELEMENTS)) / 64) * 64
+        bucket = math.ceil(max(*sizes, min(sum(sizes), ZERO_BUCKET_ELEMENTS)) / 64) * 64
         zero: dict[str, Any] = {"stage": self._stage, "overlap_comm": False, "contiguous_gradients": False}
         zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
         if self._stage == 3:  # No parameter stays whole, and none is gathered before it is used.
             zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
-            zero |= {"stage3_max_reuse_distance": 0, "sub_group_size": GROUP_ELEMENTS}
+            zero |= {"stage3_max_reuse_distance": 0, "sub_group_size": ZERO_GROUP_ELEMENTS}
         if self._is_offloaded:
             zero["offload_optimizer"] = {"device": "cpu"}
         overrides = dict(self._options.get("deepspeed") or {})

@@ -118,7 +118,7 @@ class PartitionedModel(JointPasses):
         copied.take_whole(self.iterate_whole(list(self._dtype_by_name)))
         return copied.module
 
-    def pair_weights(self, frozen: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def iterate_weight_pairs(self, frozen: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each weight of a copy by `copy_frozen` that is on this rank, with that of the model. All ranks must iterate."""
         copied: ShardedModel = getattr(frozen, DIVISION)
         whole = self.iterate_whole(list(self._dtype_by_name))

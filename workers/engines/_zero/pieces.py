@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles
-from nonet.workers.engines.deepspeed import BUCKET_ELEMENTS
+from nonet.workers.engines import ZERO_BUCKET_ELEMENTS
 from nonet.workers.runtime import Membership
 
 
@@ -140,7 +140,7 @@ class RankPieces:
         batch: list[str] = []
         elements = 0
         for name in names:
-            if batch and elements + self._shapes[name].numel() > BUCKET_ELEMENTS:
+            if batch and elements + self._shapes[name].numel() > ZERO_BUCKET_ELEMENTS:
                 yield batch
                 batch, elements = [], 0
             batch.append(name)

@@ -3,9 +3,9 @@ from .divided_model import JointPasses as JointPasses
 from .divided_model import copy_frozen as copy_frozen
 from .divided_model import copy_structure as copy_structure
 from .divided_model import is_divided as is_divided
+from .divided_model import iterate_weight_pairs as iterate_weight_pairs
 from .divided_model import join_passes as join_passes
 from .divided_model import list_weights as list_weights
-from .divided_model import pair_weights as pair_weights
 from .divided_model import save_model as save_model
 from .divided_model import share_outputs as share_outputs
 from .mesh import build_mesh as build_mesh

@@ -65,6 +65,11 @@ class JointPasses(ABC):
                 self.gather_and_release(block)
         self.reshard()
 
+    @contextmanager
+    def share_outputs(self) -> Iterator[None]:
+        """Do nothing: without tensor groups, each rank chooses its own beams (`share_outputs` below)."""
+        yield
+
     @abstractmethod
     def prepare_passes(self) -> None:
         """Gather the weights that stay gathered while ranks take different numbers of passes. All ranks must call it."""
@@ -150,10 +155,10 @@ def copy_frozen(model: Any) -> Any:
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-def pair_weights(frozen: Any, model: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def iterate_weight_pairs(frozen: Any, model: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each weight of a frozen copy that is on this rank, with that of the model. All ranks must iterate to the end."""
-    if hasattr(getattr(model, DIVISION, None), "pair_weights"):
-        yield from getattr(model, DIVISION).pair_weights(frozen)
+    if hasattr(getattr(model, DIVISION, None), "iterate_weight_pairs"):
+        yield from getattr(model, DIVISION).iterate_weight_pairs(frozen)
         return
     weights = dict(model.named_parameters())  # Both are divided in the same way.
     for name, frozen_weight in frozen.named_parameters():

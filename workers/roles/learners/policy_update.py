@@ -33,7 +33,7 @@ from nonet.rl.algorithms import Algorithm, LossInputs
 from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
 from nonet.workers.engines import are_all_finite, list_gradients, poison, run_backward, skip_step
-from nonet.workers.engines.division import join_passes, pair_weights
+from nonet.workers.engines.division import iterate_weight_pairs, join_passes
 from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_advantages import PolicyAdvantages, drop_unscored, select_advantages
 from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores
@@ -285,7 +285,7 @@ class PolicyUpdate:
         if self.reference is None or not isinstance(options, Mapping) or not options.get("ema"):
             return
         self.reference.follow(
-            pair_weights(self.reference.model, self.context.model),
+            iterate_weight_pairs(self.reference.model, self.context.model),
             options["ema"],
             lambda table, keys: self.context.tables.pull(table, keys, train=False).detach(),
         )
