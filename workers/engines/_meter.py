@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -140,15 +140,13 @@ def _count_operations(module: nn.Module) -> float:
     """
     operations = _TRAINED * float(getattr(module, "trained_products", 0))
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's linear layer.
-        weight = module.weight
+        weight, layer = module.weight, cast(Any, module)
         # A divided weight may have no elements here.
         size = (
-            module.in_features * module.out_features
-            if isinstance(module, nn.Linear)
-            else module.nx * module.nf
+            layer.in_features * layer.out_features if isinstance(module, nn.Linear) else layer.nx * layer.nf
         )
         is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
-        operations += (_TRAINED if is_trained else _FROZEN) * size  # type: ignore[operator]
+        operations += (_TRAINED if is_trained else _FROZEN) * size
     return operations
 
 

@@ -286,7 +286,9 @@ class Trainer(DistributeWorker):
         model = self._engine.model
         weights = self._engine.describe_weights()
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        parameter_count = sum(weights.get(name, p).numel() for name, p in trained.items())
+        parameter_count = sum(
+            (weights[name] if name in weights else p).numel() for name, p in trained.items()
+        )
         self._meter.watch(model, self._member.tensor)
         publishing = self.run.weights
         block_bytes = publishing.block if publishing.publish == "delta" else 0
