@@ -286,9 +286,8 @@ class Trainer(DistributeWorker):
         model = self._engine.model
         weights = self._engine.describe_weights()
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        parameter_count = sum(
-            (weights[name] if name in weights else p).numel() for name, p in trained.items()
-        )
+        whole = {**trained, **weights}
+        parameter_count = sum(whole[name].numel() for name in trained)
         self._meter.watch(model, self._member.tensor)
         publishing = self.run.weights
         block_bytes = publishing.block if publishing.publish == "delta" else 0
