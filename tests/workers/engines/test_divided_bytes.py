@@ -90,11 +90,14 @@ LIFE = [
 
 
 @pytest.mark.slow
-def test_a_model_whose_training_state_is_four_times_what_a_rank_may_hold_goes_through_a_run(ring, tmp_path):
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_model_whose_training_state_is_four_times_what_a_rank_may_hold_goes_through_a_run(
+    ring, tmp_path, tensor
+):
     """The state of AdamW has 16 bytes per parameter; no rank may ever have tensors of more than 4."""
     changes = [
         *CHANGES,
-        "roles.trainer={engine: {use: fsdp2, recompute: true}}",
+        f"roles.trainer={{engine: {{use: fsdp2, recompute: true, tensor: {tensor}}}}}",
         *(f"stages.{stage}.optimizer={{use: adamw}}" for stage in ("pretrain", "finetune", "rl")),
         "weights={bucket: 1000000}",
         "stages.finetune.batch.users=16",

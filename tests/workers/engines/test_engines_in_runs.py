@@ -125,6 +125,29 @@ def test_two_trainers_of_a_hugging_face_backbone_have_the_losses_of_one(ray_loca
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("model", [[], [QWEN3]], ids=["decoder", "qwen3"])
+def test_a_tensor_group_has_the_losses_of_one_process_with_rollouts_in_it_and_apart(
+    ray_local, tmp_path, model
+):
+    """Rollouts apart get the weights bucket by bucket, and two evaluators divide the model."""
+    ring = make_ring(tmp_path) / "ring.yaml"
+    trainer = "trainer: {workers: 2, engine: {use: fsdp2, tensor: 2}}"
+    apart = f"roles={{{trainer}, rollout: {{workers: 1}}, evaluator: {{workers: 2}}}}"
+    ways = ([], [f"roles={{{trainer}}}"], [apart, "weights={publish: delta, bucket: 8192, block: 256}"])
+    alone, *divided = (
+        losses(api.run(api.scenario(ring, [*model, *more]), run_dir=tmp_path / str(i), panel=panel()))
+        for i, more in enumerate(ways)
+    )
+    assert {stage for stage, _ in alone} >= {"pretrain", "finetune", "rl"}
+    for found in divided:
+        assert found.keys() == alone.keys()
+        for (stage, step), loss in alone.items():
+            near = {"abs": 1e-5} if stage == "rl" else {"rel": 1e-4}
+            assert found[stage, step] == pytest.approx(loss, **near), (stage, step)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_evaluators_that_divide_the_model_rank_as_one_that_has_all_of_it(ray_local, tmp_path):
     ring = make_ring(tmp_path) / "ring.yaml"
     alone, divided = (
