@@ -13,6 +13,8 @@ from forked_roles import played
 from likes_world import make_likes
 from ring_world import Ring
 
+from nonet.rl.algorithms import ALGORITHMS as SHIPPED
+
 QWEN3 = (
     "model={{use: hf, config: {{model_type: qwen3, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
     "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}{}}}"
@@ -218,12 +220,11 @@ def test_two_ranks_of_a_tensor_group_take_the_steps_of_one(ring, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_takes_the_steps_of_whole_models_in_tensor_groups(ring, tmp_path, algorithm, mesh):
-    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{ALGORITHMS[algorithm]}}}"]
-    ranks, shares = MESHES[mesh]
-    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=ranks, engine=TENSOR, shares=shares)
+@pytest.mark.parametrize("algorithm", {**dict.fromkeys(SHIPPED.list_shipped()), **ALGORITHMS})
+def test_every_algorithm_takes_the_steps_of_whole_models_in_tensor_groups(ring, tmp_path, algorithm):
+    options = ALGORITHMS.get(algorithm, f"use: {algorithm}")
+    changes = [*UNEQUAL, *MODELS["decoder"], f"stages.rl.algorithm={{{options}}}"]
+    compare(ring.scenario, tmp_path, RL_ACTS, changes, trainers=4, engine=TENSOR, shares=2)
 
 
 @pytest.mark.slow
