@@ -13,4 +13,4 @@ from .part_layout import PartLayout as PartLayout
 from .sharded_model import ShardedModel as ShardedModel
 from .sharded_model import allocate as allocate
 from .sharded_model import build_divided as build_divided
-from .sharded_model import is_reduced as is_reduced
+from .units import is_reduced as is_reduced

@@ -1,10 +1,8 @@
 """ShardedModel: a model whose weights fully_shard divides among the trainers, block by block.
 
-Each block is a unit, whose weights are gathered while it runs and released after it. The weights outside the blocks, such as
-embeddings and heads, are the root unit: they are gathered by the first forward pass and released by the backward pass, so a
-loss may call any function of the model after `states` or `prefill`. Modules outside the blocks whose weights have fewer bits
-than fp32 are units of their own, because all weights of a unit are computed in one dtype. Frozen weights are divided in their own
-dtype, and so are the modules outside the blocks that have them, such as word embeddings: their units are gathered when they run.
+Each block is a unit, whose weights are gathered while it runs and released after it (`units.py`). The weights outside the blocks
+are gathered by the first forward pass and released by the backward pass, so a loss may call any function of the model after
+`states` or `prefill`.
 
 A rank's part of a parameter is some of its rows, in fp32; a single number is whole on every rank. The parts of a model in
 bf16 or fp16 are its master weights, which are rounded when they are gathered. On a mesh with the axis `replicate`, the ranks
@@ -26,25 +24,24 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from nonet.errors import CheckpointError, ConfigError
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles, to_meta_tensors
 from nonet.workers.devices import record_build
-from nonet.workers.engines._blocks import TensorLayout, find_blocks, parallelise_blocks
+from nonet.workers.engines._blocks import TensorLayout, parallelise_blocks
 from nonet.workers.engines.division.divided_model import DIVISION, JointPasses, copy_structure
 from nonet.workers.engines.division.frozen_weights import leave_out_of_state, make_frozen_parameters
 from nonet.workers.engines.division.mesh import TENSOR
 from nonet.workers.engines.division.part_layout import PartLayout
+from nonet.workers.engines.division.units import UnitSharder
 
 _FORWARD_METHODS = ("states", "prefill", "compute_alignment_loss")
 """Methods with which a pass of a model begins, besides `forward`; what it calls afterwards finds the root's weights gathered."""
 _DECODING_METHODS = ("prefill", "step")
 """Methods whose results beams are chosen by: the states of prompts, and the logits of codes."""
-_FROZEN = "is_frozen_weight"
-"""Attribute of the frozen weights of a model that is not divided yet."""
 
 
 class ShardedModel(JointPasses):
@@ -140,33 +137,9 @@ class ShardedModel(JointPasses):
         return tuple(name for name in self._axis_names if name != TENSOR)
 
     def _divide(self, model: nn.Module) -> list[Any]:
-        """Apply fully_shard to the units of a model. Returns the units, the root last."""
-        self._sharded_ids: set[int] = set()  # Ids of the parameters of the units so far.
-        self._scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
-        for name in self._frozen_names:
-            setattr(model.get_parameter(name), _FROZEN, True)
-        blocks = [block for block in find_blocks(model) if next(block.parameters(), None) is not None]
-        uniform = [block for block in blocks if len({p.dtype for p in self._list_trained(block)}) <= 1]
-        in_block, in_uniform = (
-            {id(module) for block in some for module in block.modules()} for some in (blocks, uniform)
-        )
-        apart = [
-            module
-            for module in model.modules()
-            if module is not model
-            and (
-                (
-                    id(module) not in in_uniform
-                    and any(map(is_reduced, self._list_trained(module, recurse=False)))
-                )
-                or (id(module) not in in_block and any(map(_is_frozen, module.parameters(recurse=False))))
-            )
-        ]
-        for unit in apart:
-            self._shard_unit(unit, releases=False)
-        for unit in blocks:
-            self._shard_unit(unit, releases=True)
-        self._shard_unit(model, releases=False)
+        """Apply fully_shard to the units of a model, and make its passes collective. Returns the units, the root last."""
+        mesh = self.mesh[self._data_axes] if self._is_tensor_parallel else self.mesh
+        units, blocks = UnitSharder(model, mesh, self._frozen_names).divide()
         for name in _FORWARD_METHODS:
             if hasattr(model, name):
                 self._register_pass(model, name)
@@ -175,22 +148,7 @@ class ShardedModel(JointPasses):
                 self._register_output(model, name)
         data_groups = [self.mesh.get_group(axis) for axis in self._data_axes]
         self.connect_passes(model, blocks, self.mesh.get_group("shard"), data_groups, self._device)
-        units: list[Any] = [*apart, *blocks, model]
-        for unit in units:
-            # Losses are divided by the number of targets on all ranks, so gradients are summed. A unit sums
-            # those of all its parameters, also where a rank has used only some.
-            unit.set_force_sum_reduction_for_comms(True)
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_reduce_scatter_unused_params(True)
         return units
-
-    def _list_trained(self, module: nn.Module, recurse: bool = True) -> list[nn.Parameter]:
-        """Return the parameters of a module that are neither frozen weights nor in a unit already."""
-        return [
-            parameter
-            for parameter in module.parameters(recurse)
-            if id(parameter) not in self._sharded_ids and not _is_frozen(parameter)
-        ]
 
     def _register_pass(self, model: Any, name: str) -> None:
         """Make a pass of the model begin with a method, unless another such method calls it."""
@@ -233,36 +191,6 @@ class ShardedModel(JointPasses):
             return result
 
         setattr(model, name, call)
-
-    def _shard_unit(self, unit: nn.Module, releases: bool) -> None:
-        """Apply fully_shard to a unit.
-
-        Args:
-            unit: The unit.
-            releases: Whether its weights are released after the forward pass, and gathered again for the backward pass.
-        """
-        trained = self._list_trained(unit)
-        reduced = next((parameter.dtype for parameter in trained if parameter.dtype.itemsize < 4), None)
-        policy = MixedPrecisionPolicy(
-            param_dtype=reduced, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-        reduced_ids = {id(parameter) for parameter in trained if is_reduced(parameter)}
-        for module in unit.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) in reduced_ids and isinstance(parameter, DTensor):
-                    # The dtype of a DTensor cannot be changed in place.
-                    master = nn.Parameter(parameter.detach().float(), parameter.requires_grad)
-                    module.register_parameter(name, master)
-                elif id(parameter) in reduced_ids:
-                    parameter.data = parameter.data.float()
-        fully_shard(
-            unit,
-            mesh=self.mesh[self._data_axes] if self._is_tensor_parallel else self.mesh,
-            reshard_after_forward=releases,
-            mp_policy=policy,
-            ignored_params=self._scalars,
-        )
-        self._sharded_ids.update(map(id, unit.parameters()))
 
     def move_to(self, mesh: DeviceMesh, *, keeps_part: bool) -> ShardedModel:
         """Return the model divided among the ranks of another device mesh.
@@ -634,16 +562,6 @@ def _select_rows(part: Tensor, row: int, shape: Sequence[int]) -> Tensor:
 def _swap_leading(tensor: Tensor, outer: int, inner: int) -> Tensor:
     """Return a tensor [outer * inner * n, ..] with its rows in the order of [inner, outer, n]."""
     return tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _is_frozen(parameter: Tensor) -> bool:
-    """Return whether a parameter that is not divided yet is a frozen weight."""
-    return getattr(parameter, _FROZEN, False)
-
-
-def is_reduced(parameter: Tensor) -> bool:
-    """Return whether a parameter has fewer bits than fp32, so that an update can be too small for it."""
-    return parameter.is_floating_point() and parameter.element_size() < 4
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
