@@ -6,7 +6,7 @@ START c1 .. cL words...        words are predicted after the codes, among all wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from nonet.models.hf.text import check_words, encode_text, read_tokenizer
 
-# Shapes: n items, l = L + 1 positions of an item (START and its codes), S positions, P words of a text, L levels, D width, V
-# words of the vocabulary.
+# Shapes: n items, l = L + 1 positions of an item (START and its codes), S positions, P words of a text, m words of all texts, c
+# words of a chunk, L levels, D width, V words of the vocabulary.
 _MAX_WORDS = 48  # Longer texts are cut; "words" are the text tokens of the backbone.
+_CHUNK_WORDS = 128  # Words whose logits exist at a time: 74 MB of fp32 for a vocabulary of 151,936.
 
 
 def compute_alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
@@ -78,8 +79,44 @@ def _compute_word_loss(
     x_nSD = torch.cat([item_nlD.to(text_nPD.dtype), text_nPD], 1)
     n_codes = item_nlD.shape[1]
     state_nPD = model.backbone.read(x_nSD, counts_n + n_codes)[:, n_codes - 1 : -1]
-    nats_nP = functional.cross_entropy(
-        model.backbone.compute_word_logits(state_nPD).flatten(0, 1), word_nP.flatten(), reduction="none"
-    ).view_as(word_nP)
     is_word_nP = torch.arange(word_nP.shape[1], device=counts_n.device) < counts_n[:, None]
-    return ((nats_nP * is_word_nP).sum(1) / counts_n).sum()
+    weight_m = (1.0 / counts_n).repeat_interleave(counts_n)
+    nats: Any = _ChunkedCrossEntropy.apply(
+        state_nPD[is_word_nP], word_nP[is_word_nP], weight_m, model.backbone.compute_word_logits
+    )
+    return nats
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The weighted sum of the cross entropies of m words, of which only a few have logits at a time.
+
+    The output layer of words is frozen, so the forward pass can compute the gradient of the states, chunk by chunk.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        state_mD: Tensor,
+        word_m: Tensor,
+        weight_m: Tensor,
+        compute_logits: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Return the sum in nats."""
+        total, grads = state_mD.new_zeros(()), []
+        for state_cD, word_c, weight_c in zip(
+            *(tensor.split(_CHUNK_WORDS) for tensor in (state_mD, word_m, weight_m)), strict=True
+        ):
+            with torch.enable_grad():
+                state_cD = state_cD.detach().requires_grad_()
+                nats_c = functional.cross_entropy(compute_logits(state_cD), word_c, reduction="none")
+                nats = (nats_c * weight_c).sum()
+                grads += torch.autograd.grad(nats, state_cD)
+            total += nats.detach()
+        ctx.save_for_backward(torch.cat(grads))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Return the gradient of the states."""
+        (grad_mD,) = ctx.saved_tensors
+        return grad_mD * grads[0], None, None, None
