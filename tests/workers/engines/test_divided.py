@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from backbones import folder_of
 from forked_roles import played
 from ring_world import Ring
 
@@ -231,3 +232,26 @@ def test_ranks_write_shards_in_turn_and_one_process_reads_them(ring, tmp_path, e
     assert {name: value.shape for name, value in read.items()} == {
         name: value.shape for name, value in whole.items()
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fsdp2", "ddp"])
+def test_two_ranks_align_words_and_codes_as_one_process(ring, tmp_path, engine):
+    """In one of the steps a rank has no items; under fsdp2 it takes part in the pass of the other."""
+    changes = [
+        f"model={{use: hf, path: {folder_of(tmp_path / 'base')}}}",
+        "stages.pretrain={use: align, epochs: 2, batch: {users: 10}, lr: 3e-3, items: 1}",
+    ]
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
+    alone, two = (
+        played(
+            ring.scenario,
+            tmp_path / f"{trainers}",
+            acts,
+            changes=[*changes, f"roles.trainer={{engine: {{use: {engine}}}}}"],
+            trainers=trainers,
+        )[0]["records"]
+        for trainers in (1, 2)
+    )
+    for name in ("loss", "align_loss", "norm"):
+        assert [r[name] for r in two] == pytest.approx([r[name] for r in alone], rel=1e-5), name
