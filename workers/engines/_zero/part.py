@@ -98,6 +98,9 @@ class ZeroPart:
         if self._stage == 3:  # No parameter stays whole, and none is gathered before it is used.
             zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
             zero |= {"stage3_max_reuse_distance": 0, "sub_group_size": ZERO_GROUP_ELEMENTS}
+            zero["memory_efficient_linear"] = (
+                False  # It replaces torch's function, and rounds otherwise under autocast.
+            )
         if self._is_offloaded:
             zero["offload_optimizer"] = {"device": "cpu"}
         overrides = dict(self._options.get("deepspeed") or {})
