@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,8 @@ def run_bench(
     options = {key: value for key, value in common_options.items() if key in parameters}
     settable = [key for key in parameters if key != "json_file"]
     results = function(**options | _parse_options(name, settable, changes))
-    versions = {package: version(package) for package in ("ray", "torch", "numpy")} | {
+    installed = {distribution.name for distribution in distributions()}
+    versions = {name: version(name) for name in ("ray", "torch", "numpy") if name in installed} | {
         "nonet": nonet.__version__,  # Sources on PYTHONPATH have no package metadata.
         "python": platform.python_version(),
     }

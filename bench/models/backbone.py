@@ -194,12 +194,15 @@ def read_histories(data: str) -> list[np.ndarray]:
 
 
 def make_batches(histories: list[np.ndarray], sequences: int, steps: int) -> tuple[list[SampleBatch], Trie]:
-    """Return batches of random histories whose events are all targets, and a catalogue of drawn semantic ids."""
+    """Return batches of random histories whose events are all targets, and a catalogue of drawn semantic ids.
+
+    Histories are repeated if there are fewer than all batches need.
+    """
     dice = rng(0, "bench", "backbone")
     n_items = 1 + max(int(history.max()) for history in histories)
     number = dice.permutation(np.prod(_CODES))[:n_items]
     sids = np.stack(np.unravel_index(number, _CODES), axis=1)
-    chosen = dice.permutation(len(histories))[: sequences * steps].reshape(steps, sequences)
+    chosen = np.resize(dice.permutation(len(histories)), (steps, sequences))
     return [_make_batch([histories[user] for user in users], sids) for users in chosen], Trie.build(
         sids, _CODES
     )
