@@ -52,11 +52,12 @@ class Standin:
     Args:
         tables: Names of the column families of each table.
         port: The port; 0 for any free one.
+        stopped: A closed server, whose tables this one has from its first connection on.
     """
 
-    def __init__(self, tables: dict[str, list[str]], port: int = 0):
+    def __init__(self, tables: dict[str, list[str]], port: int = 0, stopped: Standin | None = None):
         self.faults = Faults()
-        self.handler = _Handler(tables)
+        self.handler = stopped.handler if stopped else _Handler(tables)
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
         self._clients: set[socket.socket] = set()

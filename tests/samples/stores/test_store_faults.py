@@ -58,19 +58,17 @@ class HBase:
         return open_store(self.use, {"price": "d:price float64"}, timeout_s=0.3, attempts=4)
 
     def kill(self):
-        self.tables, self.port = self.server.handler, self.server.port
         self.server.close()
 
     def start(self):
         until = time.monotonic() + 20
         while True:
             try:
-                self.server = self.made({}, self.port)
+                self.server = self.made({}, self.server.port, stopped=self.server)
                 break
             except OSError:  # the port is still held by a connection that is being closed
                 assert time.monotonic() < until
                 time.sleep(0.05)
-        self.server.handler = self.tables
 
     def close(self):
         self.proxy.close()
