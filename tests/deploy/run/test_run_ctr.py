@@ -61,6 +61,22 @@ def test_a_click_model_learns_what_a_sum_of_weights_cannot(whole):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 3])
+def test_two_trainers_of_deepspeed_learn_a_click_model_with_a_single_number(whole, zero):
+    """The model has a bias that is a single number, which DeepSpeed does not broadcast."""
+    pytest.importorskip("deepspeed")
+    folder, _ = whole
+    adamw = "stages.train.optimizer=adamw"
+    engines = {"ddp": "{use: ddp}", "zero": f"{{use: deepspeed, zero: {zero}}}"}
+    finished = [
+        run(folder, f"{name}-{zero}", adamw, f"roles.trainer={{workers: 2, engine: {engine}}}")
+        for name, engine in engines.items()
+    ]
+    expected, found = (each.report["stages"]["train"]["auc"] for each in finished)
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_bits(whole):
     folder, finished = whole
     with nonet.Session(

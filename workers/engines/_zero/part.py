@@ -63,6 +63,11 @@ class ZeroPart:
         topology, deepspeed = _TrainerTopology(member), _import_deepspeed(device.type)
         for block in module if zero == 3 else ():
             deepspeed.utils.set_z3_leaf_module(block, True)
+        scalars = [parameter for parameter in parameters.values() if not parameter.ndim]
+        for scalar in scalars:
+            scalar.ds_optim_param = (
+                True  # DeepSpeed cannot broadcast it, and all ranks have the same first weights.
+            )
         with _restrict_barriers(deepspeed, member):
             self._engine: Any = deepspeed.initialize(
                 model=module,
@@ -71,6 +76,8 @@ class ZeroPart:
                 mpu=topology,
                 dist_init_required=False,
             )[0]
+        for scalar in scalars:
+            del scalar.ds_optim_param
         self._zero: Any = self._engine.optimizer
         self.pieces = RankPieces(self._zero, parameters, shapes, member, device)
         if zero < 3:
