@@ -24,6 +24,7 @@ from .weight_files import write_base as write_base
 from .weight_files import write_tensors as write_tensors
 from .weights import IncomingWeights as IncomingWeights
 from .weights import OutgoingWeights as OutgoingWeights
+from .weights import batch_by_size as batch_by_size
 from .weights import copy_to_host as copy_to_host
 from .weights import pack as pack
 from .weights import plan_buckets as plan_buckets

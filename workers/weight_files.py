@@ -25,7 +25,14 @@ from torch import Tensor
 from nonet.errors import CheckpointError
 from nonet.models.generation import MEMORY_WEIGHTS, QUERY
 from nonet.stored_tensors import StoredTensors, TensorSlice
-from nonet.workers.weights import BUCKET_BYTES, build_header, copy_to_host, plan_buckets, to_meta_tensors
+from nonet.workers.weights import (
+    BUCKET_BYTES,
+    batch_by_size,
+    build_header,
+    copy_to_host,
+    plan_buckets,
+    to_meta_tensors,
+)
 
 SHARD_BYTES = 2 << 30
 
@@ -146,16 +153,11 @@ def _split_by_size(
     slices: Sequence[TensorSlice], tensors: Mapping[str, Tensor], max_bytes: int
 ) -> list[tuple[TensorSlice, ...]]:
     """Split slices, in their order, into groups of at most `max_bytes`, or of one slice."""
-    groups: list[list[TensorSlice]] = []
-    free_bytes = 0
-    for part in slices:
-        part_bytes = math.prod(part.shape) * tensors[part.name].element_size()
-        if not groups or part_bytes > free_bytes:
-            groups.append([])
-            free_bytes = max_bytes
-        groups[-1].append(part)
-        free_bytes -= part_bytes
-    return list(map(tuple, groups))
+
+    def count_bytes(part: TensorSlice) -> int:
+        return math.prod(part.shape) * tensors[part.name].element_size()
+
+    return list(map(tuple, batch_by_size(slices, count_bytes, max_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +195,25 @@ class SavedTensors:
         return write
 
 
-def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
-    """Write tensors by name into one safetensors file, byte for byte as the safetensors library does; each is read in turn."""
+def write_tensors(
+    path: Path, named: Mapping[str, Tensor], shapes: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write tensors into one safetensors file, byte for byte as the safetensors library does.
+
+    Args:
+        path: The path of the file.
+        named: The tensors by name; each is read once.
+        shapes: Meta tensors of the same shapes and dtypes; by default they are made from the tensors.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     name, tensor = "", torch.empty(0)
-    shapes = to_meta_tensors(named)
+    shapes = to_meta_tensors(named) if shapes is None else shapes
     ordered = dict(sorted(shapes.items(), key=lambda item: (-item[1].element_size(), item[0])))
     with path.open("wb") as file:
         file.write(build_header(ordered))
         for bucket in plan_buckets(ordered, BUCKET_BYTES):
             for piece in bucket:
-                if piece.name != name:  # Each tensor is read only once.
+                if piece.name != name:
                     name, tensor = piece.name, named[piece.name]
                 host = piece.select_from({name: tensor}).detach().cpu().contiguous()
                 # Written without NumPy, since an offload cannot release memory that a NumPy array refers to.
@@ -219,7 +229,8 @@ def merge_shards(path: Path, merged_path: Path) -> Path:
     """
     if path.exists():
         return path
-    write_tensors(merged_path, StoredTensors(path))
+    stored = StoredTensors(path)
+    write_tensors(merged_path, stored, stored.describe())
     return merged_path
 
 

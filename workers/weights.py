@@ -13,9 +13,9 @@ import ctypes
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nonet.errors import CheckpointError, StaleVersion
 
+_Value = TypeVar("_Value")
 BUCKET_BYTES = 64 << 20
 _NO_CHECKSUM = (
     "0" * 32
@@ -61,6 +62,29 @@ class TensorPiece:
 
 
 Bucket = Sequence[TensorPiece]
+
+
+def batch_by_size(
+    values: Iterable[_Value], get_size: Callable[[_Value], int], max_size: int
+) -> Iterator[list[_Value]]:
+    """Yield batches of consecutive values of at most `max_size` together, or of one value that is larger.
+
+    Args:
+        values: The values.
+        get_size: Returns the size of a value, such as its bytes or elements.
+        max_size: Largest size of a batch.
+    """
+    batch: list[_Value] = []
+    batch_size = 0
+    for value in values:
+        size = get_size(value)
+        if batch and batch_size + size > max_size:
+            yield batch
+            batch, batch_size = [], 0
+        batch.append(value)
+        batch_size += size
+    if batch:
+        yield batch
 
 
 def plan_buckets(named: Mapping[str, Tensor], max_bytes: int) -> list[Bucket]:

@@ -70,14 +70,14 @@ def build(
         choose_caching(model)
         choose_packing(model)
     else:
-        _choose_as_smaller_model(model, seed)
+        _choose_with_smaller_model(model, seed)
     return model
 
 
-def _choose_as_smaller_model(model: HfRecommender, seed: int) -> None:
-    """Set what `choose_caching` and `choose_packing` set for a model of few layers and words, since this one has no values yet.
+def _choose_with_smaller_model(model: HfRecommender, seed: int) -> None:
+    """Make the choices of `choose_caching` and `choose_packing` with a smaller model, since this one has no values yet.
 
-    The smaller model has a layer of each kind, and drawn weights.
+    The smaller model has few words, a layer of each kind, and drawn weights.
     """
 
     def build_smaller() -> HfRecommender:

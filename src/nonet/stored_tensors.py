@@ -125,6 +125,18 @@ class StoredTensors(Mapping[str, "Tensor"]):
         file, key, _ = self._stored[name][0]
         return tuple(self._open(file).get_slice(key).get_shape())
 
+    def describe(self) -> dict[str, Tensor]:
+        """Return meta tensors of the names, shapes and dtypes of the whole tensors, whose values are not read."""
+        import torch
+
+        mapped = {
+            name: self._open(stored[0][0]).get_tensor(stored[0][1]) for name, stored in self._stored.items()
+        }
+        return {
+            name: torch.empty(self.get_shape(name), dtype=tensor.dtype, device="meta")
+            for name, tensor in mapped.items()
+        }
+
     def __getitem__(self, name: str) -> Tensor:
         """Return a whole tensor, memory-mapped if it is stored whole."""
         shape = self.get_shape(name)

@@ -24,11 +24,19 @@ from torch import Tensor
 
 from nonet.models import Muon
 from nonet.stored_tensors import StoredTensors
-from nonet.workers import SavedTensors, SaveOptions, TensorFiles, load_model, to_meta_tensors
+from nonet.workers import (
+    SavedTensors,
+    SaveOptions,
+    TensorFiles,
+    batch_by_size,
+    load_model,
+    to_meta_tensors,
+)
 from nonet.workers.devices import list_training_tensors
-from nonet.workers.engines._gradient_buckets import GradientBuckets, batch_by_size
+from nonet.workers.engines._gradient_buckets import GradientBuckets
 from nonet.workers.engines.base import OptimizerOptions
-from nonet.workers.engines.division import is_reduced
+from nonet.workers.engines.ddp import BUCKET_ELEMENTS
+from nonet.workers.engines.division import DIVISION, is_divided, is_reduced
 from nonet.workers.runtime import Membership
 
 BESIDE = SaveOptions()
@@ -179,7 +187,7 @@ class Ddp:
         for parameter in stepped:
             parameter.grad = None  # An optimizer skips parameters without a gradient.
         left_out = [pair for pair in reduced if pair[0].dtype != torch.float16]
-        for batch in batch_by_size(left_out, lambda pair: pair[0].numel()):
+        for batch in batch_by_size(left_out, lambda pair: pair[0].numel(), BUCKET_ELEMENTS):
             for parameter, master in batch:
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
@@ -206,11 +214,17 @@ class Ddp:
                 yield parameter, master
 
     def describe_weights(self) -> dict[str, Tensor]:
-        """Return the weights by name as meta tensors, which have shapes and dtypes only."""
-        return to_meta_tensors(self.model.state_dict())
+        """Return the whole weights by name as meta tensors, which have shapes and dtypes only."""
+        division = getattr(self.model, DIVISION, None)
+        return to_meta_tensors(self.model.state_dict()) if division is None else division.describe()
 
     def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the weights of these names, by name."""
+        """Return the weights of these names, by name; if they are divided, {} on ranks other than 0. All ranks must call it."""
+        if is_divided(self.model):
+            gathered = getattr(self.model, DIVISION).iterate_whole(names)
+            return {
+                name: tensor for name, tensor in gathered if not self.member.rank
+            }  # Others need no weights.
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
@@ -228,12 +242,12 @@ class Ddp:
         named = zip(self.model.named_parameters(), self.masters, strict=True)
         masters = {name: master.detach() for (name, parameter), master in named if master is not parameter}
         sets = {"model": weights, "optimizer": moments} | ({MASTERS: masters} if masters else {})
-        saved = [SavedTensors(self.plan_files(stem, own, saving), own) for stem, own in sets.items()]
+        ranks = self.member.n_trainers
+        saved = [
+            SavedTensors(TensorFiles.from_tensors(stem, own, saving.shard_bytes, ranks), own)
+            for stem, own in sets.items()
+        ]
         return self.make_writer(saved, state["param_groups"], saving)
-
-    def plan_files(self, stem: str, shapes: Mapping[str, Tensor], saving: SaveOptions) -> TensorFiles:
-        """Divide the files of whole tensors among the ranks."""
-        return TensorFiles.from_tensors(stem, shapes, saving.shard_bytes, self.member.n_trainers)
 
     def make_writer(
         self, sets: Sequence[SavedTensors], groups: Sequence[Mapping[str, Any]], saving: SaveOptions

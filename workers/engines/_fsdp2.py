@@ -9,7 +9,7 @@ Source: Zhao et al. 2023, arXiv 2304.11277.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,17 +163,6 @@ class Fsdp2(Ddp):
             super().skip()
         else:
             self._shards.drop_gradients()
-
-    def describe_weights(self) -> dict[str, Tensor]:
-        """Return the whole weights by name as meta tensors."""
-        return super().describe_weights() if self._sharded is None else self._shards.describe()
-
-    def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the weights of these names, by name, on rank 0; {} on others. All ranks must call it."""
-        if self._sharded is None:
-            return super().gather_weights(names)
-        gathered = self._shards.iterate_whole(names)
-        return {name: tensor for name, tensor in gathered if not self.member.rank}  # Others need no weights.
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Snapshot model and optimizer, and return the function that writes this rank's files (`EngineRuntime.snapshot`).

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nonet.workers import batch_by_size
 from nonet.workers.engines.ddp import BUCKET_ELEMENTS, COPIES_IN_FLIGHT
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class GradientBuckets:
         self._buckets = [
             _Bucket(bucket, _allocate_gradients(bucket))
             for same_kind in _split_by_kind(parameters[::-1])
-            for bucket in batch_by_size(same_kind, Tensor.numel)
+            for bucket in batch_by_size(same_kind, Tensor.numel, BUCKET_ELEMENTS)
         ]
         self._bucket_by_id = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -155,20 +154,3 @@ def _split_by_kind(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Param
         run.append(parameter)
     if run:
         yield run
-
-
-def batch_by_size(
-    values: Iterable[_Value], count_elements: Callable[[_Value], int]
-) -> Iterator[list[_Value]]:
-    """Yield batches of values of at most `BUCKET_ELEMENTS` elements, or of one value."""
-    batch: list[_Value] = []
-    elements = 0
-    for value in values:
-        added = count_elements(value)
-        if batch and elements + added > BUCKET_ELEMENTS:
-            yield batch
-            batch, elements = [], 0
-        batch.append(value)
-        elements += added
-    if batch:
-        yield batch

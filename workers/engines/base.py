@@ -200,7 +200,7 @@ def _accept_all(options: Options, device: str, ranks: int) -> str | None:
     return None
 
 
-def _is_false(options: Options) -> bool:
+def _return_false(options: Options) -> bool:
     return False
 
 
@@ -236,11 +236,11 @@ class TrainEngine:
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _divide_nothing
     axes: Callable[[Options], Mapping[str, int]] = _have_no_axes
-    keeps_around: Callable[[Options], bool] = _is_false
+    keeps_around: Callable[[Options], bool] = _return_false
     copies: Callable[[Options, int], tuple[float, float]] = _count_no_copies
     bucket_bytes: Callable[[Options, int], float] = _count_no_buckets
     step_bytes: Callable[[Options, int], float] = _count_no_buckets
-    aside: Callable[[Options], bool] = _is_false
+    aside: Callable[[Options], bool] = _return_false
     runs: bool = True
     unsupported: Callable[[Options, str, int], str | None] = _accept_all
     optimizers: tuple[str, ...] = ("muon", "adamw")

@@ -149,9 +149,9 @@ class GroupFuture:
             ]
         return self._count_refs
 
-    def select_shares(self, by_rank: Sequence[Any]) -> list[Any]:
-        """Return, of something for each rank, that of the first rank of each share; the others have the same result."""
-        return list(by_rank)[:: self._ranks_per_share]
+    def select_shares(self, items_by_rank: Sequence[Any]) -> list[Any]:
+        """Return the items of the first rank of each share, given one item per rank; the other ranks have the same results."""
+        return list(items_by_rank)[:: self._ranks_per_share]
 
     def get_row_counts(self) -> list[int]:
         """Return the row counts of the ranks' results, after `settle`. Raises errors like `get`."""

@@ -73,6 +73,15 @@ def test_a_rank_of_a_mesh_holds_what_is_planned(ring, tmp_path, ranks, mesh):
     assert planned == pytest.approx(peak, rel=0.1)
 
 
+def play_below_the_whole_weights(ring, folder, acts, changes):
+    """Do acts on 8 ranks, none of which may have tensors of as many bytes as the whole fp32 weights; return these bytes."""
+    scenario, _ = load_scenario(ring.scenario, changes)
+    weights = resolve_run(scenario).size.learned * 4
+    found = played(ring.scenario, folder, acts, changes=changes, trainers=8, counts_bytes=True, limit=weights)
+    print(f"{max(rank['peak'] for rank in found):.3f} of the whole weights")
+    return weights
+
+
 LIFE = [
     ["begin", "pretrain"],
     ["train", "pretrain", 0, 2],
@@ -104,12 +113,7 @@ def test_a_model_whose_training_state_is_four_times_what_a_rank_may_hold_goes_th
         "stages.finetune.chunk={tokens: 20}",
         "stages.rl.chunk={tokens: 20}",
     ]
-    scenario, _ = load_scenario(ring.scenario, changes)
-    weights = resolve_run(scenario).size.learned * 4
-    found = played(
-        ring.scenario, tmp_path, LIFE, changes=changes, trainers=8, counts_bytes=True, limit=weights
-    )
-    print(f"{max(rank['peak'] for rank in found):.3f} of the whole weights")
+    weights = play_below_the_whole_weights(ring, tmp_path, LIFE, changes)
     published = StoredTensors(tmp_path / "exported.safetensors")
     saved = StoredTensors(tmp_path / "half" / "dense" / "model.safetensors")
     assert published.keys() == saved.keys()
@@ -133,15 +137,10 @@ def test_no_rank_has_the_whole_weights_of_a_backbone_while_it_is_built_and_train
         "stages.pretrain.batch.users=16",
         "stages.pretrain.chunk={tokens: 20}",
     ]
-    scenario, _ = load_scenario(ring.scenario, changes)
-    weights = resolve_run(scenario).size.learned * 4
     acts = [
         ["begin", "pretrain"],
         ["train", "pretrain", 0, 2],
         ["save", "half"],
         ["load", "half", "pretrain"],
     ]
-    found = played(
-        ring.scenario, tmp_path, acts, changes=changes, trainers=8, counts_bytes=True, limit=weights
-    )
-    print(f"{max(rank['peak'] for rank in found):.3f} of the whole weights")
+    play_below_the_whole_weights(ring, tmp_path, acts, changes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ class Deepspeed(Ddp):
         self.restart()
 
     def _divide(self) -> None:
-        """Make the parts of the model; a single rank has none."""
+        """Divide the model into the parts that DeepSpeed engines update; on a single rank there are none."""
         named = dict(self.model.named_parameters())
         # The order of `Ddp`'s optimizer and of the files of a checkpoint: matrices, then all others.
         self._names = sorted(named, key=lambda name: named[name].ndim <= 1)
@@ -182,17 +182,6 @@ class Deepspeed(Ddp):
             super().skip()
         for part in self._parts:
             part.drop_gradients()
-
-    def describe_weights(self) -> dict[str, Tensor]:
-        """Return the whole weights by name as meta tensors."""
-        return super().describe_weights() if self._partitioned is None else self._partitioned.describe()
-
-    def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the weights of these names, by name, on rank 0; {} on others if they are divided. All ranks must call it."""
-        if self._partitioned is None:
-            return super().gather_weights(names)
-        gathered = self._partitioned.iterate_whole(names)
-        return {name: tensor for name, tensor in gathered if not self.member.rank}  # Others need no weights.
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Snapshot model and optimizer; tensors are gathered some at a time, and a rank keeps those that it writes."""

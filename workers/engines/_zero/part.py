@@ -170,7 +170,7 @@ class ZeroPart:
     def _list_piece_gradients(self) -> list[Tensor]:
         """Return the gradients of this rank's pieces, which are summed or averaged."""
         if self._is_offloaded:
-            return [flat.grad for flat in self.pieces.flats if flat.grad is not None]
+            return [flat.grad for flat in self.pieces.flat_weights if flat.grad is not None]
         if self._stage == 3:
             return [self._zero.grad_partitions_flat_buffer]
         return [gradient for group in self._zero.averaged_gradients.values() for gradient in group or ()]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import ConfigError
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, to_meta_tensors
 from nonet.workers.engines._zero.part import ZeroPart
 from nonet.workers.engines._zero.pieces import save_gathered
-from nonet.workers.engines.division import DIVISION, JointPasses, ShardedModel, copy_structure
+from nonet.workers.engines.division import DIVISION, JointPasses, ShardedModel, copy_frozen_structure
 from nonet.workers.runtime import Membership
 
 
@@ -55,10 +55,7 @@ class PartitionedModel(JointPasses):
 
     def prepare_passes(self) -> None:
         """Check that the weights are defined; those around the blocks are whole already."""
-        if not self.has_weights:
-            raise CheckpointError(
-                "the number of trainers changed, and with it the part of the weights that each has: load a checkpoint first"
-            )
+        self.check_weights()
 
     def gather_and_release(self, block: Any) -> None:
         """Take part in gathering the weights of a block in a pass of other ranks."""
@@ -74,7 +71,7 @@ class PartitionedModel(JointPasses):
     @torch.no_grad()
     def iterate_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights of these names, in the dtype in which they are computed."""
-        self.prepare_passes()
+        self.check_weights()
         state = self._model.state_dict()
         divided = [name for name in names if name in self._part.parameters]
         gathered = self._part.pieces.gather_whole(divided)
@@ -106,13 +103,7 @@ class PartitionedModel(JointPasses):
 
     def copy_frozen(self) -> nn.Module:
         """Return a copy of the model in evaluation mode that is not trained, which fully_shard divides."""
-        structure = copy_structure(self.skeleton)
-        state_names = set(structure.state_dict())
-        for name, buffer in structure.named_buffers():
-            if name in state_names:  # The memory's weights may change; frozen weights are shared.
-                path, _, own_name = name.rpartition(".")
-                structure.get_submodule(path)._buffers[own_name] = buffer.clone()
-        structure.eval().requires_grad_(False)
+        structure = copy_frozen_structure(self.skeleton)
         mesh = DeviceMesh.from_group(self._member.trainers, self._device.type, mesh_dim_names=("shard",))
         copied = ShardedModel(structure, mesh, self._device)
         copied.take_whole(self.iterate_whole(list(self._dtype_by_name)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.workers import SavedTensors, SaveOptions, TensorFiles
+from nonet.workers import SavedTensors, SaveOptions, TensorFiles, batch_by_size
 from nonet.workers.engines import ZERO_BUCKET_ELEMENTS
 from nonet.workers.runtime import Membership
 
@@ -68,7 +68,7 @@ class RankPieces:
         return self._pieces_by_rank[self._own_rank]
 
     @property
-    def flats(self) -> list[Tensor]:
+    def flat_weights(self) -> list[Tensor]:
         """The tensors that have this rank's fp32 weights."""
         return list({id(piece.flat): piece.flat for piece in self._own.values()}.values())
 
@@ -84,7 +84,7 @@ class RankPieces:
         Yields:
             The name of a parameter, and its whole moment or weights on the device.
         """
-        for batch in self._batch_names(names):
+        for batch in batch_by_size(names, lambda name: self._shapes[name].numel(), ZERO_BUCKET_ELEMENTS):
             sizes_by_rank = [
                 [pieces[name].stop - pieces[name].start for name in batch] for pieces in self._pieces_by_rank
             ]
@@ -121,12 +121,12 @@ class RankPieces:
 
     def set_steps(self, steps: int) -> None:
         """Set the number of steps of the optimizer."""
-        for flat in self.flats:
+        for flat in self.flat_weights:
             self._zero.optimizer.state[flat]["step"] = torch.tensor(float(steps))
 
     def iterate_tensors(self) -> Iterator[Tensor]:
         """Yield this rank's fp32 weights on its device, and their moments."""
-        for flat in self.flats:
+        for flat in self.flat_weights:
             state = self._zero.optimizer.state.get(flat, {})
             yield from (t for t in (flat, *state.values()) if t.device == self._device)
 
@@ -134,19 +134,6 @@ class RankPieces:
         """Return a piece of a moment, or of the weights if the key is None, on the device."""
         flat = piece.flat if state_key is None else self._zero.optimizer.state[piece.flat][state_key]
         return piece.select_from(flat.detach()).to(self._device)
-
-    def _batch_names(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """Yield lists of the names of parameters that are gathered together: 16 MB, or one parameter."""
-        batch: list[str] = []
-        elements = 0
-        for name in names:
-            if batch and elements + self._shapes[name].numel() > ZERO_BUCKET_ELEMENTS:
-                yield batch
-                batch, elements = [], 0
-            batch.append(name)
-            elements += self._shapes[name].numel()
-        if batch:
-            yield batch
 
 
 def save_gathered(

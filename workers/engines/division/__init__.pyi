@@ -1,6 +1,7 @@
 from .divided_model import DIVISION as DIVISION
 from .divided_model import JointPasses as JointPasses
 from .divided_model import copy_frozen as copy_frozen
+from .divided_model import copy_frozen_structure as copy_frozen_structure
 from .divided_model import copy_structure as copy_structure
 from .divided_model import is_divided as is_divided
 from .divided_model import iterate_weight_pairs as iterate_weight_pairs

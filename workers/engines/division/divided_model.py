@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nonet.errors import CheckpointError
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles
 from nonet.workers.devices import list_training_tensors
 
@@ -23,7 +24,20 @@ DIVISION = "division"
 
 
 class JointPasses(ABC):
-    """The passes of a divided model, of which ranks may take different numbers where no gradients are needed."""
+    """The passes of a divided model, of which ranks may take different numbers where no gradients are needed.
+
+    Attributes:
+        has_weights: Whether the weights are defined.
+    """
+
+    has_weights: bool
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if the weights are undefined."""
+        if not self.has_weights:
+            raise CheckpointError(
+                "the number of trainers changed, and with it the part of the weights that each has: load a checkpoint first"
+            )
 
     def connect_passes(
         self,
@@ -163,6 +177,25 @@ def iterate_weight_pairs(frozen: Any, model: Any) -> Iterator[tuple[Tensor, Tens
     weights = dict(model.named_parameters())  # Both are divided in the same way.
     for name, frozen_weight in frozen.named_parameters():
         yield frozen_weight, weights[name]
+
+
+def copy_frozen_structure(model: nn.Module) -> nn.Module:
+    """Return `copy_structure` of a model in evaluation mode that is not trained, with its own buffers of the state dict.
+
+    The memory's weights, which are such buffers, may change; frozen weights are shared.
+    """
+    structure = copy_structure(model)
+    state_names = set(structure.state_dict())
+    for name, buffer in structure.named_buffers():
+        if name in state_names:
+            set_buffer(structure, name, buffer.clone())
+    return structure.eval().requires_grad_(False)
+
+
+def set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
+    """Replace a buffer, given by its path."""
+    path, _, own_name = name.rpartition(".")
+    model.get_submodule(path)._buffers[own_name] = buffer
 
 
 def copy_structure(model: nn.Module) -> nn.Module:

@@ -27,12 +27,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import ConfigError
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SavedTensors, SaveOptions, TensorFiles, to_meta_tensors
 from nonet.workers.devices import record_build
 from nonet.workers.engines._blocks import TensorLayout, parallelise_blocks
-from nonet.workers.engines.division.divided_model import DIVISION, JointPasses, copy_structure
+from nonet.workers.engines.division.divided_model import (
+    DIVISION,
+    JointPasses,
+    copy_frozen_structure,
+    copy_structure,
+    set_buffer,
+)
 from nonet.workers.engines.division.frozen_weights import leave_out_of_state, make_frozen_parameters
 from nonet.workers.engines.division.mesh import TENSOR
 from nonet.workers.engines.division.part_layout import PartLayout
@@ -63,6 +69,7 @@ class ShardedModel(JointPasses):
         mesh: The device mesh of the ranks.
         parts: This rank's part of each trained parameter, which shares the memory of the module's.
         shapes: Shape of each whole trained parameter.
+        has_weights: Whether the weights are defined.
     """
 
     def __init__(
@@ -85,7 +92,8 @@ class ShardedModel(JointPasses):
             for name, parameter in model.named_parameters()
             if name not in self._frozen_names
         }
-        self._has_weights = not any(parameter.is_meta for parameter in model.parameters())
+        self._index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
+        self.has_weights = not any(parameter.is_meta for parameter in model.parameters())
         self.module: Any = model
         self._is_in_pass = self._shares_outputs = False
         self._layout = TensorLayout({}, frozenset())
@@ -96,13 +104,13 @@ class ShardedModel(JointPasses):
         self._units = self._divide(model)
         allocate(model, device)
         for name, buffer in model.named_buffers():
-            _set_buffer(self._skeleton, name, buffer)
+            set_buffer(self._skeleton, name, buffer)
         parameters: dict[str, Any] = dict(model.named_parameters())
         self._sharded = [parameters[name] for name in self._dtype_by_name]  # A DTensor for each parameter.
         self.parts = [nn.Parameter(_get_local(sharded), sharded.requires_grad) for sharded in self._sharded]
         self.shapes = [sharded.shape for sharded in self._sharded]
         self._layouts = list(map(self._find_layout, range(len(self._sharded))))
-        if whole and self._has_weights:
+        if whole and self.has_weights:
             self.take_whole(whole.items())
         self._copies: WeakSet[ShardedModel] = WeakSet()
         setattr(model, DIVISION, self)
@@ -201,7 +209,7 @@ class ShardedModel(JointPasses):
                 is loaded.
         """
         moved = ShardedModel(copy_structure(self._skeleton), mesh, self._device, self._rebuild)
-        if keeps_part and self._has_weights:
+        if keeps_part and self.has_weights:
             moved._take_parts(self)
         if keeps_part:
             moved._share_frozen(self)
@@ -232,12 +240,7 @@ class ShardedModel(JointPasses):
         """Return a copy of the model in evaluation mode, which is divided in the same way and is not trained."""
         gc.collect()  # Copies that were dropped are reference cycles, which would keep their memory for a while.
         self.reshard()
-        structure = copy_structure(self._skeleton)
-        state_names = set(structure.state_dict())
-        for name, buffer in structure.named_buffers():
-            if name in state_names:  # The memory's weights may change; frozen weights are shared.
-                _set_buffer(structure, name, buffer.clone())
-        structure.eval().requires_grad_(False)
+        structure = copy_frozen_structure(self._skeleton)
         copied = ShardedModel(structure, self.mesh, self._device, self._rebuild)
         copied._take_parts(self)
         copied._share_frozen(self)
@@ -247,24 +250,23 @@ class ShardedModel(JointPasses):
     @torch.no_grad()
     def take_whole(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's parts of whole weights, given one at a time by name, and whole buffers."""
-        index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
         buffers = dict(self.module.named_buffers())
         for name, whole in named:
-            if name in index_by_name:
-                index = index_by_name[name]
+            if name in self._index_by_name:
+                index = self._index_by_name[name]
                 self.parts[index].copy_(self.select_part(whole.to(self._device), index))
             elif name in self._frozen_names:
                 self._take_frozen(name, whole)
             elif name in buffers:
                 buffers[name].copy_(whole)
-        self._has_weights = True
+        self.has_weights = True
 
     @torch.no_grad()
     def _take_parts(self, other: ShardedModel) -> None:
         """Copy this rank's parts from another division of the same model."""
         for part, other_part in zip(self.parts, other.parts, strict=True):
             part.copy_(other_part)
-        self._has_weights = True
+        self.has_weights = True
 
     @torch.no_grad()
     def _take_frozen(self, name: str, whole: Tensor) -> None:
@@ -282,7 +284,7 @@ class ShardedModel(JointPasses):
 
     def prepare_passes(self) -> None:
         """Gather the weights outside the blocks, which stay gathered while ranks take different numbers of passes."""
-        self._check_weights()
+        self.check_weights()
         self._gather_around_blocks()
 
     def gather_and_release(self, block: Any) -> None:
@@ -313,7 +315,7 @@ class ShardedModel(JointPasses):
 
     def collect_gradients(self) -> list[Tensor]:
         """Return the gradients of this rank's parts since the last step; zeros where there are none."""
-        self._check_weights()
+        self.check_weights()
         gradients: list[Tensor] = []
         for part, sharded in zip(self.parts, self._sharded, strict=True):
             if part.requires_grad:
@@ -350,23 +352,21 @@ class ShardedModel(JointPasses):
     @torch.no_grad()
     def iterate_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights of these names, one at a time, in the dtype in which they are computed."""
-        self._check_weights()
+        self.check_weights()
         buffers = dict(self.module.named_buffers())
-        index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
         for name in names:
             if name in buffers:
                 yield name, buffers[name].detach()
             else:
-                index = index_by_name[name]
+                index = self._index_by_name[name]
                 yield name, self._gather(self._sharded[index].detach(), index).to(self._dtype_by_name[name])
 
     def save_weights(self, saving: SaveOptions) -> SavedTensors:
         """Return the weights and buffers, of which each rank writes slices, in the dtype in which they are computed."""
-        self._check_weights()
-        index_by_name = {name: index for index, name in enumerate(self._dtype_by_name)}
+        self.check_weights()
         parts: dict[str, tuple[Tensor, int | None]] = {}
         for name in self._skeleton.state_dict():
-            if (index := index_by_name.get(name)) is None:
+            if (index := self._index_by_name.get(name)) is None:
                 parts[name] = self.module.get_buffer(name), None
             else:
                 parts[name] = self.parts[index].detach().to(self._dtype_by_name[name]), index
@@ -438,7 +438,7 @@ class ShardedModel(JointPasses):
 
         A tensor that does not fit the model is returned as it is stored; `load_state_dict` reports it.
         """
-        index = list(self._dtype_by_name).index(name) if name in self._dtype_by_name else -1
+        index = self._index_by_name.get(name, -1)
         if (
             index < 0
             or not isinstance(self._sharded[index], DTensor)
@@ -454,7 +454,7 @@ class ShardedModel(JointPasses):
         for name in stored or ():
             assert stored is not None
             self.load_part(stored, name)
-        self._has_weights = True
+        self.has_weights = True
 
     def read_like(self, stored: StoredTensors, name: str, index: int) -> Tensor:
         """Return a copy of this rank's part of a stored tensor that is divided as the parameter with this index.
@@ -527,13 +527,6 @@ class ShardedModel(JointPasses):
         """Return this rank's parts, their gradients, and the buffers."""
         return [*self.list_weights(), *(part.grad for part in self.parts if part.grad is not None)]
 
-    def _check_weights(self) -> None:
-        """Raise CheckpointError if the weights are undefined."""
-        if not self._has_weights:
-            raise CheckpointError(
-                "the number of trainers changed, and with it the part of the weights that each has: load a checkpoint first"
-            )
-
 
 def _get_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor; a single number is whole on every rank."""
@@ -569,9 +562,3 @@ def allocate(model: nn.Module, device: torch.device) -> None:
     model._apply(
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
     )
-
-
-def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
-    """Replace a buffer, given by its path."""
-    path, _, own_name = name.rpartition(".")
-    model.get_submodule(path)._buffers[own_name] = buffer
