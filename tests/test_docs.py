@@ -324,6 +324,9 @@ def _check_yaml(text: str, folder: Path) -> None:
     if "nodes" in body:
         (folder / "view.yaml").write_text(text, encoding="utf-8")
         read_view(folder / "view.yaml")
+    elif "extends" in body:
+        (folder / "child.yaml").write_text(text, encoding="utf-8")
+        load_scenario(folder / "child.yaml")
     elif set(body) == {"rewards"}:
         quickstart["stages"]["rl"]["rewards"] = body["rewards"]
         make_scenario(quickstart)

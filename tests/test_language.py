@@ -165,7 +165,7 @@ GIVEN = {
     # The argument of torch's LBFGS.
     "models/deepfm/baselines.py": {"closure"},
     # The method of pydantic's models.
-    "controller/scenario/hidden.py": {"model_copy"},
+    "controller/scenario/document/hidden.py": {"model_copy"},
     # Rewards are named in scenarios.
     "rl/rewards/shipped.py": {"hit"},
     # Commands of the command line, and the function of the public interface that loads a scenario.

@@ -80,6 +80,7 @@ ROOMS = {
             "cluster/placement",
             "cluster",
             "scenario/settings",
+            "scenario/document",
             "scenario",
             "plan",
             "search",

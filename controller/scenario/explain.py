@@ -11,7 +11,7 @@ from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from nonet.controller.scenario.hidden import is_hidden
+from nonet.controller.scenario.document import is_hidden
 from nonet.controller.scenario.stage import StageOptions, find_kind
 from nonet.plugins import PluginFiles
 from nonet.replaceable import Replaceable

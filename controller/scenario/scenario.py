@@ -6,7 +6,6 @@ starts with the path of the key. The module imports neither Ray nor torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -28,8 +27,16 @@ from nonet import yaml
 from nonet.controller.cluster import Pool
 from nonet.controller.cluster.placement import Placement
 from nonet.controller.record import Checkpoint
+from nonet.controller.scenario.document import (
+    LIBRARY,
+    ScenarioDocument,
+    find_scenario,
+    find_user_files,
+    hide,
+    put_value,
+    read_chain,
+)
 from nonet.controller.scenario.explain import explain
-from nonet.controller.scenario.hidden import hide, is_hidden
 from nonet.controller.scenario.options import Data, Init, resolve_stores
 from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
@@ -46,10 +53,6 @@ from nonet.suggest import suggest_inline
 from nonet.workers.roles import Weights
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.kinds import get_shipped_roles
-
-SOURCES = "sources.json"  # lists the copies of the user's own files in a run's folder
-LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"  # the folder of the shipped scenarios
-
 
 Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(parse_stage)]
 
@@ -187,13 +190,41 @@ def load_scenario(
     Raises:
         ConfigError: There is no such scenario, or it is invalid; the message is one line.
     """
+    read = read_document(source, changes)
+    stored_document = stored and yaml.read(stored)
+    files = find_user_files(read.path)
+    if read.parents:
+        scenario = _make_extended(read, files, stored_document)
+    else:
+        scenario = make_scenario(read.document, str(source), files, stored_document)
+    return scenario, read.path.parent
+
+
+def read_document(source: str | Path, changes: list[str] | None = None) -> ScenarioDocument:
+    """Read the document of a scenario, merged with those that it extends, before its validation.
+
+    Args:
+        source: A path to a YAML file, or the name of a shipped scenario.
+        changes: Changes such as `a.b=c`.
+
+    Raises:
+        ConfigError: There is no such scenario, or it cannot be read.
+    """
     path = find_scenario(source)
-    document = yaml.read(path)
-    for change in changes or ():
-        _apply_change(document, change)
-    if yaml.is_map(document) and path.parent != LIBRARY:
-        resolve_stores(document, path.parent)
-    return make_scenario(document, str(source), _find_files(path), stored and yaml.read(stored)), path.parent
+    read = read_chain(path, changes or ())
+    if yaml.is_map(read.document) and path.parent != LIBRARY:
+        resolve_stores(read.document, path.parent)
+    return read
+
+
+def _make_extended(read: ScenarioDocument, files: PluginFiles, stored: Any) -> Scenario:
+    """Return the scenario of a merged document; errors begin with the place where the wrong value is written."""
+    try:
+        return make_scenario(read.document, "", files, stored)
+    except ConfigError as error:
+        message = str(error).removeprefix(": ")
+        origin = read.find_origin(message.partition(":")[0].split("."))
+        raise ConfigError(f"{origin or read.path}: {message}") from None
 
 
 def make_scenario(
@@ -276,41 +307,16 @@ def _to_plain(scenario: Scenario) -> dict[str, Any]:
     return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
 
 
-def _find_files(path: Path) -> PluginFiles:
-    """Return where the user's own files of a scenario are: in its folder, or in `sources` if the folder is that of a run."""
-    sources_list = path.parent / SOURCES
-    if not sources_list.exists():
-        return PluginFiles(str(path.parent))
-    records = json.loads(sources_list.read_text(encoding="utf-8"))
-    return PluginFiles(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
-
-
-def find_scenario(source: str | Path) -> Path:
-    """Return the absolute path of a scenario's file.
-
-    Args:
-        source: A path to a YAML file, or the name of a shipped scenario.
-
-    Raises:
-        ConfigError: There is no such scenario.
-    """
-    path = Path(source)
-    if path.suffix in (".yaml", ".yml") or path.exists():
-        if not path.is_file():
-            raise ConfigError(f"there is no scenario file {path}")
-        return path.resolve()
-    shipped = list_shipped_scenarios()
-    if str(source) in shipped:
-        return LIBRARY / f"{source}.yaml"
-    raise ConfigError(
-        f"there is no scenario {str(source)!r}{suggest_inline(str(source), shipped)}; "
-        f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
-    )
-
-
-def list_shipped_scenarios() -> list[str]:
-    """Return the names of the scenarios that come with Nonet."""
-    return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+def make_schema() -> dict[str, Any]:
+    """Return the JSON schema of a scenario's file: of `Scenario`, whose keys may also come from the scenario that it extends."""
+    schema = Scenario.model_json_schema()
+    schema["properties"] = {
+        "extends": {
+            "description": "the name of a shipped scenario or the path of a file, whose keys this file adds to and changes",
+            "type": "string",
+        }
+    } | schema["properties"]
+    return schema | {"anyOf": [{"required": schema.pop("required")}, {"required": ["extends"]}]}
 
 
 def select_fixed_keys(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,36 +336,3 @@ def _name_uses(value: Any) -> Any:
     if isinstance(value, list):
         return [_name_uses(child) for child in cast("list[Any]", value)]
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
-
-
-def _apply_change(document: Any, change: str) -> None:
-    """Apply a change such as `a.b=c` to a document, in place."""
-    path, equals, value_text = change.partition("=")
-    if not equals or not path.strip():
-        raise ConfigError(f"--set wants a.b=value, got {change!r}")
-    put_value(document, path.strip(), yaml.parse(value_text, f"--set {path}"), f"--set {path}")
-
-
-def put_value(document: dict[str, Any], path: str, value: Any, source: str) -> None:
-    """Set the key at a path of a document, and create missing maps on the way.
-
-    Args:
-        document: The document, changed in place.
-        path: The keys from the top, such as `a.b.c`.
-        value: The new value.
-        source: The text that error messages begin with.
-
-    Raises:
-        ConfigError: A key on the path has a value that is not a map.
-    """
-    *parent_keys, last_key = path.split(".")
-    parent = document
-    for depth, key in enumerate(parent_keys):
-        child: Any = parent.get(key)
-        if child is None:  # a missing key, or one without a value, such as `pretrain:`
-            child = parent[key] = {}
-        if not yaml.is_map(child):
-            value_text = "a value" if is_hidden(parent_keys[: depth + 1]) else repr(child)
-            raise ConfigError(f"{source}: {key} holds {value_text}, which has no keys")
-        parent = child
-    parent[last_key] = value

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from nonet.controller.cluster import ClusterView, read_local_view, read_view
 from nonet.controller.plan import Plan
@@ -15,6 +16,9 @@ from nonet.workers import check_address
 
 if TYPE_CHECKING:
     from nonet.deploy.run.api import ScenarioFile
+
+
+_MAX_VALUE_WIDTH = 90  # characters of a key and its value in the list of origins
 
 
 def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -68,6 +72,63 @@ def describe_plan(source: ScenarioFile, plan: Plan, as_json: bool, *, allows_abs
     return "\n\n".join(
         filter(None, [plan.format_text(), "\n".join(f"warning: {warning}" for warning in warnings)])
     )
+
+
+def describe_origins(source: str, changes: list[str] | None, as_json: bool) -> str:
+    """Check a scenario, and list where each of its values that is not a default is written, as text or JSON.
+
+    Args:
+        source: The scenario's file or the name of a shipped one.
+        changes: Changes of the scenario, `a.b=c`.
+        as_json: Whether to return JSON.
+    """
+    from nonet.controller.scenario import hide, load_scenario, read_document
+
+    load_scenario(source, changes)  # Raises an error for a key that does not exist.
+    read = read_document(source, changes)
+    document = hide(read.document)
+    if as_json:
+        files = [str(path) for path in (read.path, *read.parents)]
+        values = {".".join(keys): origin for keys, origin in read.origins.items()}
+        return json.dumps({"files": files, "origins": values}, indent=1)
+    rows: list[tuple[str, str]] = []
+    for keys, origin in sorted(read.origins.items(), key=lambda row: _find_place(document, row[0])):
+        value = document
+        for key in keys:
+            value = value[key]
+        rows.append((f"{'.'.join(keys)}: {_format_value(value)}", origin))
+    width = min(_MAX_VALUE_WIDTH, max(len(text) for text, _ in rows))
+    return "\n".join(f"{text:{width}}  {origin}" for text, origin in rows)
+
+
+def _find_place(document: Any, keys: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the index of each key in its map, by which values are in the order of the document."""
+    places: list[int] = []
+    for key in keys:
+        places.append(list(document).index(key))
+        document = document[key]
+    return tuple(places)
+
+
+def _format_value(value: Any) -> str:
+    """Return a value of a document as YAML on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_format_value, cast('list[Any]', value)))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_format_value(part)}' for key, part in cast('dict[str, Any]', value).items())}}}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def summarise_origins(source: str, changes: list[str] | None) -> str:
+    """Return one line that counts the values of a scenario by the file that they are written in; "" for a single file."""
+    from nonet.controller.scenario import read_document
+
+    read = read_document(source, changes)
+    if not read.parents:
+        return ""
+    counts = Counter(origin.rpartition(":")[0] or origin for origin in read.origins.values())
+    files = ", ".join(f"{count} in {file}" for file, count in counts.most_common())
+    return f"values written: {files} (--origins lists them)"
 
 
 def check_files(source: ScenarioFile, *, allows_absent: bool = False) -> list[str]:

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.scenario import (
+    LIBRARY,
     check_runnable,
     check_scenario,
     find_scenario,
     load_scenario,
+    read_document,
     to_document,
 )
 from nonet.controller.setup import find_files_beside, list_named_files
@@ -62,7 +64,9 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
     check_runnable(scenario)
     check_files(ScenarioFile(scenario, folder), allows_absent=True)  # the job checks the rest
     scenario_files = sorted(
-        _find_named_files(to_document(scenario), path.parent) | _find_files_beside(scenario, path.parent)
+        _find_named_files(to_document(scenario), path.parent)
+        | _find_files_beside(scenario, path.parent)
+        | _find_parents(path)
     )
     try:
         client = JobSubmissionClient(address)
@@ -192,6 +196,22 @@ def _find_files_beside(scenario: Any, folder: Path) -> set[Path]:
         for file_beside in find_files_beside(root / named_file)
     ]
     return {path for path in files_beside if path.is_relative_to(root)}
+
+
+def _find_parents(path: Path) -> set[Path]:
+    """Return the files that a scenario extends, except shipped ones, which the cluster has.
+
+    Raises:
+        ConfigError: One is outside of the scenario's folder, whose files alone are sent.
+    """
+    parents = {parent for parent in read_document(path).parents if parent.parent != LIBRARY}
+    for parent in sorted(parents):
+        if not parent.is_relative_to(path.parent):
+            raise ConfigError(
+                f"extends: {parent} is outside of {path.parent}, and only files in that folder are sent with the job; "
+                "move it there"
+            )
+    return parents
 
 
 def _hash_file(path: Path) -> str:

@@ -24,11 +24,11 @@ from nonet.controller.scenario import (
     check_runnable,
     check_scenario,
     check_validation,
-    find_scenario,
     load_scenario,
     make_scenario,
     make_validation_rule,
     put_value,
+    read_document,
     to_document,
 )
 from nonet.controller.setup import list_named_files, preflight, resolve_sources
@@ -73,15 +73,11 @@ class TunedScenario:
         Raises:
             ConfigError: No stage is validated, or the metric is not measured.
         """
-        path = find_scenario(source)
-        scenario, folder = load_scenario(path, changes)
+        scenario, folder = load_scenario(source, changes)
         if scenario.settings:  # with the derived values
             document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         else:
-            document = yaml.read(path)
-            for change in changes or ():
-                key, _, text = change.partition("=")
-                put_value(document, key.strip(), yaml.parse(text), f"--set {key}")
+            document = read_document(source, changes).document
         if (start := resolve_sources(scenario).init) is not None:
             document["init"] = start.model_dump(by_alias=True, exclude_none=True)
         if metric is not None:

@@ -83,6 +83,6 @@ def new(
 
 def schema() -> None:
     """Print the JSON schema of scenarios, for editors."""
-    from nonet.controller.scenario import Scenario
+    from nonet.controller.scenario import make_schema
 
-    print(json.dumps(Scenario.model_json_schema(), indent=1))
+    print(json.dumps(make_schema(), indent=1))

@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import RunFolder, is_running, list_all_runs, name_run
-from nonet.controller.scenario import LIBRARY, find_scenario, list_shipped_scenarios, load_scenario
+from nonet.controller.scenario import (
+    LIBRARY,
+    find_scenario,
+    list_shipped_scenarios,
+    load_scenario,
+    read_document,
+)
 from nonet.controller.setup import list_reward_options
 from nonet.errors import ConfigError
+from nonet.plugins import parse_file
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
 
@@ -106,7 +113,7 @@ def format_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -
 
 
 def copy_scenario(source: str, target: Path) -> list[Path]:
-    """Copy a scenario and the reward files that it names.
+    """Copy a scenario, the files that it extends, and the reward files that it names.
 
     Args:
         source: The scenario's file or the name of a shipped one.
@@ -116,20 +123,24 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
         The files that were written.
 
     Raises:
-        ConfigError: A file exists already; nothing is overwritten.
+        ConfigError: A file exists already, or the scenario extends a file outside of its folder; nothing is written.
     """
     source_path = find_scenario(source)
     if target.suffix not in (".yaml", ".yml"):
         target = target / f"{source_path.stem}.yaml"
     scenario, folder = load_scenario(source_path)
+    parents = [path for path in read_document(source_path).parents if path.parent != LIBRARY]
+    for parent in parents:
+        if not parent.is_relative_to(folder):
+            raise ConfigError(
+                f"{source_path.name} extends {parent}, which is outside of its folder and is not copied with it; copy that file"
+            )
     reward_files = {
-        str(options.use).split(":", 1)[0]
-        for _, _, options in list_reward_options(scenario)
-        if options.use and ".py" in str(options.use)
-    }
-    original_by_copy = {target: source_path} | {
-        target.parent / name: folder / name for name in sorted(reward_files) if (folder / name).is_file()
-    }
+        parse_file(options.use) or "" for _, _, options in list_reward_options(scenario)
+    }  # an absolute path is the same in the copy
+    own_names = {name for name in reward_files if not Path(name).is_absolute() and (folder / name).is_file()}
+    names = sorted(own_names | {str(parent.relative_to(folder)) for parent in parents})
+    original_by_copy = {target: source_path} | {target.parent / name: folder / name for name in names}
     for copy in original_by_copy:
         if copy.exists():
             raise ConfigError(f"{copy} already exists; choose another path")

@@ -129,11 +129,17 @@ def plan(
     search: Annotated[
         bool, typer.Option("--search", help="Compare possible placements, ranked by memory and traffic.")
     ] = False,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Show where each value that is not a default is written.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which workers would run on which nodes, and the resulting sizes."""
     from nonet.deploy.run import api, planning
 
+    if origins:
+        print(planning.describe_origins(scenario, change, as_json))
+        return
     scenario_file, view = api.scenario(scenario, change), planning.choose_view(cluster, address)
     is_elsewhere = cluster is not None or address is not None
     if search:
@@ -142,6 +148,8 @@ def plan(
     print(
         planning.describe_plan(scenario_file, scenario_file.plan(view), as_json, allows_absent=is_elsewhere)
     )
+    if not as_json and (summary := planning.summarise_origins(scenario, change)):
+        print(f"\n{summary}")
 
 
 def submit(

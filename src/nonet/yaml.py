@@ -51,6 +51,30 @@ def parse(text: str, source: str = "text") -> Any:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
+def locate_values(text: str) -> dict[tuple[str, ...], int]:
+    """Return the line numbers, from 1, of the values of a valid YAML document, by the keys that lead to them.
+
+    A map without keys and a list count as one value each.
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    _add_lines(_make_yaml().compose(text), (), lines)
+    return lines
+
+
+def _add_lines(node: Any, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+    """Add the line numbers of a parsed node and of all nodes below it (untyped in ruamel.yaml)."""
+    if node.id != "mapping" or not node.value:
+        lines.setdefault(path, node.start_mark.line + 1)
+        return
+    merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
+    for key, value in node.value:
+        if key.tag != "tag:yaml.org,2002:merge":
+            _add_lines(value, (*path, str(key.value)), lines)
+    for maps in merged:  # `<<: *anchor`; a map's own keys come first
+        for value in maps.value if maps.id == "sequence" else [maps]:
+            _add_lines(value, path, lines)
+
+
 def _format_problem(error: Any) -> str:
     """Format the place and the problem of a parser error (untyped in ruamel.yaml)."""
     mark = error.problem_mark

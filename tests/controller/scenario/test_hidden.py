@@ -10,8 +10,9 @@ from nonet import yaml
 from nonet.controller.cluster.view import read_local_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.hidden import HIDDEN, hide_in_command, restore_values
-from nonet.controller.scenario.scenario import LIBRARY, Scenario, load_scenario, to_document
+from nonet.controller.scenario.document.hidden import HIDDEN, hide_in_command, restore_values
+from nonet.controller.scenario.document.library import LIBRARY
+from nonet.controller.scenario.scenario import Scenario, load_scenario, to_document
 from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run
 from nonet.deploy.run import api

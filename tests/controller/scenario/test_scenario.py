@@ -5,13 +5,9 @@ import pytest
 from nonet import yaml
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
+from nonet.controller.scenario.document.library import list_shipped_scenarios
 from nonet.controller.scenario.options import resolve_stores
-from nonet.controller.scenario.scenario import (
-    list_shipped_scenarios,
-    load_scenario,
-    make_scenario,
-    to_document,
-)
+from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
 from nonet.errors import ConfigError
 
 

@@ -12,7 +12,8 @@ import pytest
 from nonet import yaml
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.scenario import find_scenario, load_scenario, make_scenario, to_document
+from nonet.controller.scenario.document.library import find_scenario
+from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
 from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
 from nonet.controller.setup.own_files import keep_copies
 from nonet.errors import ConfigError

@@ -3,7 +3,8 @@
 import pytest
 
 from nonet.bench.runs.feed import write_feed
-from nonet.controller.scenario.scenario import find_scenario, load_scenario
+from nonet.controller.scenario.document.library import find_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.preflight import check
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import ConfigError

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.controller.scenario.scenario import LIBRARY, load_scenario
+from nonet.controller.scenario.document.library import LIBRARY
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import ConfigError
 

@@ -1,0 +1,11 @@
+from .changes import put_value as put_value
+from .extends import ScenarioDocument as ScenarioDocument
+from .extends import read_chain as read_chain
+from .hidden import hide as hide
+from .hidden import hide_in_command as hide_in_command
+from .hidden import is_hidden as is_hidden
+from .hidden import restore_values as restore_values
+from .library import LIBRARY as LIBRARY
+from .library import find_scenario as find_scenario
+from .library import find_user_files as find_user_files
+from .library import list_shipped_scenarios as list_shipped_scenarios

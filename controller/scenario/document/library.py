@@ -1,0 +1,51 @@
+"""Where scenarios and the user's own files that they name are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nonet.errors import ConfigError
+from nonet.plugins import PluginFiles
+from nonet.suggest import suggest_inline
+
+SOURCES = "sources.json"  # lists the copies of the user's own files in a run's folder
+LIBRARY = Path(__file__).resolve().parents[3] / "deploy" / "scenarios"  # the folder of the shipped scenarios
+
+
+def find_scenario(source: str | Path, folder: Path = Path()) -> Path:
+    """Return the absolute path of a scenario's file.
+
+    Args:
+        source: A path to a YAML file, or the name of a shipped scenario.
+        folder: The folder that a relative path starts from, by default the working directory.
+
+    Raises:
+        ConfigError: There is no such scenario.
+    """
+    path = folder / source
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        if not path.is_file():
+            raise ConfigError(f"there is no scenario file {path}")
+        return path.resolve()
+    shipped = list_shipped_scenarios()
+    if str(source) in shipped:
+        return LIBRARY / f"{source}.yaml"
+    raise ConfigError(
+        f"there is no scenario {str(source)!r}{suggest_inline(str(source), shipped)}; "
+        f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
+    )
+
+
+def list_shipped_scenarios() -> list[str]:
+    """Return the names of the scenarios that come with Nonet."""
+    return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+
+
+def find_user_files(path: Path) -> PluginFiles:
+    """Return where the user's own files of a scenario are: in its folder, or in `sources` if the folder is that of a run."""
+    sources_list = path.parent / SOURCES
+    if not sources_list.exists():
+        return PluginFiles(str(path.parent))
+    records = json.loads(sources_list.read_text(encoding="utf-8"))
+    return PluginFiles(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
