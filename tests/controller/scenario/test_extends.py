@@ -209,5 +209,5 @@ def test_the_schema_has_the_key_and_does_not_require_what_the_extended_scenario_
 def test_a_job_is_not_submitted_without_the_files_that_its_scenario_extends(tmp_path):
     write(tmp_path / "a", parent="extends: quickstart\n")
     path = write(tmp_path / "b", child="extends: ../a/parent.yaml\n")
-    with pytest.raises(ConfigError, match="extends: .*parent.yaml is outside of .*move it there"):
+    with pytest.raises(ConfigError, match="is outside of"):
         submit_job(str(path), "http://127.0.0.1:1", [], wait=False)
