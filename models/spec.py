@@ -7,7 +7,7 @@ otherwise they are estimates and marked as such.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -125,7 +125,6 @@ class ModelSpec:
             its dotted path; "" for none.
         imports: Function (config, codes, features, seed, folder) -> module that builds the module from what `exports` wrote, or
             its dotted path; `config` has `use` and `memory`. "" if an export also has the options and weights of the run.
-        runs: Whether this version can run it, or only plan it.
         lower_is_better: Names of its metrics for which lower values are better.
         results: Dotted path of the class that reads what was predicted for the test events (`RankResults`).
         engine: Dotted path of the class that answers questions by a version, called with its dense weights, its other files by
@@ -149,7 +148,6 @@ class ModelSpec:
     aligns: ClassVar[bool] = False
     exports: ClassVar[Any] = ""
     imports: ClassVar[Any] = ""
-    runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     results: ClassVar[str] = "nonet.models.ranking:RankResults"
     engine: ClassVar[str] = ""
@@ -213,10 +211,6 @@ class ModelSpec:
             log_columns: Names of the columns of the interactions that sequences carry.
             items: Arrow schema of the items.
         """
-
-    def find_unsupported(self, scenario: Any) -> Iterator[str]:
-        """Yield the keys of a scenario that can be planned but not run with this model."""
-        return iter(())
 
 
 def _build_module(options: Any, codes: Any, features: Any, seed: Any) -> Any:

@@ -67,7 +67,6 @@ class Plan:
             devices).
         cores: CPUs of every node that the plan uses.
         work: FLOPs and bytes per step of every stage, estimated from shapes.
-        not_run: Roles that are planned but that this version does not run.
         meshes: By group of trainers whose engine has a device mesh, its axes and what a worker keeps, in words.
     """
 
@@ -83,7 +82,6 @@ class Plan:
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
     work: tuple[StageWork, ...] = ()
-    not_run: tuple[str, ...] = ()
     meshes: Mapping[str, str] = field(default_factory=dict)
 
     def find_group(self, role: str) -> GroupPlan:
@@ -155,7 +153,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         ConfigError: `check_scenario` refuses the scenario, or a stage cannot run in its groups.
     """
     from nonet.controller.plan.warnings import describe_cluster, describe_pools, make_notes
-    from nonet.controller.scenario import check_scenario, list_unsupported_roles
+    from nonet.controller.scenario import check_scenario
 
     check_scenario(scenario)
     run = resolve_run(scenario)
@@ -181,7 +179,6 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
             for name in sorted(_list_used_nodes(groups, changes))
         },
         work=tuple(estimate_work(run, groups_by_stage)),
-        not_run=list_unsupported_roles(scenario),
         meshes=_describe_meshes(run, groups),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -20,13 +20,11 @@ def format_plan(plan: Any) -> str:
     if plan.pools:
         lines += ["pools", *_format_table([(name, words) for name, words in plan.pools.items()]), ""]
     lines += ["groups"]
-    lines += _format_table([_format_group(group, plan.not_run) for group in plan.groups])
+    lines += _format_table([_format_group(group) for group in plan.groups])
     lines += [f"  mesh of {name}: {mesh}" for name, mesh in plan.meshes.items()]
     for change in plan.changes:
         lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
-        lines += _format_table([_format_group(group, plan.not_run) for group in change.starts]) or [
-            "  nothing"
-        ]
+        lines += _format_table([_format_group(group) for group in change.starts]) or ["  nothing"]
     lines += ["", "stages"]
     for stage in plan.stages:
         derived = ", ".join(f"{key} {_format_count(value)}" for key, value in stage.derived.items())
@@ -84,13 +82,12 @@ def _format_count(value: Any) -> str:
     return f"{value:,.0f}"
 
 
-def _format_group(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
+def _format_group(group: Any) -> tuple[str, ...]:
     """Return the cells of a group's row: name, workers, pool, threads and nodes."""
     resources = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
     roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
     threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
     place = f"with {group.shares}" if group.shares else _format_nodes(group.count_by_node())
-    place += ", not run" if set(group.roles) & set(not_run) else ""
     return (group.name + roles, f"{group.workers} x {resources}", f"pool {group.pool}", threads, place)
 
 

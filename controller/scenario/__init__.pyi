@@ -38,7 +38,6 @@ from .unsupported import check_runnable as check_runnable
 from .unsupported import check_supported as check_supported
 from .unsupported import find_verb_limit as find_verb_limit
 from .unsupported import list_missing_verbs as list_missing_verbs
-from .unsupported import list_unsupported_roles as list_unsupported_roles
 from .validation import PREFERRED as PREFERRED
 from .validation import REWARD as REWARD
 from .validation import ValidationRule as ValidationRule

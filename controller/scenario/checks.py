@@ -234,7 +234,7 @@ def _find_tensor_limit(engine: Engine, scenario: Scenario) -> str | None:
 
 
 def _find_evaluator_conflicts(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
-    """Yield `evaluator.workers` if it is elastic, or above 1 for a model with its own evaluator.
+    """Yield `evaluator.workers` if it may be above 1 for a model with its own evaluator.
 
     Args:
         path: The path of the roles in the scenario.
@@ -244,8 +244,6 @@ def _find_evaluator_conflicts(path: str, roles: Mapping[str, Role], model: Model
     role = roles.get("evaluator")
     if role is None:
         return
-    elastic = role.workers if isinstance(role.workers, Elastic) else None
-    if elastic is not None and elastic.max > 1:
-        yield f"{path}.evaluator.workers from {elastic.min} to {elastic.max} (give one number)"
-    elif role.workers != 1 and "evaluator" in model.spec.roles:
+    most = role.workers.max if isinstance(role.workers, Elastic) else role.workers
+    if most > 1 and "evaluator" in model.spec.roles:
         yield f"{path}.evaluator.workers above 1 with model.use: {model.use}"

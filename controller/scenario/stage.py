@@ -144,14 +144,12 @@ class OwnWorkers:
         where: The path in the scenario of the options of the group, for messages.
         pool: The name of the pool; None for the default.
         workers: The number of workers.
-        runs: Whether this version runs them; if not, they can only be planned.
     """
 
     name: str
     where: str
     pool: str | None
     workers: int
-    runs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +266,6 @@ class StageKind:
 
         Args:
             stage: The name of the stage.
-            stage_options: The options of the stage.
-        """
-        return iter(())
-
-    def find_unsupported(self, path: str, stage_options: Any) -> Iterator[str]:
-        """Yield the keys that this version can plan but not run.
-
-        Args:
-            path: The path of the stage in the scenario.
             stage_options: The options of the stage.
         """
         return iter(())

@@ -22,28 +22,10 @@ def check_runnable(scenario: Scenario) -> None:
         )
 
 
-def list_unsupported_roles(scenario: Scenario) -> tuple[str, ...]:
-    """Return the names of stages' own groups that a plan places but no run starts."""
-    return tuple(
-        workers.name
-        for stage_name, stage in scenario.stages.items()
-        for workers in stage.kind.list_own_workers(stage_name, stage)
-        if not workers.runs
-    )
-
-
 def _find_unsupported(scenario: Scenario) -> Iterator[str]:
     """Yield every key that can only be planned, with its value or a remark in parentheses."""
     if scenario.storage:
         yield "storage (runs are stored in a local folder)"
-    if not scenario.model.spec.runs:
-        yield f"model.use: {scenario.model.use}"
-    engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
-    if engine is not None and not engine.spec.runs:
-        yield f"roles.trainer.engine: {engine.use}"
-    for name, stage in scenario.stages.items():
-        yield from stage.kind.find_unsupported(f"stages.{name}", stage)
-    yield from scenario.model.spec.find_unsupported(scenario)
 
 
 def check_supported(scenario: Scenario, verb: str, run_name: str) -> None:

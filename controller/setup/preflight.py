@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from nonet.addresses import check_readable, is_address
 from nonet.controller.cluster import Env
 from nonet.controller.plan import derive_model_size, format_bytes
 from nonet.controller.record import RunFolder
@@ -196,6 +197,9 @@ def _check_rewards(scenario: Scenario, files: PluginFiles, checks: FileChecks) -
             checks.accept_address(key, use) and _has_code(key, use, files, checks)
         ):
             continue
+        model = options.get_options().get("model")
+        if isinstance(model, str) and opens_options and not (isinstance(use, str) and is_address(use)):
+            check_readable(model, f"{key}.model")
         target = find_reward(files.make_absolute(use) if files.copies else use, files.folder, name=name)
         check_reward(target, name, options)
         columns = list_columns(target)

@@ -20,7 +20,7 @@ from nonet.models.hf.backbone import (
     freeze,
     set_packing,
 )
-from nonet.models.hf.config import SIDS, format_error, read_config, shrink_config
+from nonet.models.hf.config import SIDS, format_error, localise, read_config, shrink_config
 from nonet.models.hf.language_model import build_causal_lm, hash_folder
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import make_layout
@@ -62,10 +62,10 @@ def build(
             lora.add(backbone.model, options["lora"])
         model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
     model.options = dict(options)
-    if options.get("path"):
-        model.base_sha256 = hash_folder(str(options["path"]))
-    if options.get("path") and (Path(options["path"]) / SIDS).is_file():
-        load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(options["path"]))
+    if path := localise(options).get("path"):
+        model.base_sha256 = hash_folder(path)
+        if (Path(path) / SIDS).is_file():
+            load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(path))
     if has_values:
         choose_caching(model)
         choose_packing(model)

@@ -1,7 +1,7 @@
 """Reads and checks the transformers config of a Hugging Face backbone; every error is one line.
 
 `path` is a folder that `save_pretrained` wrote (config.json, safetensors, optionally a tokenizer). `config` has the same keys,
-and the weights are drawn. Nothing is downloaded: the folder must be on this machine.
+and the weights are drawn. A folder at an address is fetched once per node (`nonet.addresses`); nothing else is downloaded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nonet.addresses import fetch_folder
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
@@ -32,9 +33,12 @@ def check_installed() -> None:
         raise ConfigError("model.use: hf needs transformers 5: pip install 'nonet[hf]'")
 
 
-def is_local(path: str) -> bool:
-    """Return whether a path can be a folder on this machine, because it is not a URL."""
-    return "://" not in path
+def localise(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with the folders of `path` and `tokenizer` on this machine; those at an address are fetched."""
+    return {
+        key: fetch_folder(str(value), f"model.{key}") if value and key in ("path", "tokenizer") else value
+        for key, value in options.items()
+    }
 
 
 def read_config(options: Mapping[str, Any]) -> Any:
@@ -45,7 +49,7 @@ def read_config(options: Mapping[str, Any]) -> Any:
     """
     check_installed()
     if options.get("path"):
-        return _load_folder_config(str(options["path"]))
+        return _load_folder_config(localise(options)["path"])
     return _make_config(dict(options["config"]))
 
 
@@ -101,8 +105,6 @@ def read_folder_keys(path: str) -> dict[str, Any]:
         ConfigError: The folder or the file does not exist or is not valid.
     """
     file = Path(path) / "config.json"
-    if not is_local(path):
-        raise ConfigError(f"model.path: {path} is not a folder on this machine; copy the model here first")
     if not file.is_file():
         problem = (
             join_names(sorted(entry.name for entry in Path(path).iterdir()))

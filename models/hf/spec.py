@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from nonet.addresses import is_address
 from nonet.errors import ConfigError
 from nonet.models import ModelContext, ModelSize, ModelSpec, Options
 from nonet.models.hf.config import (
@@ -25,7 +26,7 @@ from nonet.models.hf.config import (
     check_window,
     format_error,
     get_text_config,
-    is_local,
+    localise,
     read_config,
 )
 from nonet.options import Positive, Rate, StrictModel
@@ -105,7 +106,7 @@ class HfOptions(StrictModel):
     def _resolve_path(cls, path: str | None, info: ValidationInfo) -> str | None:
         """Return the absolute path of a folder that is relative to the scenario, for processes with another working directory."""
         files: PluginFiles = (info.context or {}).get("files", HERE)
-        here = Path(files.folder, path) if path and is_local(path) else None
+        here = Path(files.folder, path) if path and not is_address(path) else None
         return str(here.resolve()) if here is not None and here.is_dir() else path
 
     @model_validator(mode="after")
@@ -134,7 +135,7 @@ class HfSpec(ModelSpec):
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Count the parameters of the model, or estimate them from its name if its folder is not on this machine."""
         path = options.get("path")
-        if path and not (is_local(path) and Path(path).is_dir()):
+        if path and not Path(path).is_dir():
             return _guess_size(str(path), options.get("precision", "fp32"), around.levels)
         return _count_size(options, around)
 
@@ -143,7 +144,7 @@ class HfSpec(ModelSpec):
         if options.get("lora"):
             return "model.lora (leave tensor or lora out)"
         path = options.get("path")
-        if path and not (is_local(path) and Path(path).is_dir()):
+        if path and not Path(path).is_dir():
             return None
         config = get_text_config(read_config(options))
         styles = set((getattr(config, "base_model_tp_plan", None) or {"": "none"}).values())
@@ -158,7 +159,7 @@ class HfSpec(ModelSpec):
 
     def hash_base(self, options: Options) -> str | None:
         """Return the hash of the model folder; None if the model has none."""
-        path = options.get("path")
+        path = localise(options).get("path")
         if not path:
             return None
         if not Path(path, "config.json").is_file():
@@ -181,7 +182,7 @@ class HfSpec(ModelSpec):
     def check_files(self, scenario: Any) -> None:
         """Check that the model's config and tokenizer can be read and suit the scenario."""
         check_installed()
-        options = scenario.model.get_options()
+        options = localise(scenario.model.get_options())
         config = get_text_config(read_config(options))
         # These modules import torch, which plans of other models do not need.
         from nonet.models.hf.lora import list_linear_layers, select_targets
@@ -199,12 +200,6 @@ class HfSpec(ModelSpec):
         _check_words(options)
         if options.get("lora"):
             select_targets(options["lora"]["targets"], list_linear_layers(model))
-
-    def find_unsupported(self, scenario: Any) -> Iterator[str]:
-        """Yield a model path that is not on this machine."""
-        path = scenario.model.get_options().get("path")
-        if path and not is_local(path):
-            yield f"model.path: {path} (a folder on this machine is read)"
 
 
 SPEC = HfSpec()

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet.addresses import fetch_folder, is_address
 from nonet.errors import DataError
 from nonet.models.tokenizer.kinds import TokenisedItems, TokenizeRequest
 from nonet.models.tokenizer.semantic_ids import add_collision_level, check_known
@@ -26,19 +27,25 @@ _MAX_CODES = 1 << 20  # Larger numbers are probably item numbers, not codes.
 
 def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> TokenisedItems:
     """Return the ids of the file; if items share an id, a collision level is added to all."""
-    codes_IL, sizes = read_sids(request.folder / options["path"], request.items["item_id"].to_pylist())
+    codes_IL, sizes = read_sids(_locate(options, request.folder), request.items["item_id"].to_pylist())
     return check_known(request, add_collision_level(codes_IL, sizes, always=False))
 
 
 def check_file(items: pa.Table, options: Mapping[str, Any], folder: Path) -> None:
     """Raise DataError if the file does not exist or lacks an item; it is not read if `items` has no rows."""
     if len(items):
-        read_sids(folder / options["path"], items["item_id"].to_pylist())
+        read_sids(_locate(options, folder), items["item_id"].to_pylist())
 
 
 def resolve_path(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the options with the absolute path of the file."""
-    return {**options, "path": str(folder / options["path"])}
+    path = options["path"]
+    return {**options, "path": path if is_address(path) else str(folder / path)}
+
+
+def _locate(options: Mapping[str, Any], folder: Path) -> Path:
+    """Return the path of the file on this machine; a file at an address is fetched."""
+    return folder / fetch_folder(options["path"], "tokenizer.path")
 
 
 def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from nonet.addresses import fetch_folder, is_address
 from nonet.errors import ConfigError, DataError
 from nonet.options import find_wrong_option
 from nonet.plugins import import_file, import_name
@@ -241,10 +242,16 @@ def load_reward(
     *,
     name: str | None = None,
 ) -> Reward:
-    """Create the reward that `use` names, see `find_reward`, with its options; `name` names it in errors, by default as `use`."""
-    return as_reward(
-        find_reward(use, base, name=name), options, name=name or (use if isinstance(use, str) else None)
-    )
+    """Create the reward that `use` names, see `find_reward`, with its options; `name` names it in errors, by default as `use`.
+
+    If the option `model` is an address, the reward receives a local folder with its content.
+    """
+    title = name or (use if isinstance(use, str) else None)
+    model = (options or {}).get("model")
+    is_remote = isinstance(use, str) and is_address(use)  # a reward elsewhere opens its model itself
+    if isinstance(model, str) and not is_remote:
+        options = {**(options or {}), "model": fetch_folder(model, f"reward {title!r}: model")}
+    return as_reward(find_reward(use, base, name=name), options, name=title)
 
 
 def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = None) -> Any:

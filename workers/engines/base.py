@@ -224,7 +224,6 @@ class TrainEngine:
         step_bytes: Returns, for its options and the number of ranks, the bytes of the buffers of a step in any precision, if
             the weights have as many.
         aside: Returns, for its options, whether a rank keeps the optimizer in host memory.
-        runs: Whether this version of Nonet can run the engine; False if it can only plan it.
         unsupported: Returns, for its options, the kind of device and the least number of ranks, what it does not
             support, or None.
         optimizers: Optimizers of a stage that it can step.
@@ -241,7 +240,6 @@ class TrainEngine:
     bucket_bytes: Callable[[Options, int], float] = _count_no_buckets
     step_bytes: Callable[[Options, int], float] = _count_no_buckets
     aside: Callable[[Options], bool] = _return_false
-    runs: bool = True
     unsupported: Callable[[Options, str, int], str | None] = _accept_all
     optimizers: tuple[str, ...] = ("muon", "adamw")
     needs: str | None = None

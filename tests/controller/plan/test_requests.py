@@ -8,6 +8,7 @@ from nonet.controller.plan.placement import replan
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import resolve_run
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import ConfigError, PlacementError
 
 MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2", CPU=8, NPU=4)))
@@ -76,6 +77,16 @@ def test_elastic_groups_leave_later_ones_what_they_need_at_least():
     }
     made = plan(scenario(roles=roles), MANY)
     assert [made.find_group(role).workers for role in ("trainer", "rollout", "mine")] == [3, 3, 2]
+
+
+def test_evaluators_may_be_elastic_except_for_a_model_that_has_its_own():
+    roles = {"evaluator": {"pool": "gpu", "workers": {"min": 1, "max": 64}}, "trainer": {"pool": "gpu"}}
+    made = plan(scenario(roles=roles), MANY)
+    free_gpus = sum(int(node.free.get("GPU", 0)) for node in MANY.nodes)
+    assert made.find_group("evaluator").workers == free_gpus - 1 > 1
+    clicks, _ = load_scenario("ctr", ["roles={evaluator: {workers: {min: 1, max: 2}}}"])
+    with pytest.raises(ConfigError, match=r"roles\.evaluator\.workers above 1 with model\.use: deepfm"):
+        plan(clicks, MANY)
 
 
 def test_an_elastic_group_short_of_its_minimum_says_what_would_fit():

@@ -1,0 +1,195 @@
+"""Folders at an address, such as `s3://models/Qwen3-0.6B`, fetched once per node into a bounded local cache.
+
+An address is whatever Arrow opens by a URI: s3://, gs://, hdfs://, abfss://, file://. Credentials come from the environment. A
+copy is identified by the address and the names, sizes and modification times of its files, so that a changed folder is fetched
+again. It is below `$NONET_CACHE/fetched`, by default `~/.cache/nonet/fetched`. All copies together take at most
+`$NONET_CACHE_BYTES` (50GB); those that were used longest ago and that no process uses are deleted first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from nonet.atomic import make_folder
+from nonet.errors import ConfigError
+from nonet.units import parse_bytes
+
+_DEFAULT_BYTES = "50GB"
+_WAITS_S = (0.2, 1.0)  # before the second and third attempt to read
+_CHUNK_BYTES = 16 << 20
+_Result = TypeVar("_Result")
+_used_copies: dict[str, IO[str]] = {}  # open lock files of the copies that this process uses, by key
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is the address of a store rather than a path on this machine."""
+    return "://" in text
+
+
+def fetch_folder(address: str, label: str) -> str:
+    """Return the path of a local folder or file with the content of an address; a path is returned unchanged.
+
+    Args:
+        address: A URI or a path.
+        label: The key of the scenario that has the address, for messages.
+
+    Raises:
+        ConfigError: Nothing is there, it cannot be read, or it is larger than the cache.
+    """
+    if not is_address(address):
+        return address
+    listing = _list_files(address, label)
+    if listing.system.type_name == "local":
+        return listing.root
+    key = hashlib.sha256(f"{address}\n{listing.files}".encode()).hexdigest()[:32]
+    cache = _find_cache()
+    make_folder(cache)
+    copy = cache / key
+    if key not in _used_copies:
+        _used_copies[key] = (cache / f"{key}.lock").open("a")
+        fcntl.flock(_used_copies[key], fcntl.LOCK_SH)  # no other process deletes the copy from now on
+    with (cache / f"{key}.fetch").open("a") as fetch_lock:
+        fcntl.flock(fetch_lock, fcntl.LOCK_EX)  # one process fetches, and others wait for it
+        if not copy.is_dir():
+            _download(listing, copy, address, label)
+    os.utime(cache / f"{key}.lock")
+    return str(copy if listing.is_folder else copy / listing.files[0][0])
+
+
+def check_readable(address: str, label: str) -> None:
+    """Raise ConfigError if there is nothing to read at an address; a path is not checked."""
+    if is_address(address):
+        _list_files(address, label)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The files at an address.
+
+    Attributes:
+        system: Arrow's filesystem.
+        root: The path of the folder or file in it.
+        is_folder: Whether the root is a folder.
+        files: (path below the root or name of the root, bytes, modification time) of each file, sorted.
+    """
+
+    system: Any
+    root: str
+    is_folder: bool
+    files: tuple[tuple[str, int, str], ...]
+
+
+def _list_files(address: str, label: str) -> _Listing:
+    """List the files at an address. Raises ConfigError if there are none or they cannot be listed."""
+    from pyarrow import fs
+
+    def read() -> _Listing:
+        system, root = fs.FileSystem.from_uri(address)
+        info = system.get_file_info(root)
+        if info.type == fs.FileType.File:
+            return _Listing(system, root, False, ((info.base_name, info.size, str(info.mtime)),))
+        found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+        files = [item for item in found if item.type == fs.FileType.File]
+        prefix = root.rstrip("/") + "/"
+        rows = sorted((item.path.removeprefix(prefix), item.size, str(item.mtime)) for item in files)
+        return _Listing(system, root, True, tuple(rows))
+
+    listing = _read_with_retries(read, address, label)
+    if not listing.files:
+        raise ConfigError(f"{label}: {address}: there is no file; check the address")
+    return listing
+
+
+def _download(listing: _Listing, copy: Path, address: str, label: str) -> None:
+    """Copy the files of a listing into a folder, which exists only once it is complete."""
+    total_bytes = sum(size for _, size, _ in listing.files)
+    limit = _read_limit()
+    if total_bytes > limit:
+        raise ConfigError(
+            f"{label}: {address} has {total_bytes / 1e9:.3g} GB, and the cache takes {limit / 1e9:.3g} GB; "
+            "raise NONET_CACHE_BYTES"
+        )
+    _evict(copy.parent, limit - total_bytes)
+    staging = Path(tempfile.mkdtemp(prefix=".fetching-", dir=copy.parent))
+    try:
+        for name, _, _ in listing.files:
+            target = staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = f"{listing.root.rstrip('/')}/{name}" if listing.is_folder else listing.root
+
+            def read(source: str = source, target: Path = target) -> None:
+                with listing.system.open_input_stream(source) as stream, target.open("wb") as out:
+                    while chunk := stream.read(_CHUNK_BYTES):
+                        out.write(chunk)
+
+            _read_with_retries(read, address, label)
+        os.replace(staging, copy)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _read_with_retries(read: Callable[[], _Result], address: str, label: str) -> _Result:
+    """Return the result of a read, which is repeated while the store does not respond; raise ConfigError in the end."""
+    import pyarrow as pa
+
+    for wait_s in (*_WAITS_S, None):
+        try:
+            return read()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise ConfigError(
+                f"{label}: {address} is not an address that Arrow opens: {_shorten(error)}"
+            ) from None
+        except OSError as error:
+            if wait_s is None or isinstance(error, (FileNotFoundError, PermissionError)):
+                raise ConfigError(f"{label}: {address} cannot be read: {_shorten(error)}") from None
+            time.sleep(wait_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _shorten(error: BaseException) -> str:
+    """Return the message of an error in one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300]
+
+
+def _find_cache() -> Path:
+    """Return the folder of the copies on this node."""
+    return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet") / "fetched"
+
+
+def _read_limit() -> int:
+    """Return how many bytes the copies may take together."""
+    text = os.environ.get("NONET_CACHE_BYTES") or _DEFAULT_BYTES
+    try:
+        return int(parse_bytes(text))
+    except ValueError:
+        raise ConfigError(
+            f"NONET_CACHE_BYTES: wanted a size such as {_DEFAULT_BYTES}, got {text!r}"
+        ) from None
+
+
+def _evict(cache: Path, budget_bytes: int) -> None:
+    """Delete copies that no process uses, the longest unused first, until the others take at most `budget_bytes`."""
+    locks = sorted(cache.glob("*.lock"), key=lambda path: path.stat().st_mtime)
+    sizes = {path: _count_bytes(path.with_suffix("")) for path in locks}
+    for path in locks:
+        if sum(sizes.values()) <= budget_bytes:
+            return
+        with path.open("a") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            sizes[path] = 0
+
+
+def _count_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder; 0 if there is no folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
