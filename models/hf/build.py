@@ -20,7 +20,7 @@ from nonet.models.hf.backbone import (
     freeze,
     set_packing,
 )
-from nonet.models.hf.config import SIDS, format_error, localise, read_config, shrink_config
+from nonet.models.hf.config import SIDS, fetch_folders, format_error, read_config, shrink_config
 from nonet.models.hf.language_model import build_causal_lm, hash_folder
 from nonet.models.hf.model import HfRecommender
 from nonet.models.hf.text import make_layout
@@ -62,7 +62,7 @@ def build(
             lora.add(backbone.model, options["lora"])
         model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
     model.options = dict(options)
-    if path := localise(options).get("path"):
+    if path := fetch_folders(options).get("path"):
         model.base_sha256 = hash_folder(path)
         if (Path(path) / SIDS).is_file():
             load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(path))

@@ -33,7 +33,7 @@ def check_installed() -> None:
         raise ConfigError("model.use: hf needs transformers 5: pip install 'nonet[hf]'")
 
 
-def localise(options: Mapping[str, Any]) -> dict[str, Any]:
+def fetch_folders(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with the folders of `path` and `tokenizer` on this machine; those at an address are fetched."""
     return {
         key: fetch_folder(str(value), f"model.{key}") if value and key in ("path", "tokenizer") else value
@@ -49,7 +49,7 @@ def read_config(options: Mapping[str, Any]) -> Any:
     """
     check_installed()
     if options.get("path"):
-        return _load_folder_config(localise(options)["path"])
+        return _load_folder_config(fetch_folders(options)["path"])
     return _make_config(dict(options["config"]))
 
 

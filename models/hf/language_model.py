@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nonet.attention import register
 from nonet.errors import ConfigError
-from nonet.models.hf.config import localise, read_config
+from nonet.models.hf.config import fetch_folders, read_config
 from nonet.stored_tensors import StoredTensors
 
 # attn_implementation of transformers, by the option `attention`.
@@ -43,7 +43,7 @@ def build_causal_lm(options: Mapping[str, Any], seed: int, config: Any = None) -
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    path, attention = None if config else localise(options).get("path"), options.get("attention")
+    path, attention = None if config else fetch_folders(options).get("path"), options.get("attention")
     config = config or read_config(options)
     if attention == "uni":
         register()

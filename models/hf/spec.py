@@ -24,9 +24,9 @@ from nonet.models.hf.config import (
     check_heads,
     check_installed,
     check_window,
+    fetch_folders,
     format_error,
     get_text_config,
-    localise,
     read_config,
 )
 from nonet.options import Positive, Rate, StrictModel
@@ -159,7 +159,7 @@ class HfSpec(ModelSpec):
 
     def hash_base(self, options: Options) -> str | None:
         """Return the hash of the model folder; None if the model has none."""
-        path = localise(options).get("path")
+        path = fetch_folders(options).get("path")
         if not path:
             return None
         if not Path(path, "config.json").is_file():
@@ -182,7 +182,7 @@ class HfSpec(ModelSpec):
     def check_files(self, scenario: Any) -> None:
         """Check that the model's config and tokenizer can be read and suit the scenario."""
         check_installed()
-        options = localise(scenario.model.get_options())
+        options = fetch_folders(scenario.model.get_options())
         config = get_text_config(read_config(options))
         # These modules import torch, which plans of other models do not need.
         from nonet.models.hf.lora import list_linear_layers, select_targets

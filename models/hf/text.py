@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.errors import ConfigError
-from nonet.models.hf.config import HISTORY, check_installed, localise
+from nonet.models.hf.config import HISTORY, check_installed, fetch_folders
 from nonet.models.hf.layout import PromptLayout
 from nonet.suggest import join_names
 
@@ -33,7 +33,7 @@ def format_sid_token(level: int, code: int) -> str:
 
 def find_tokenizer_folder(options: Mapping[str, Any]) -> str | None:
     """Return the folder of the tokenizer: its own, or else that of the model; None if neither is given."""
-    local = localise(options)
+    local = fetch_folders(options)
     return local.get("tokenizer") or local.get("path")
 
 

@@ -45,7 +45,7 @@ def test_the_ledger_counts_a_whole_chunk_however_few_users_a_step_has():
 def test_a_plan_refuses_all_keys_that_do_not_go_together_in_one_message():
     asked = scenario(
         roles={
-            "evaluator": {"workers": {"min": 1, "max": 2}},
+            "evaluator": {"engine": "ddp"},
             "trainer": {"engine": {"use": "deepspeed", "offload": "optimizer"}},
         }
     )
@@ -53,7 +53,7 @@ def test_a_plan_refuses_all_keys_that_do_not_go_together_in_one_message():
         plan(asked, gpu_nodes(1))
     for key in (
         "roles.trainer.engine: deepspeed with offload: optimizer on device cpu",
-        "roles.evaluator.workers from 1 to 2 (give one number)",
+        "roles.evaluator.engine (a run has one engine: roles.trainer.engine)",
     ):
         assert key in str(caught.value)
 

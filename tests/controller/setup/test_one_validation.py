@@ -110,7 +110,7 @@ def test_a_plan_refuses_every_wrong_value_that_a_run_refuses(ring, document):
         ({"stages.rl.rewards.diversity": {"column": "nope"}}, "column 'nope'"),
         ({"stages.tokenise": {"epochs": 1}}, "reserved names"),
         ({"roles": {"evaluator": {"engine": "ddp"}}}, "a run has one engine"),
-        ({"roles": {"evaluator": {"workers": {"min": 1, "max": 2}}}}, "give one number"),
+        ({"roles": {"evaluator": {"workers": {"min": 3, "max": 2}}}}, "min"),
         ({"roles": {"mine": {}}}, "must name its kind"),
         ({"data.split": {"use": []}}, "wanted one of leave_last_out, time"),
         ({"data.events": {"compress": 1e30}}, "data.events.compress"),

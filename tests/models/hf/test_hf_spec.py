@@ -56,8 +56,8 @@ def test_a_backbone_of_a_config_or_a_folder_runs(tmp_path):
 
 
 def test_what_a_run_cannot_do_is_said_before_it_starts(tmp_path, monkeypatch):
-    assert "s3://models/Qwen3-0.6B (a folder on this machine is read)" in refused(
-        {"path": "s3://models/Qwen3-0.6B"}
+    assert "model.path: what://models/Qwen3-0.6B is not an address that Arrow opens" in refused(
+        {"path": "what://models/Qwen3-0.6B"}
     )
     assert "ahead: 3 with model.use: hf" in refused({"config": QWEN3}, {"ahead": 3})
     assert "stages.pretrain needs a tokenizer" in refused({"config": QWEN3}, {"use": "align"})
