@@ -21,13 +21,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from nonet.controller.groups import Heartbeat, Lease, reap_run
+from nonet.controller.groups import Heartbeat, Lease, SessionView, StatusReporter, reap_run
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import record_loss
 from nonet.errors import NonetError
+from nonet.workers import describe_activity
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
 MOST_RECOVERIES = 3  # attempts that may fail in a row without a new checkpoint before the run fails
@@ -71,8 +72,13 @@ class SingleController:
         self._lease = Lease(task.timeout_s, detached=task.detached)
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._own_handle = ray.get_runtime_context().current_actor
+        self._session: Session | None = None
+        self._status = StatusReporter(
+            self._run, self._recorder.list_since, self._view_session, detached=task.detached
+        )
         self._lease_heartbeat = Heartbeat(self._check_lease, every_s=task.timeout_s / 6)
-        threading.Thread(target=self._run_task, name="conduct", daemon=True).start()
+        self._task_thread = threading.Thread(target=self._run_task, name="conduct", daemon=True)
+        self._task_thread.start()
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
@@ -90,6 +96,11 @@ class SingleController:
             self._recorder.add_event("note", text=warning)
         outcome = self._outcome  # read before the events, so that no event follows an outcome
         return {"pid": os.getpid(), "events": self._recorder.list_since(seen), "outcome": outcome}
+
+    @ray.method(concurrency_group="control")
+    def get_folder(self) -> str:
+        """Return the path of the folder of the run."""
+        return str(self._run.path)
 
     @ray.method(concurrency_group="control")
     def renew(self) -> None:
@@ -117,6 +128,7 @@ class SingleController:
         with contextlib.suppress(Exception):
             self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
+        self._status.finish(outcome)  # before the outcome, after which the driver ends this process
         self._outcome = outcome
         if self._task.detached or self._lease.is_expired:
             self._end_actor()
@@ -137,6 +149,7 @@ class SingleController:
                 resume=resume,
                 life_s=self._task.timeout_s,
             )
+            self._session = session
             try:
                 return Pipeline(session, self._recorder, self._stop_requested.is_set).run()
             except (NonetError, RayError) as error:
@@ -148,6 +161,22 @@ class SingleController:
             start = "its newest checkpoint" if resume else "the beginning"
             self._recorder.add_event("note", text=f"{loss}; continuing from {start}")
             record_loss(self._run, loss)
+
+    def _view_session(self) -> SessionView:
+        """Return the parts of the current session that the status shows."""
+        session, thread_id = self._session, self._task_thread.ident or 0
+        if session is None:
+            return SessionView("start")
+        phase = next((phase for phase in session.PHASES if phase not in session.seconds), "")
+
+        def describe_own_activity(elapsed_s: float) -> str:
+            return describe_activity("the controller", phase or "a stage", elapsed_s, thread_id).describe()
+
+        groups = getattr(session, "groups", None)
+        if groups is None:
+            return SessionView(phase, activity=describe_own_activity)
+        roles = {group.name: group.roles for group in groups.binding.groups}
+        return SessionView(phase, roles, dict(groups.hosts), describe_own_activity)
 
     def _find_newest_checkpoint(self) -> Path | None:
         """Return the folder of the run's newest checkpoint; None if it has none."""

@@ -9,7 +9,17 @@ import sys
 
 import typer
 
-from nonet.deploy.verbs import VerbGroup, authoring, checking, data, questions, running, serving, steering
+from nonet.deploy.verbs import (
+    VerbGroup,
+    authoring,
+    checking,
+    data,
+    questions,
+    running,
+    serving,
+    steering,
+    watching,
+)
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -56,6 +66,9 @@ _COMMANDS = {
     "plan": running.plan,
     "submit": running.submit,
     "stop": running.stop,
+    "status": watching.status,
+    "logs": watching.logs,
+    "why": watching.why,
     "runs": questions.runs,
     "report": questions.report,
     "evaluate": questions.evaluate,
@@ -83,6 +96,7 @@ _COMMANDS = {
 }
 for name, function in _COMMANDS.items():
     app.command(name)(function)
+app.command("job", hidden=True)(watching.job)
 
 reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
 reward.command("test")(steering.try_out_reward)

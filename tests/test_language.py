@@ -173,6 +173,9 @@ GIVEN = {
     "deploy/verbs/checking.py": {"doctor", "parity"},
     "deploy/verbs/questions.py": {"runs", "tradeoff"},
     "deploy/verbs/serving.py": {"top", "versions"},
+    "deploy/verbs/watching.py": {"status", "logs", "why", "job"},
+    # The method of Ray's job client through which all of its requests go.
+    "deploy/run/jobs/client.py": {"_do_request"},
     "deploy/run/api.py": {"scenario"},
     # Handlers that are found by the kind of an event, and the callback of Ray Tune.
     "deploy/run/panel.py": {"_result"},

@@ -15,3 +15,5 @@ from .reward_handles import RewardHandles as RewardHandles
 from .reward_handles import RewardScores as RewardScores
 from .run_groups import GroupChange as GroupChange
 from .run_groups import RunGroups as RunGroups
+from .run_status import SessionView as SessionView
+from .run_status import StatusReporter as StatusReporter

@@ -112,6 +112,11 @@ class RunFolder:
         return self.path / "report.json"
 
     @property
+    def status(self) -> Path:
+        """The file with what the run does and waits for, which its controller writes while it works."""
+        return self.path / "status.json"
+
+    @property
     def stop_request(self) -> Path:
         """The file whose existence asks the driver of the run to stop it after a checkpoint."""
         return self.path / "stop-request"

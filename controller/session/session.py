@@ -103,6 +103,8 @@ class Session:
         ConfigError: On entering, if another process runs in the folder.
     """
 
+    PHASES = ("bind", "tokenise", "open", "restore")  # the methods that entering calls, in order
+
     def __init__(
         self,
         scenario: Scenario | str | Path,
@@ -139,11 +141,11 @@ class Session:
 
     def __enter__(self) -> Session:
         try:
-            for phase in (self.bind, self.tokenise, self.open, self.restore):
+            for phase in self.PHASES:
                 began = time.time()
-                phase()
-                self.seconds[phase.__name__] = time.time() - began
-                self.trace.add(CONTROLLER, phase.__name__, began, time.time())
+                getattr(self, phase)()
+                self.seconds[phase] = time.time() - began
+                self.trace.add(CONTROLLER, phase, began, time.time())
         except BaseException:
             self.close()
             raise

@@ -1,5 +1,6 @@
 from . import api as api
 from . import planning as planning
+from . import status as status
 from . import steer as steer
 from .api import ScenarioFile as ScenarioFile
 from .api import run as run
@@ -10,4 +11,3 @@ from .driver import stop_run as stop_run
 from .panel import Panel as Panel
 from .samples import explain_samples as explain_samples
 from .samples import format_stats as format_stats
-from .submit import submit_job as submit_job

@@ -38,6 +38,7 @@ from nonet.workers import check_ray_environment
 
 _POLL_S = 0.3  # between two polls of the controller
 _STOP_TIMEOUT_S = 120.0  # from a request to stop until everything is stopped without a checkpoint
+_ANSWER_TIMEOUT_S = 10.0  # within which a controller answers a short call
 _RESTART_TIMEOUT_S = 120.0  # within which Ray must have restarted a controller that is gone
 
 
@@ -255,6 +256,7 @@ def start(
     folder_existed = run.path.exists()
     lock = lock_run(run)
     try:
+        _end_earlier_controller(run, resume)
         run.stop_request.unlink(missing_ok=True)
         _prepare_records(run, resume)
         memory = PeakMemory().__enter__()
@@ -295,8 +297,49 @@ def start_detached(
     preflight.check_free_space(scenario, run)
     check_ray_environment()
     with lock_run(run):  # the controller claims the folder afterwards
+        _end_earlier_controller(run, resume)
         _prepare_records(run, resume)
     _start_controller(scenario, folder, run, resume, command, detached=True)
+
+
+def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
+    """End the controller of this run whose driver has died, on a shared cluster; its lease may not have expired yet.
+
+    The caller holds the lock of the run's folder, so no other driver works on the run.
+
+    Args:
+        run: The folder of the run.
+        resume: Whether the run continues from its newest checkpoint; the controller then writes one first.
+
+    Raises:
+        ConfigError: The controller is that of another run with the same id.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError
+
+    from nonet.workers.runtime import NAMESPACE, ensure_ray
+
+    if "RAY_ADDRESS" not in os.environ:
+        return
+    ensure_ray()
+    try:
+        controller: Any = ray.get_actor(f"{run.id}/{CONTROLLER}", NAMESPACE)
+    except ValueError:
+        return
+    try:
+        folder = ray.get(controller.get_folder.remote(), timeout=_ANSWER_TIMEOUT_S)
+    except (RayActorError, GetTimeoutError):  # it ends, or hangs
+        folder = str(run.path)
+    if folder != str(run.path):
+        raise ConfigError(
+            f"the cluster already has a run {run.id}, in {folder}; choose a folder of another name with --run-dir, or stop that "
+            f"run: nonet stop {run.id}"
+        )
+    if resume:
+        stop_run(run.id)
+    else:
+        ray.kill(controller, no_restart=True)
+        reap_run(run.id)
 
 
 def _prepare_records(run: RunFolder, resume: bool) -> None:
@@ -366,9 +409,9 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
         )
     deadline_s = time.monotonic() + timeout_s
     try:
-        ray.get(controller.stop.remote(), timeout=10.0)
+        ray.get(controller.stop.remote(), timeout=_ANSWER_TIMEOUT_S)
         while time.monotonic() < deadline_s:
-            if ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
+            if ray.get(controller.poll.remote(0), timeout=_ANSWER_TIMEOUT_S)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
                 break
             time.sleep(_POLL_S)
     except (RayActorError, GetTimeoutError):

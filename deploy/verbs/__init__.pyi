@@ -5,6 +5,7 @@ from . import questions as questions
 from . import running as running
 from . import serving as serving
 from . import steering as steering
+from . import watching as watching
 from .installed import VerbGroup as VerbGroup
 from .questions import JsonOption as JsonOption
 from .questions import RunArg as RunArg

@@ -72,11 +72,11 @@ def format_runs(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows of `describe_runs` as a table, with a column for each metric of any of the runs."""
     shown_rows = []
     for row in rows:
-        facts = {**row, "started": row["started"][:16].replace("T", " ")}
+        facts = {**row, **({"started": row["started"][:16].replace("T", " ")} if "started" in row else {})}
         numbers = {name: f"{value:.4f}" for name, value in facts.items() if isinstance(value, float)}
         seconds = {"seconds": f"{row['seconds']:.0f}"} if "seconds" in row else {}
         shown_rows.append({**facts, **numbers, **seconds})
-    return format_table(shown_rows, first=("run", "state", "started", "seconds", "stage"))
+    return format_table(shown_rows, first=("run", "state", "started", "seconds", "stage", "step", "job"))
 
 
 def format_versions(rows: Sequence[Mapping[str, Any]]) -> str:

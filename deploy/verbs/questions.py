@@ -28,14 +28,26 @@ ColumnOption = Annotated[
         help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
     ),
 ]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_API_SERVER_ADDRESS",
+        help="URL of the dashboard of a cluster, such as http://127.0.0.1:8265.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def runs(as_json: JsonOption = False) -> None:
-    """List the runs, oldest first, with the metrics of their last stage."""
+def runs(address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """List the runs, oldest first, with the metrics of their last stage; on a cluster, with their jobs."""
     from nonet.deploy.verbs.listing import describe_runs, format_runs
 
-    rows = describe_runs()
+    if address:
+        from nonet.deploy.run.jobs import ClusterClient, describe_cluster_runs
+
+        rows = describe_cluster_runs(ClusterClient(address))
+    else:
+        rows = describe_runs()
     if as_json:
         print(json.dumps(rows, indent=1))
     else:

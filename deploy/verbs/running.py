@@ -11,7 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption, print_summary
+from nonet.deploy.verbs.questions import (
+    AddressOption,
+    JsonOption,
+    RunArg,
+    ScenarioArg,
+    SetOption,
+    print_summary,
+)
 from nonet.errors import ConfigError
 
 
@@ -56,11 +63,9 @@ def run(
         )
         return
     if resume:
-        _print_result(_resume_run(scenario, change, run_dir), as_json)
+        print_result(_resume_run(scenario, change, run_dir), as_json)
         return
-    _print_result(
-        api.run(api.scenario(scenario, change), run_dir=run_dir, command=_format_command()), as_json
-    )
+    print_result(api.run(api.scenario(scenario, change), run_dir=run_dir, command=_format_command()), as_json)
 
 
 def resume(
@@ -84,7 +89,7 @@ def resume(
 
         _print_seeds(group, resume_seeds(group, change or []), as_json)
         return
-    _print_result(api.resume(run, changes=change), as_json)
+    print_result(api.resume(run, changes=change), as_json)
 
 
 def tune(
@@ -154,14 +159,37 @@ def plan(
 
 def submit(
     scenario: ScenarioArg,
-    address: Annotated[str, typer.Option(help="The cluster's job server, such as http://127.0.0.1:8265.")],
+    address: AddressOption = None,
     change: SetOption = None,
-    wait: Annotated[bool, typer.Option(help="Follow the job's log until it ends.")] = True,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Id of the run; submitting the same name again continues the run if it has not finished."
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of an environment variable that the cluster must have; its value does not travel; may be repeated.",
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the cluster has accepted the job.")
+    ] = False,
 ) -> None:
-    """Run a scenario as a Ray job; the folder of the scenario is uploaded to the cluster."""
-    from nonet.deploy.run import submit_job
+    """Run a scenario as a Ray job; the folder of the scenario, of at most 10 MiB packed, is uploaded to the cluster."""
+    from nonet.deploy.run.jobs import submit_job
 
-    sys.exit(submit_job(scenario, address, change or [], wait))
+    if not address:
+        raise ConfigError(
+            "--address is missing; give the URL of the cluster's dashboard, such as http://127.0.0.1:8265"
+        )
+    try:
+        sys.exit(submit_job(scenario, address, change, name=name, env=env, detach=detach))
+    except KeyboardInterrupt:
+        print("the job continues; list it with: nonet runs --address " + address, file=sys.stderr)
+        sys.exit(130)
 
 
 def stop(
@@ -172,8 +200,14 @@ def stop(
             help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the id on that cluster.",
         ),
     ],
+    address: AddressOption = None,
 ) -> None:
     """Stop a run after a checkpoint, and stop all its processes."""
+    if address:
+        from nonet.deploy.run.jobs import ClusterClient, stop_cluster_run
+
+        print(stop_cluster_run(ClusterClient(address), run))
+        return
     from nonet.deploy.run import steer, stop_run
 
     is_local = os.environ.get("RAY_ADDRESS", "local") in ("", "local")
@@ -227,7 +261,7 @@ def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -
     return api.resume(run_dir, scenario_file=api.scenario(scenario, change, stored=stored))
 
 
-def _print_result(run: Any, as_json: bool) -> None:
+def print_result(run: Any, as_json: bool) -> None:
     """Print the report or the summary of a finished run; exit with 130 if it was stopped."""
     from nonet.controller.record import describe_place, is_ray_job
 

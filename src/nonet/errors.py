@@ -2,6 +2,7 @@
 
     NonetError              exit code 1 unless stated otherwise
     ├── ConfigError         a mistake of the caller: a scenario, an argument, a command line (exit code 2)
+    │   ├── ClusterUnreachable  no Ray dashboard answers at the given address (exit code 2)
     │   └── DataError       invalid input data: a table, a column, a row, the return value of a reward (exit code 2)
     ├── PlacementError      the cluster does not have the resources that the plan needs
     │   └── NotResident     a call to a group whose buffers are offloaded to host memory; the call did not run
@@ -33,6 +34,10 @@ class ConfigError(NonetError):
 
 class DataError(ConfigError):
     """A table, a column, a row or the return value of a reward is invalid."""
+
+
+class ClusterUnreachable(ConfigError):
+    """No Ray dashboard answers at the given address."""
 
 
 class PlacementError(NonetError):

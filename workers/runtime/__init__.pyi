@@ -5,6 +5,7 @@ from .actors import ensure_ray as ensure_ray
 from .future import GroupFuture as GroupFuture
 from .future import concat_futures as concat_futures
 from .future import get_all as get_all
+from .future import list_pending_waits as list_pending_waits
 from .future import wait_for_results as wait_for_results
 from .group import WorkerGroup as WorkerGroup
 from .methods import PerRank as PerRank

@@ -136,6 +136,7 @@ class ActorGroup:
         self.hurt: dict[int, str] = {}
         self.actors = [self._start_actor(rank, seat) for rank in range(workers)]
         self._build_refs = self._send_build(range(workers))
+        self._pids: list[int] = []
         self._beats: list[Any] = []  # References to the answers to the last heartbeat, one per rank.
         self._alive_ranks: set[int] = set()  # Ranks that have answered a heartbeat.
 
@@ -176,6 +177,12 @@ class ActorGroup:
             return future.get(self._deadlines.start)
         except DeadlineExceeded:
             raise PlacementError(self._explain_late_start()) from None
+
+    def list_pids(self) -> list[int]:
+        """Return the process id of every rank as it was first set up; empty until all ranks are. Does not wait."""
+        if not self._pids and all(map(_has_succeeded, self._build_refs)):
+            self._pids = [built["pid"] for built in ray.get(self._build_refs)]
+        return self._pids
 
     def _explain_late_start(self) -> str:
         """Explain which ranks are not set up yet: what a started process is doing, or the resources that others wait for."""

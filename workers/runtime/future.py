@@ -11,8 +11,11 @@ A `GroupStream` iterates over the values of a method declared with `collect="str
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
@@ -25,6 +28,10 @@ from nonet.workers.runtime.payload import concat_rows
 
 # Time limit for counting rows. The actors that hold them count on a control thread, which is never busy for long.
 _COUNT_S = 30.0
+
+
+_pending_waits: dict[int, PendingWait] = {}  # The waits of all threads of this process, by their numbers.
+_wait_numbers = itertools.count()
 
 
 class RankActors(Protocol):
@@ -112,8 +119,11 @@ class GroupFuture:
             WorkerFailed: A worker raised an error.
         """
         while True:
+            wait_s = self._get_wait_s(timeout_s)
             try:
-                return self._collect_values(ray.get(self.refs, timeout=self._get_wait_s(timeout_s)))
+                with _record_wait(self, wait_s):
+                    values = ray.get(self.refs, timeout=wait_s)
+                return self._collect_values(values)
             except GetTimeoutError:
                 raise self.make_deadline_error(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
@@ -126,10 +136,10 @@ class GroupFuture:
             The future itself.
         """
         while True:
-            deadline = time.monotonic() + self._get_wait_s(timeout_s)
-            _, late = ray.wait(
-                self.refs, num_returns=len(self.refs), timeout=self._get_wait_s(timeout_s), fetch_local=False
-            )
+            wait_s = self._get_wait_s(timeout_s)
+            deadline = time.monotonic() + wait_s
+            with _record_wait(self, wait_s):
+                _, late = ray.wait(self.refs, num_returns=len(self.refs), timeout=wait_s, fetch_local=False)
             if late:
                 raise self.make_deadline_error(timeout_s)
             try:
@@ -168,7 +178,7 @@ class GroupFuture:
         Returns:
             The restarted ranks.
         """
-        late = self._find_pending_ranks()
+        late = self.find_pending_ranks()
         for rank in late:
             self._group.restart(rank)
         return late
@@ -194,7 +204,9 @@ class GroupFuture:
         ranks = {ref: rank for rank, ref in enumerate(self.refs)}
         pending = list(self.refs)
         while pending:
-            ready, pending = ray.wait(pending, num_returns=1, timeout=self._get_wait_s(None))
+            wait_s = self._get_wait_s(None)
+            with _record_wait(self, wait_s):
+                ready, pending = ray.wait(pending, num_returns=1, timeout=wait_s)
             if not ready:
                 raise self.make_deadline_error(None)
             rank = ranks[ready[0]]
@@ -222,14 +234,14 @@ class GroupFuture:
             return DEFAULT_TIMEOUT_S
         return max(0.0, self._deadline - time.monotonic())
 
-    def _find_pending_ranks(self) -> list[int]:
+    def find_pending_ranks(self) -> list[int]:
         """Return the ranks that have not answered."""
         done_refs, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         return [rank for rank, ref in enumerate(self.refs) if ref not in done_refs]
 
     def make_deadline_error(self, timeout_s: float | None) -> DeadlineExceeded:
         """Make an error that names the ranks that have not answered, and says what they are doing if this is known."""
-        late = self._find_pending_ranks()
+        late = self.find_pending_ranks()
         why = self._group.explain_late_ranks(late) if late and self._message is not None else ""
         limits_s = (timeout_s, self._timeout_s, DEFAULT_TIMEOUT_S)
         waited_s = next(limit_s for limit_s in limits_s if limit_s is not None)
@@ -262,7 +274,7 @@ class GroupFuture:
         worker_error = to_nonet_error(error, self.role, rank, self.method)
         if isinstance(worker_error, DeadlineExceeded) and self._message is not None:
             raise DeadlineExceeded(
-                f"{worker_error}{self._group.explain_late_ranks(self._find_pending_ranks())}"
+                f"{worker_error}{self._group.explain_late_ranks(self.find_pending_ranks())}"
             ) from None
         if rank < 0 or self._message is None or not isinstance(worker_error, WorkerLost):
             raise worker_error from None
@@ -288,6 +300,49 @@ class GroupFuture:
             except GetTimeoutError:
                 continue
         return -1, error
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWait:
+    """A thread of this process that waits for the results of a call.
+
+    Attributes:
+        future: The results.
+        began_s: When the wait began, in monotonic seconds.
+        limit_s: Seconds after which it fails.
+    """
+
+    future: GroupFuture
+    began_s: float
+    limit_s: float
+
+    def describe(self) -> str:
+        """Return a clause such as "trainer.update: rank 1 of 2 has not answered for 12 s; its deadline ends in 288 s"."""
+        elapsed_s = time.monotonic() - self.began_s
+        ranks = self.future.find_pending_ranks()
+        shown = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        return (
+            f"{self.future.role}.{self.future.method}: {shown} of {len(self.future.refs)} "
+            f"{'have' if len(ranks) > 1 else 'has'} not answered for {elapsed_s:.0f} s; "
+            f"the deadline ends in {max(0.0, self.limit_s - elapsed_s):.0f} s"
+        )
+
+
+def list_pending_waits() -> list[PendingWait]:
+    """Return the waits of this process for results that have not arrived, the longest first."""
+    waits = [_pending_waits[number] for number in sorted(_pending_waits.copy()) if number in _pending_waits]
+    return [wait for wait in waits if wait.future.find_pending_ranks()]
+
+
+@contextmanager
+def _record_wait(future: GroupFuture, limit_s: float) -> Iterator[None]:
+    """Record that this thread waits for a future, while the context is open."""
+    number = next(_wait_numbers)
+    _pending_waits[number] = PendingWait(future, time.monotonic(), limit_s)
+    try:
+        yield
+    finally:
+        del _pending_waits[number]
 
 
 def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> NonetError:
@@ -325,7 +380,8 @@ def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
     refs = [ref for future in futures for ref in future.refs]
     try:
         if refs:
-            ray.get(refs, timeout=timeout_s)
+            with _record_wait(futures[0], timeout_s):
+                ray.get(refs, timeout=timeout_s)
     except GetTimeoutError:
         for future in futures:
             if not future.done():

@@ -29,9 +29,13 @@ COMMANDS = {
     "resume": "--set --json",
     "tune": "--space --trials --set --run-dir --parallel --json",
     "plan": "--set --cluster --address --search --json",
-    "submit": "--address --set --wait",
-    "stop": "",
-    "runs": "--json",
+    "submit": "--address --set --name --env --detach",
+    "stop": "--address",
+    "status": "--address --watch --json",
+    "logs": "--follow --role --rank --address",
+    "why": "--address --json",
+    "job": "",
+    "runs": "--address --json",
     "report": "--compare --stage --with --json",
     "evaluate": "--data --column --metrics --stage --json",
     "score": "--data --out --column --json",
@@ -230,7 +234,7 @@ def test_a_job_is_checked_before_it_is_sent_and_what_is_elsewhere_is_listed(ring
     assert (code, err.count("\n")) == (2, 1)
     assert "no option 'cieling'" in err
     monkeypatch.setattr(
-        "ray.job_submission.JobSubmissionClient", lambda _: pytest.fail("a cluster was asked")
+        "nonet.deploy.run.jobs.client.ClusterClient.__init__", lambda *_: pytest.fail("a cluster was asked")
     )
     code, err = submit("roles={evaluator: {engine: ddp}}")
     assert code == 2

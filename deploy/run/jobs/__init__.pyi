@@ -1,0 +1,9 @@
+from .client import ClusterClient as ClusterClient
+from .job import run_submitted as run_submitted
+from .runs import describe_cluster_runs as describe_cluster_runs
+from .runs import describe_run as describe_run
+from .runs import find_cluster_run as find_cluster_run
+from .runs import list_waits as list_waits
+from .runs import print_run_logs as print_run_logs
+from .runs import stop_cluster_run as stop_cluster_run
+from .submit import submit_job as submit_job

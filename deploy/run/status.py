@@ -1,0 +1,152 @@
+"""The status of a run in a folder of this machine: what it does, what it waits for, and the logs of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record import CONTROLLER, RunFolder, is_running
+from nonet.deploy.run.progress import format_metrics
+from nonet.errors import ConfigError
+
+_POLL_S = 0.5
+_ENDED = ("done", "stopped", "failed")
+_LATE_S = 30.0  # without a status, after which a controller seems to hang; it writes one at least every 10 s
+
+
+def describe_folder(run: RunFolder) -> dict[str, Any]:
+    """Return the status of a run as `jobs.describe_run` does, from its folder.
+
+    The state is "running", "starting", "done", "stopped", "failed" or "interrupted".
+    """
+    status = dict(run.read_json(run.status.name) or {})
+    state = status.get("state", "starting")
+    if run.report.exists():
+        state = "done"
+    elif not _is_locked(run):
+        state = state if state in _ENDED else "interrupted"
+    elif state in _ENDED:  # it has been resumed, and its controller has not written yet
+        state = "starting"
+    started_s = status.pop("started", None) or (
+        run.scenario.stat().st_mtime if run.scenario.exists() else None
+    )
+    row: dict[str, Any] = {"run": run.id, "state": state}
+    if started_s:
+        row["started"] = datetime.fromtimestamp(started_s).astimezone().isoformat(timespec="seconds")
+    row |= {key: value for key, value in status.items() if key not in ("run", "state", "format")}
+    return row | {"folder": str(run.path)}
+
+
+def has_ended(status: Mapping[str, Any]) -> bool:
+    """Return whether a status is that of a run that no process works on."""
+    return status["state"] in (*_ENDED, "interrupted", "lost")
+
+
+def format_status(status: Mapping[str, Any]) -> str:
+    """Format a status as aligned lines."""
+    lines = {"run": f"{status['run']}: {status['state']}"}
+    if progress := format_stage(status):
+        lines["stage"] = progress
+    if "started" in status:
+        lines["started"] = status["started"][:19].replace("T", " ")
+    if "job" in status:
+        code = f", exit code {status['exit_code']}" if "exit_code" in status else ""
+        lines["job"] = f"{status['job']} {status['job_state']}{code}"
+    if "folder" in status:
+        lines["folder"] = f"{status['folder']}{' on ' + status['host'] if status.get('host') else ''}"
+    if groups := status.get("groups"):
+        lines["workers"] = ", ".join(f"{name} x{group['workers']}" for name, group in groups.items())
+    for key in ("error", "message"):
+        if status.get(key):
+            lines[key] = status[key]
+    if not has_ended(status) and (waits := explain_waits(status)):
+        lines["waits"] = "; ".join(waits)
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+
+def format_stage(status: Mapping[str, Any]) -> str:
+    """Format the phase or the stage of a status, such as "rl 3/40  reward 0.3100"; "" if neither is known."""
+    if status.get("phase") and not has_ended(status):
+        return f"before the first stage: {status['phase']}"
+    if "stage" not in status:
+        return ""
+    steps = f" {status.get('step', 0)}/{status['steps']}" if status.get("steps") else ""
+    metrics = format_metrics(status.get("metrics", {}))
+    return f"{status['stage']}{steps}{'  ' if metrics else ''}{metrics}"
+
+
+def explain_waits(status: Mapping[str, Any]) -> list[str]:
+    """Return what a run waits for, one clause per wait, from its status; also if its controller has fallen silent."""
+    waits = list(status.get("waits", ()))
+    silent_s = time.time() - status["at"] if "at" in status else 0.0
+    if silent_s > _LATE_S:
+        waits.insert(
+            0,
+            f"the controller (pid {status['pid']} on {status['host']}) has written no status for {silent_s:.0f} s",
+        )
+    return waits
+
+
+def print_folder_logs(run: RunFolder, role: str | None, rank: int, *, follow: bool) -> None:
+    """Print the log of the controller or of a worker of a run, and with `follow` what is written until the run ends.
+
+    Raises:
+        ConfigError: The run has no such worker, or its log is not on this machine.
+    """
+    files = _find_log_files(run, role, rank)
+    positions = dict.fromkeys(files, 0)
+    while True:
+        ended = not follow or has_ended(
+            describe_folder(run)
+        )  # read before the logs, so that their ends are printed
+        for file in files:
+            with file.open("rb") as source:
+                source.seek(positions[file])
+                data = source.read()
+            positions[file] += len(data)
+            sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.flush()
+        if ended:
+            return
+        time.sleep(_POLL_S)
+
+
+def _find_log_files(run: RunFolder, role: str | None, rank: int) -> list[Path]:
+    """Return the files of standard output and standard error of a controller or a worker. Raises ConfigError without one."""
+    status = describe_folder(run)
+    if "log" not in status:
+        raise ConfigError(
+            f"{run.id} has no log: its controller has not started, or an earlier version ran it"
+        )
+    controller_log, groups = Path(status["log"]), status.get("groups", {})
+    pid = status["pid"]
+    if role not in (None, CONTROLLER):
+        group = next((group for name, group in groups.items() if role in (name, *group["roles"])), None)
+        if group is None:
+            roles = [role for group in groups.values() for role in group["roles"]]
+            raise ConfigError(f"run {run.id} has no role {role!r}; roles: {', '.join([CONTROLLER, *roles])}")
+        if rank >= len(group.get("pids", ())):
+            raise ConfigError(
+                f"run {run.id} has no rank {rank} of {role}; it has {len(group.get('pids', ()))} started workers, numbered from 0"
+            )
+        pid = group["pids"][rank]
+    outs = glob.glob(f"{glob.escape(str(controller_log.parent))}/worker-*-{pid}.out")
+    files = [file for out in outs for file in (Path(out), Path(out).with_suffix(".err")) if file.exists()]
+    if not files:
+        raise ConfigError(
+            f"the log of process {pid} is not in {controller_log.parent}; it ran on another node or Ray has removed it"
+        )
+    return files
+
+
+def _is_locked(run: RunFolder) -> bool:
+    """Return whether a process works on a run; False for a folder that cannot be locked, which no process runs in."""
+    with contextlib.suppress(OSError):
+        return is_running(run)
+    return False

@@ -1,0 +1,134 @@
+"""The commands that look at runs in progress: `status`, `logs` and `why`, and the hidden `job`, which runs a submitted job."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nonet.deploy.verbs.questions import AddressOption, JsonOption, RunArg
+from nonet.errors import ConfigError
+
+_WATCH_S = 2.0  # between two lines of `status --watch`
+
+
+def status(
+    run: RunArg = "last",
+    address: AddressOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print a line when something has changed, until the run ends.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run is doing: its stage and step, its job, its workers, and what it waits for."""
+    from nonet.deploy.run import status as run_status
+
+    describe = _find_status(run, address)
+    if watch:
+        _watch(describe, as_json)
+        return
+    row = describe()
+    print(json.dumps(row, indent=1) if as_json else run_status.format_status(row))
+
+
+def logs(
+    run: RunArg = "last",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
+    role: Annotated[
+        str | None,
+        typer.Option(help="The log of a worker of this role, or `controller`; by default that of the job."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="With --role: the rank of the worker, by default 0.")
+    ] = None,
+    address: AddressOption = None,
+) -> None:
+    """Print the log of a run's job, or of one of its processes on whichever node that is."""
+    if rank is not None and role is None:
+        raise ConfigError("--rank needs --role, such as --role rollout --rank 3")
+    if address:
+        from nonet.deploy.run.jobs import ClusterClient, find_cluster_run, print_run_logs
+
+        client = ClusterClient(address)
+        print_run_logs(client, find_cluster_run(client, run), role, rank or 0, follow=follow)
+        return
+    from nonet.controller.record import find_run
+    from nonet.deploy.run import status as run_status
+
+    run_status.print_folder_logs(find_run(run), role, rank or 0, follow=follow)
+
+
+def why(run: RunArg = "last", address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """Say what a run waits for: a placement group, a worker, data, a deadline."""
+    from nonet.deploy.run import status as run_status
+
+    row = _find_status(run, address)()
+    if run_status.has_ended(row):
+        raise ConfigError(f"{row['run']} is not in progress ({row['state']}), so it waits for nothing")
+    waits = run_status.explain_waits(row)
+    if address:
+        from nonet.deploy.run.jobs import ClusterClient, find_cluster_run, list_waits
+
+        client = ClusterClient(address)
+        waits += [
+            wait for wait in list_waits(client, find_cluster_run(client, row["run"])) if wait not in waits
+        ]
+    if as_json:
+        print(json.dumps({"run": row["run"], "state": row["state"], "waits": waits}, indent=1))
+        return
+    place = f" ({stage})" if (stage := run_status.format_stage(row)) else ""
+    print(f"{row['run']}: {row['state']}{place}")
+    quiet_s = row.get("quiet_s", 0.0) + (time.time() - row["at"] if "at" in row else 0.0)
+    for line in waits or [f"waits for nothing: its last progress was {quiet_s:.0f} s ago"]:
+        print(f"  {line}")
+
+
+def job(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")],
+) -> None:
+    """Run the job that `nonet submit` made, in the job's working directory."""
+    from nonet.deploy.run.jobs import run_submitted
+    from nonet.deploy.verbs.running import print_result
+
+    print_result(run_submitted(run, Path.cwd()), as_json=False)
+
+
+def _find_status(run: str, address: str | None) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns the status of a run, on a cluster if an address is given. Raises ConfigError for no run."""
+    if address:
+        from nonet.deploy.run.jobs import ClusterClient, describe_run, find_cluster_run
+
+        client = ClusterClient(address)
+        run_id = find_cluster_run(client, run).id
+        return lambda: describe_run(client, find_cluster_run(client, run_id))
+    from nonet.controller.record import find_run
+    from nonet.deploy.run import status as run_status
+
+    folder = find_run(run)
+    return lambda: run_status.describe_folder(folder)
+
+
+def _watch(describe: Callable[[], dict[str, Any]], as_json: bool) -> None:
+    """Print a line for each change of a status until the run ends."""
+    from nonet.deploy.run import status as run_status
+
+    last = None
+    while True:
+        row = describe()
+        waits = run_status.explain_waits(row)
+        line = "  ".join(
+            filter(None, [row["state"], run_status.format_stage(row), f"waits: {waits[0]}" if waits else ""])
+        )
+        if as_json:
+            line = json.dumps({key: value for key, value in row.items() if key not in ("at", "quiet_s")})
+        if line != last:
+            print(line if as_json else f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+            last = line
+        if run_status.has_ended(row):
+            sys.exit(0 if row["state"] == "done" else 1)
+        time.sleep(_WATCH_S)
