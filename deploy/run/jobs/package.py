@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import logging
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ _NEVER_SENT = (".git", "__pycache__", "node_modules", "runs", ".gitignore", ".ra
 _SHOWN_FILES = 3  # number of the largest files that an error names
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the archive only depends on their contents
 _CHUNK_BYTES = 1 << 20
+_quiet_log = logging.getLogger(__name__)  # Ray reports each file that it excludes, as information
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,10 @@ def _iterate_files(folder: Path) -> Iterator[Path]:
 
     def walk(path: Path, excludes: list[Any]) -> Iterator[Path]:
         """Yield the files below a folder; `excludes` are predicates of the ignore files of the folders above."""
-        excludes = [*excludes, *get_excludes_from_ignore_files(path, include_gitignore=True)]
+        excludes = [
+            *excludes,
+            *get_excludes_from_ignore_files(path, include_gitignore=True, logger=_quiet_log),
+        ]
         for child in sorted(path.iterdir()):
             if child.name in _NEVER_SENT or any(is_excluded(child) for is_excluded in excludes):
                 continue

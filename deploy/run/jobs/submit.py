@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import nonet
@@ -68,20 +70,15 @@ def submit_job(
     check_runnable(scenario)
     planning.check_files(ScenarioFile(scenario, folder), allows_absent=True)  # the job checks the rest
     run_id = name or create_run(scenario.name).id
-    client = ClusterClient(address)
-    client.check_versions()
-    runs = list_cluster_runs(client)
-    run = next((run for run in runs if run.id == run_id), ClusterRun(run_id))
-    _check_unfinished(client, run)
     with tempfile.TemporaryDirectory(prefix="nonet-submit-") as staging_dir:
         package = Path(staging_dir) / "package.zip"
         write_package(package, scenario, path, changes, env, nonet.__version__)
-        job_ids = {job.submission_id for run in runs for job in run.jobs}
-        job_id = next(
-            text
-            for number in range(1, len(job_ids) + 2)
-            if (text := _name_job(run_id, number)) not in job_ids
-        )
+        client = ClusterClient(address)
+        client.check_versions()
+        runs = list_cluster_runs(client)
+        run = next((run for run in runs if run.id == run_id), ClusterRun(run_id))
+        _check_unfinished(client, run)
+        job_id = _choose_job_id(run_id, {job.submission_id for run in runs for job in run.jobs})
         _send_job(client, job_id, run_id, scenario.name, package)
     print(
         f"run        {run_id}{' (continued if it has a checkpoint)' if run.jobs else ''}\njob        {job_id}",
@@ -167,9 +164,10 @@ def _send_job(client: ClusterClient, job_id: str, run_id: str, scenario_name: st
         time.sleep(_AGENT_PAUSE_S)
 
 
-def _name_job(run_id: str, number: int) -> str:
-    """Return the id of a run's first, second, ... job."""
-    return run_id if number == 1 else f"{run_id}-{number}"
+def _choose_job_id(run_id: str, used_ids: Collection[str | None]) -> str:
+    """Return an unused id for a job of a run: the id of the run for the first job, with a number for a later one."""
+    numbered = (run_id if number == 1 else f"{run_id}-{number}" for number in itertools.count(1))
+    return next(job_id for job_id in numbered if job_id not in used_ids)
 
 
 def _place_run(verb: str, run_id: str) -> str:

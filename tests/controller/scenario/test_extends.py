@@ -11,8 +11,8 @@ from nonet.controller.record import RunFolder
 from nonet.controller.scenario.document.extends import read_chain
 from nonet.controller.scenario.scenario import load_scenario, make_schema, read_document, to_document
 from nonet.controller.setup.own_files import keep_copies, list_named_files, read_copies
+from nonet.deploy.run.jobs import submit_job
 from nonet.deploy.run.planning import describe_origins, summarise_origins
-from nonet.deploy.run.submit import submit_job
 from nonet.deploy.verbs.listing import copy_scenario
 from nonet.errors import ConfigError
 
@@ -209,5 +209,5 @@ def test_the_schema_has_the_key_and_does_not_require_what_the_extended_scenario_
 def test_a_job_is_not_submitted_without_the_files_that_its_scenario_extends(tmp_path):
     write(tmp_path / "a", parent="extends: quickstart\n")
     path = write(tmp_path / "b", child="extends: ../a/parent.yaml\n")
-    with pytest.raises(ConfigError, match="is outside of"):
-        submit_job(str(path), "http://127.0.0.1:1", [], wait=False)
+    with pytest.raises(ConfigError, match=r"extends: .*parent\.yaml is outside of .*move it there"):
+        submit_job(str(path), "http://127.0.0.1:1", [])

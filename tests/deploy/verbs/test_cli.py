@@ -28,7 +28,7 @@ COMMANDS = {
     "run": "--set --run-dir --resume --seeds --detach --json",
     "resume": "--set --json",
     "tune": "--space --trials --set --run-dir --parallel --json",
-    "plan": "--set --cluster --address --search --json",
+    "plan": "--set --cluster --address --search --origins --json",
     "submit": "--address --set --name --env --detach",
     "stop": "--address",
     "status": "--address --watch --json",
