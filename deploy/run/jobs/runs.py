@@ -261,15 +261,11 @@ def _choose_state(run: ClusterRun, status: Mapping[str, Any]) -> str:
         if run.controller and run.controller["state"] == "RESTARTING":
             return "restarting"
         return "stopping" if job is not None and job.status.is_terminal() else status.get("state", "starting")
+    final = status.get("state") if status.get("state") in _JOB_STATES.values() else None
     if job is None:
-        return status["state"] if status.get("state") in _JOB_STATES.values() else "lost"
+        return final or "lost"
     if job.status.is_terminal():
-        final = status.get("state")
-        return (
-            final
-            if final in _JOB_STATES.values() and job.status != JobStatus.SUCCEEDED
-            else _JOB_STATES[job.status]
-        )
+        return final if final and job.status != JobStatus.SUCCEEDED else _JOB_STATES[job.status]
     return "pending" if job.status == JobStatus.PENDING else "starting"
 
 
