@@ -11,6 +11,8 @@
     ├── WorkerFailed        a method of a worker raised; has the role, the rank and the traceback
     ├── DeadlineExceeded    a wait timed out; names who waited for whom
     ├── StoreError          a sample store cannot be reached or timed out; names the store and the next step
+    ├── StorageError        object storage cannot be used; names the address and the cause
+    │   └── StorageConflict another process wrote an object first, such as the head of a run
     ├── CheckpointError     a checkpoint is missing, incomplete or belongs to another run
     └── StaleVersion        a reader has a version that is not published, or a call is from an older gang epoch
 
@@ -91,6 +93,14 @@ class DeadlineExceeded(NonetError):
 
 class StoreError(NonetError):
     """A store of samples or features cannot be reached or timed out; the message names it and the next step."""
+
+
+class StorageError(NonetError):
+    """Object storage cannot be used; the message names the address and the cause."""
+
+
+class StorageConflict(StorageError):
+    """Another process wrote an object first, such as the head of a run that it has opened."""
 
 
 class CheckpointError(NonetError):

@@ -1,0 +1,307 @@
+"""Object storage with conditional writes, through obstore.
+
+A conditional write either happens whole or fails because another writer was first, so that a small object can be moved from
+one state to the next by compare-and-swap. Requests are repeated with growing pauses for at most a minute. Credentials and
+the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+`AWS_ENDPOINT_URL`) or from the role of the machine, and are never stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from nonet.atomic import replace_file
+from nonet.errors import ConfigError, StorageConflict, StorageError
+
+_RETRY_TIMEOUT_S = 60.0  # from the first attempt of a request to the last
+_MAX_RETRIES = 8
+_CONNECT_TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 120.0  # of one attempt
+_CHUNK_BYTES = 8 << 20
+_ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9](/[^?#\s]+)*/?")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """The content of an object, and the ETag that identifies this content in a conditional write."""
+
+    content: bytes
+    etag: str
+
+
+class Storage(Protocol):
+    """Objects by key, with conditional writes.
+
+    A key is a path with `/`. All methods raise StorageError if the storage cannot be used.
+    """
+
+    def get(self, key: str) -> StoredObject | None:
+        """Return an object, or None if there is none."""
+        ...
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object, and replace an existing one."""
+        ...
+
+    def put_if_absent(self, key: str, content: bytes) -> str:
+        """Write an object and return its ETag. Raises StorageConflict if the key has an object already."""
+        ...
+
+    def replace_if(self, key: str, content: bytes, etag: str) -> str:
+        """Replace an object whose ETag is `etag`, and return the new ETag. Raises StorageConflict if it has another one."""
+        ...
+
+    def upload(self, key: str, path: Path) -> None:
+        """Write an object with the content of a file, which is read in parts."""
+        ...
+
+    def download(self, key: str, path: Path) -> None:
+        """Append the content of an object to a file, which is written in parts."""
+        ...
+
+    def list_keys(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below a prefix, which is a whole path without a trailing slash."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; keys without an object are ignored."""
+        ...
+
+
+class ObjectStorage:
+    """A `Storage` below an address, or in any other store of obstore.
+
+    Args:
+        address: The address, for messages.
+        store: The store of obstore.
+    """
+
+    def __init__(self, address: str, store: Any):
+        self.address, self._store = address, store
+
+    def get(self, key: str) -> StoredObject | None:
+        """Return an object, or None if there is none."""
+        import obstore
+
+        with self._convert_errors(f"read {key}"):
+            try:
+                result = obstore.get(self._store, key)
+                return StoredObject(bytes(result.bytes()), result.meta["e_tag"] or "")
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object, and replace an existing one."""
+        import obstore
+
+        with self._convert_errors(f"write {key}"):
+            obstore.put(self._store, key, content)
+
+    def put_if_absent(self, key: str, content: bytes) -> str:
+        """Write an object and return its ETag. Raises StorageConflict if the key has an object already."""
+        return self._put_if(key, content, "create")
+
+    def replace_if(self, key: str, content: bytes, etag: str) -> str:
+        """Replace an object whose ETag is `etag`, and return the new ETag. Raises StorageConflict if it has another one."""
+        return self._put_if(key, content, {"e_tag": etag})
+
+    def _put_if(self, key: str, content: bytes, mode: Any) -> str:
+        """Write an object under a condition, which obstore calls a mode, and return its ETag."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._convert_errors(f"write {key}"):
+            try:
+                return obstore.put(self._store, key, content, mode=mode)["e_tag"] or ""
+            except (AlreadyExistsError, PreconditionError):
+                # The response to an attempt that succeeded may have been lost, so that its repetition fails.
+                stored = self.get(key)
+                if stored is not None and stored.content == content:
+                    return stored.etag
+                raise StorageConflict(f"{self.address}/{key} was written by another process") from None
+
+    def upload(self, key: str, path: Path) -> None:
+        """Write an object with the content of a file, which is read in parts."""
+        import obstore
+
+        with self._convert_errors(f"write {key}"):
+            obstore.put(self._store, key, path)
+
+    def download(self, key: str, path: Path) -> None:
+        """Append the content of an object to a file, which is written in parts."""
+        import obstore
+
+        with self._convert_errors(f"read {key}"), path.open("ab") as file:
+            for chunk in obstore.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
+                file.write(chunk)
+
+    def list_keys(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below a prefix, which is a whole path without a trailing slash."""
+        import obstore
+
+        with self._convert_errors(f"list {prefix}"):
+            for page in obstore.list(self._store, prefix=prefix or None):
+                yield from (entry["path"] for entry in page)
+
+    def list_names(self) -> list[str]:
+        """Return the first parts of all keys, sorted, without reading all keys."""
+        import obstore
+
+        with self._convert_errors("list runs"):
+            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            return sorted(prefix.rstrip("/") for prefix in prefixes)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; keys without an object are ignored."""
+        import obstore
+
+        listed = list(keys)
+        with self._convert_errors("delete"):
+            for start in range(0, len(listed), 1000):
+                try:
+                    obstore.delete(self._store, listed[start : start + 1000])
+                except FileNotFoundError:
+                    for key in listed[start : start + 1000]:  # stores other than S3 report absent keys
+                        self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
+        """Delete one object, if there is one."""
+        import obstore
+
+        try:
+            obstore.delete(self._store, key)
+        except FileNotFoundError:
+            return
+
+    def check_conditions(self) -> None:
+        """Check that objects can be written and that conditional writes are refused as they should be.
+
+        Raises:
+            StorageError: Objects cannot be written.
+            ConfigError: The storage ignores the conditions.
+        """
+        key = f".nonet-probe-{secrets.token_hex(8)}"
+        try:
+            ignored = []
+            etag = self._put_if_refused(key, b"1", "create")
+            if self._put_if_refused(key, b"2", "create"):
+                ignored.append("If-None-Match")
+            changed_etag = self._put_if_refused(key, b"3", {"e_tag": etag})
+            if not changed_etag or self._put_if_refused(key, b"4", {"e_tag": etag}):
+                ignored.append("If-Match")
+        finally:
+            self.delete([key])
+        if ignored:
+            raise ConfigError(
+                f"storage: {self.address} ignores the condition {' and '.join(ignored)} of writes, so that two writers of a run "
+                "would not notice each other; use a store with conditional writes, or, where only one process at a time ever "
+                "opens a run, give storage: {url: ..., single_writer: true}"
+            )
+
+    def _put_if_refused(self, key: str, content: bytes, mode: Any) -> str:
+        """Write an object under a condition; return its ETag, "" if the write was refused."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._convert_errors(f"write {key}"):
+            try:
+                return obstore.put(self._store, key, content, mode=mode)["e_tag"] or "?"
+            except (AlreadyExistsError, PreconditionError):
+                return ""
+
+    @contextmanager
+    def _convert_errors(self, action: str) -> Iterator[None]:
+        """Convert errors of obstore into a StorageError of one line, without the text of requests."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StorageError(f"{self.address}: cannot {action}: {_describe_error(error)}") from None
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address in object storage, such as s3://bucket/folder."""
+    return text.startswith("s3://")
+
+
+def join_address(address: str, name: str) -> str:
+    """Return the address of a name below another address."""
+    return f"{address.rstrip('/')}/{name}"
+
+
+def check_address(address: str) -> str:
+    """Return an address without a trailing slash.
+
+    Raises:
+        ConfigError: The address is not one of S3.
+    """
+    if not _ADDRESS.fullmatch(address):
+        raise ConfigError(
+            f"storage is {address!r}; it must be s3://bucket or s3://bucket/folder (a local or mounted folder is named by "
+            "--run-dir or NONET_RUNS instead)"
+        )
+    return address.rstrip("/")
+
+
+def open_storage(address: str) -> ObjectStorage:
+    """Open the storage below an address, without sending a request.
+
+    Raises:
+        ConfigError: The address is not one of S3, or obstore is not installed.
+    """
+    address = check_address(address)
+    try:
+        from obstore.store import S3Store
+    except ImportError:
+        raise ConfigError(
+            "storage: s3:// needs the package obstore; install it with pip install 'nonet[storage]'"
+        ) from None
+    uses_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options: dict[str, Any] = {
+        "connect_timeout": f"{_CONNECT_TIMEOUT_S:g}s",
+        "timeout": f"{_REQUEST_TIMEOUT_S:g}s",
+        "allow_http": uses_http,
+    }
+    retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_TIMEOUT_S)}
+    return ObjectStorage(address, S3Store.from_url(address, client_options=options, retry_config=retries))
+
+
+def download_file(storage: Storage, keys: Iterable[str], path: Path) -> None:
+    """Write a file that consists of the contents of some objects, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_file(path) as draft:
+        draft.touch()
+        for key in keys:
+            storage.download(key, draft)
+
+
+def _describe_error(error: Exception) -> str:
+    """Return the kind of an error and, in a few words, its cause, without addresses of requests or signatures."""
+    text = str(error)
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    status = re.search(r"status code: (\d{3}[^:<]*)", text)
+    causes = {
+        "PermissionDeniedError": "access is denied; check the credentials in the environment (AWS_ACCESS_KEY_ID, ...)",
+        "UnauthenticatedError": "the credentials in the environment (AWS_ACCESS_KEY_ID, ...) are not accepted",
+        "FileNotFoundError": "there is no such object",
+    }
+    if code and code[1] == "NoSuchBucket":
+        return "there is no such bucket"
+    described = causes.get(type(error).__name__)
+    if described is None and "error sending request" in text:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        described = f"the server does not answer{f' at {endpoint}' if endpoint else ''}"
+    if described is None:
+        described = status[1].strip() if status else text.partition("\n")[0][:200]
+    return f"{described}{f' ({code[1]})' if code else ''}"
