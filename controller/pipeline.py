@@ -6,16 +6,13 @@ or a control, is in a file of RUN/results, so a resumed run does not repeat eval
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from nonet.atomic import write_whole
+from nonet.atomic import write_arrays
 from nonet.controller.record import (
     Manifest,
     Recorder,
@@ -184,6 +181,7 @@ class Pipeline:
     def _poll_between_steps(self) -> bool:
         """Write the results that have arrived, report failed heartbeats, and return whether the user has requested a stop."""
         _ = self.session.evaluator  # raises the error with which the evaluator failed to open
+        self.session.checkpoint_log.check_writer()
         self._collect_results()
         if warning := self.session.groups.pop_warning():
             self.recorder.add_event("note", text=warning)
@@ -214,6 +212,7 @@ class Pipeline:
         while self._pending_results and (wait or self._pending_results[0][1].done()):
             subject, future, began = self._pending_results.pop(0)
             result = future.get(self.session.deadlines.evaluate)
+            self.session.checkpoint_log.store_changes()  # the ranks, which the evaluator has written
             if "fitting" in result:  # a baseline is fitted in parts, so that validations wait for one part
                 self._pending_results.append(
                     (subject, self.session.evaluator.evaluate_baseline(subject), began)
@@ -249,9 +248,7 @@ class Pipeline:
         """Write the rewards of held-out users to RUN/results, unless the file exists; `when` is "before" or "after" RL."""
         file = self.session.run.results / f"{name}.rewards.{when}.npz"
         if not file.exists():
-            content = io.BytesIO()
-            np.savez(content, **probe_rewards(self.session, name))  # type: ignore[arg-type]
-            write_whole(file, content.getvalue())
+            write_arrays(file, **probe_rewards(self.session, name))
 
     def _finish(self) -> None:
         """Compare the stages with the baselines, and write the report."""

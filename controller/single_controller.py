@@ -28,6 +28,7 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import record_loss
 from nonet.errors import NonetError
+from nonet.storage import MountedRun, RunWriter, mount, open_writer
 from nonet.workers import describe_activity
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
@@ -46,7 +47,9 @@ class ControllerTask:
         detached: Whether the run needs no driver; its controller then ends when the run has ended.
         timeout_s: Seconds without a heartbeat after which workers exit, and without a renewed lease after which the run stops
             (docs/explanation/design.md, section 5).
-        token: The text that the driver wrote to the folder of the run; the controller must be able to read it.
+        token: The text that the driver wrote to the folder of the run; the controller must be able to read it. It is empty for
+            a run in object storage.
+        mounts: The stored runs of the driver: this run, and the one that it starts from.
     """
 
     scenario: Scenario
@@ -56,6 +59,7 @@ class ControllerTask:
     detached: bool = False
     timeout_s: float = 60.0
     token: str = ""
+    mounts: tuple[MountedRun, ...] = ()
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"control": 4})  # pyright: ignore[reportCallIssue]
@@ -65,6 +69,7 @@ class SingleController:
     def __init__(self, task: ControllerTask):
         self._task, self._run = task, RunFolder(Path(task.run))
         self._run.path.mkdir(parents=True, exist_ok=True)
+        self._writer, self._writer_error = self._open_writer()
         self._recorder = Recorder(self._run.path, self._run.id)
         self._stop_requested = threading.Event()
         self._outcome: dict[str, Any] | None = None
@@ -79,6 +84,19 @@ class SingleController:
         self._lease_heartbeat = Heartbeat(self._check_lease, every_s=task.timeout_s / 6)
         self._task_thread = threading.Thread(target=self._run_task, name="conduct", daemon=True)
         self._task_thread.start()
+
+    def _open_writer(self) -> tuple[RunWriter | None, NonetError | None]:
+        """Open the run for writing if it is in object storage; return the writer, or the error that the run fails with."""
+        storage = self._task.scenario.storage
+        try:
+            for mounted in self._task.mounts:
+                mount(mounted)
+            writer = open_writer(self._run.path, single_writer=storage is not None and storage.single_writer)
+        except NonetError as error:
+            return None, error
+        if writer:
+            writer.start_commits()
+        return writer, None
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
@@ -115,6 +133,8 @@ class SingleController:
     def _run_task(self) -> None:
         """Run the task and store its outcome for `poll`."""
         try:
+            if self._writer_error is not None:
+                raise self._writer_error
             if self._task.token and not self._is_restarted:
                 check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
             if self._task.detached:
@@ -128,6 +148,12 @@ class SingleController:
         with contextlib.suppress(Exception):
             self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
+        try:
+            if self._writer:
+                self._writer.close()
+        except NonetError as error:  # the run has not ended well, if its end cannot be stored
+            if outcome["state"] != FAILED:
+                outcome = _make_failure(str(error), "", error.exit_code)
         self._status.finish(outcome)  # before the outcome, after which the driver ends this process
         self._outcome = outcome
         if self._task.detached or self._lease.is_expired:
@@ -148,6 +174,7 @@ class SingleController:
                 run=self._run,
                 resume=resume,
                 life_s=self._task.timeout_s,
+                writer=self._writer,
             )
             self._session = session
             try:
@@ -180,7 +207,7 @@ class SingleController:
 
     def _find_newest_checkpoint(self) -> Path | None:
         """Return the folder of the run's newest checkpoint; None if it has none."""
-        newest = Checkpoints(self._run.checkpoints).find_newest()
+        newest = Checkpoints(self._run.checkpoints, fetches=False).find_newest()
         return newest[0] if newest else None
 
     def _remove_processes(self) -> bool:

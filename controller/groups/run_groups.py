@@ -8,11 +8,14 @@ their device together take turns through the `Offloader`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from nonet.controller.groups.binding import RESTARTS, GroupBinding
 from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
@@ -33,9 +36,12 @@ from nonet.controller.setup import (
 )
 from nonet.errors import ConfigError, NonetError, PlacementError
 from nonet.models.baselines import BASELINES
+from nonet.storage import FileEntry, find_copy
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.kinds import get_gang_roles
 from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
+
+_COLLECT_TIMEOUT_S = 300.0  # for the uploads of one node
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +242,51 @@ class RunGroups:
         if self._has_role("rollout"):
             self.rollout.rows_version = None  # the rows differ from those of any version that was sent
 
+    def collect_files(
+        self, known: Mapping[str, str | None], excluded: Collection[str]
+    ) -> dict[str, FileEntry]:
+        """Make workers on other nodes upload the results and artifacts of a stored run that the controller does not know.
+
+        Args:
+            known: SHA-256 of each known file, by its path in the run.
+            excluded: The names of folders of the run whose files are not complete yet.
+
+        Returns:
+            The entries of the uploaded files, by path. Nodes that do not answer have none.
+        """
+        folder, entries = str(self._run.path), dict[str, FileEntry]()
+        calls = [
+            actor.upload_changed.remote(folder, dict(known), list(excluded))
+            for actor in self._find_remote_actors()
+        ]
+        for call in calls:
+            with contextlib.suppress(RayError):  # a lost worker is reported by the calls of its roles
+                entries |= ray.get(call, timeout=_COLLECT_TIMEOUT_S)
+        return entries
+
+    def refresh_copies(self) -> None:
+        """Make the local copies of a stored run on other nodes equal to the stored run."""
+        folder = str(self._run.path)
+        ray.get([actor.refresh_copy.remote(folder) for actor in self._find_remote_actors()])
+
+    def _find_remote_actors(self) -> list[Any]:
+        """Return one actor of every other node that has a worker."""
+        own_node = ray.get_runtime_context().get_node_id()[:8]
+        actor_by_node: dict[str, Any] = {}
+        for hosts in list(self.hosts.values()):
+            for node, actor in hosts.list_ready_actors():
+                if node != own_node:
+                    actor_by_node.setdefault(node, actor)
+        return list(actor_by_node.values())
+
     def _check_shared_or_stop(self, new_names: Collection[str]) -> None:
-        """Check that the workers of new groups reach the run's folder; if not, stop all processes.
+        """Check that the workers of new groups reach the run's folder, unless the run is stored; if not, stop all processes.
 
         Raises:
             PlacementError: A worker on another node does not reach it.
         """
+        if find_copy(self._run.path) is not None:
+            return
         nodes = {node for group in self.binding.groups if group.name in new_names for node in group.nodes}
         own_node = ray.get_runtime_context().get_node_id()
         try:

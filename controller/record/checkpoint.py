@@ -26,6 +26,7 @@ from typing import Any
 from nonet.atomic import make_folder, sync, write_whole
 from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
+from nonet.storage import fetch, find_copy, find_digest
 
 FORMAT = 2  # The format of manifests. Checkpoints of format 1 have no slices of tensors.
 _OLDEST_FORMAT = 1
@@ -70,12 +71,20 @@ class Manifest:
 class Checkpoints:
     """The directory that holds a run's checkpoints.
 
+    Args:
+        root: The path of the directory.
+        fetches: Whether the files of a checkpoint that is found are fetched to this node, if the run is in object storage.
+
     Attributes:
         root: The path of the directory.
     """
 
-    def __init__(self, root: Path):
-        self.root = root
+    def __init__(self, root: Path, *, fetches: bool = True):
+        self.root, self._fetches = root, fetches
+
+    def make_path(self, step: int) -> Path:
+        """Return the path of the checkpoint of a step, which may not exist."""
+        return self.root / f"step-{step:06d}"
 
     def create_staging_dir(self, step: int) -> Path:
         """Create an empty staging directory for the checkpoint of a step."""
@@ -102,7 +111,7 @@ class Checkpoints:
         _check_written(staging_dir, written)
         files = {name: sha256 for name, (sha256, _) in sorted(written.items())}
         _sync_folders(staging_dir)
-        final = self.root / f"step-{manifest.step:06d}"
+        final = self.make_path(manifest.step)
         if final.exists():
             os.replace(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
             # The old directory must have its new name on disk before the new directory gets this name.
@@ -158,7 +167,7 @@ class Checkpoints:
         Raises:
             CheckpointError: The step has no valid manifest.
         """
-        path = self.root / f"step-{step:06d}"
+        path = self.make_path(step)
         manifest = replace(read_manifest(path), last=True)
         write_whole(path / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
         return path, manifest
@@ -216,6 +225,8 @@ class Checkpoints:
         """Return the manifest of a directory, or None if the directory is not a complete checkpoint."""
         try:
             manifest = read_manifest(path)
+            if self._fetches:
+                fetch(path)
             is_intact = all(_find_digest(path / name) == digest for name, digest in manifest.files.items())
         except (OSError, CheckpointError):
             return None
@@ -243,10 +254,12 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _find_digest(path: Path) -> str:
-    """Return the sha256 of a file.
+    """Return the sha256 of a file, also of a stored file that this node has not fetched.
 
     A resume needs the hash several times, so it is cached while the inode, size and times of the file stay the same.
     """
+    if (stored_digest := find_digest(path)) is not None:
+        return stored_digest
     stat = path.stat()
     if time.time() - max(stat.st_mtime, stat.st_ctime) < _SETTLED_S:
         return _compute_digest(path)
@@ -270,11 +283,16 @@ def _parse_step(path: Path) -> int:
 
 
 def _check_written(folder: Path, written: Written) -> None:
-    """Raise CheckpointError if a directory does not hold exactly the reported files with the reported sizes."""
+    """Raise CheckpointError if a directory does not hold exactly the reported files with the reported sizes.
+
+    In a stored run, workers on other nodes have uploaded their files, so that only those of this node are in the directory.
+    """
     actual_sizes = {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
     reported_sizes = {name: size for name, (_, size) in written.items()}
+    if find_copy(folder) is not None:
+        reported_sizes = {name: size for name, size in reported_sizes.items() if name in actual_sizes}
     for name in sorted(actual_sizes.keys() | reported_sizes.keys()):
         if actual_sizes.get(name) != reported_sizes.get(name):
             raise CheckpointError(

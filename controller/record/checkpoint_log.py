@@ -7,7 +7,8 @@ journal records than the restored checkpoint are deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from nonet.controller.record.run_folder import RunFolder, list_subjects_beside, 
 from nonet.controller.record.validations import ValidationRecord
 from nonet.errors import CheckpointError, ConfigError
 from nonet.options import Positive, StrictModel
+from nonet.storage import RunWriter
 from nonet.workers.roles import StageSetup
 
 
@@ -60,11 +62,13 @@ class CheckpointLog:
         run: The folder of the run.
         scenario_sha256: The sha256 of the scenario's file.
         keep_last: The number of newest checkpoints that are kept.
+        writer: The writer of a run in object storage; None for a run in a folder.
     """
 
-    def __init__(self, run: RunFolder, scenario_sha256: str, keep_last: int):
+    def __init__(self, run: RunFolder, scenario_sha256: str, keep_last: int, writer: RunWriter | None = None):
         self._run, self._scenario_sha256, self._keep_last = run, scenario_sha256, keep_last
-        self.checkpoints, self.journal = Checkpoints(run.checkpoints), Journal(run.journal)
+        self.checkpoints, self.journal = Checkpoints(run.checkpoints, fetches=False), Journal(run.journal)
+        self._writer = writer
         self.newest: tuple[Path, Manifest] | None = None
         self._open_step: tuple[StageSetup, int] | None = None
         # The staging directory and the manifest of the checkpoint that was begun last.
@@ -153,17 +157,54 @@ class CheckpointLog:
             The directory of the checkpoint.
         """
         staging_dir, manifest = self._being_written
-        path = self.checkpoints.complete(staging_dir, manifest, written)
+        with self._writer.hold() if self._writer else nullcontext():
+            self.adopt_files(staging_dir, self.checkpoints.make_path(manifest.step), written)
+            path = self.checkpoints.complete(staging_dir, manifest, written)
         self.write_record(committed=manifest.step, stage=manifest.stage)
+        self.store_changes()  # before older checkpoints are deleted
         self.checkpoints.prune(self._keep_last, self.kept_steps)
         self.newest = path, manifest
         if manifest.last:
             self._stage_ends[manifest.stage] = path
         return path
 
+    def adopt_files(self, draft: Path, folder: Path, written: Written) -> None:
+        """Add files that workers wrote into a draft folder to a run in object storage; do nothing for a run in a folder.
+
+        Args:
+            draft: The folder that the workers wrote to.
+            folder: The folder to which it is renamed next; may be the same.
+            written: The files, with hashes and sizes.
+        """
+        if self._writer:
+            self._writer.adopt(draft, folder, written)
+
+    def store_changes(self) -> None:
+        """Commit the files of a run in object storage, with those that workers wrote; do nothing for a run in a folder.
+
+        Raises:
+            StorageError: The storage cannot be used, or another process has opened the run.
+        """
+        if self._writer:
+            self._writer.commit()
+
+    def check_writer(self) -> None:
+        """Raise StorageConflict if another process has opened the run in object storage."""
+        if self._writer:
+            self._writer.check()
+
+    @contextmanager
+    def leave_out(self, folder: str) -> Iterator[None]:
+        """Leave a folder of a run in object storage out of commits while a block runs, because its files are incomplete."""
+        if self._writer:
+            self._writer.excluded = frozenset({folder})
+        yield
+        if self._writer:
+            self._writer.excluded = frozenset()
+
     def find_at_step(self, step: int) -> Path | None:
         """Return the directory of the checkpoint of a global step; None if it was deleted or is not complete yet."""
-        path = self.checkpoints.root / f"step-{step:06d}"
+        path = self.checkpoints.make_path(step)
         return path if (path / "manifest.json").exists() else None
 
     def end_stage(self, stage: StageSetup, applied_steps: int) -> tuple[Path, Manifest]:
@@ -178,6 +219,7 @@ class CheckpointLog:
         self.checkpoints.prune(self._keep_last)
         self.newest, self._open_step, self.kept_steps = (path, manifest), None, frozenset()
         self._stage_ends[stage.name] = path
+        self.store_changes()
         return path, manifest
 
     def has_ended(self, stage: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
+from nonet.storage import receive_command, send_command
 
 
 class CommandQueue:
@@ -41,6 +42,7 @@ class CommandQueue:
     def read_answer(self, command_id: str) -> dict[str, Any] | None:
         """Return the answer to a command, `{"state": "taken" | "refused", "text"}`, or None while there is none."""
         path = self._folder / f"{command_id}.answer.json"
+        receive_command(path)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def list_waiting(self) -> list[dict[str, Any]]:
@@ -91,3 +93,5 @@ class CommandQueue:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         """Write a JSON file in RUN/commands atomically."""
         write_whole(self._folder / name, json.dumps(value).encode())
+        if name.endswith(".asked.json"):
+            send_command(self._folder / name)

@@ -15,6 +15,7 @@ from typing import Any
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, FolderLock, lock_folder
 from nonet.errors import ConfigError
+from nonet.storage import MountedRun, fetch, join_address, make_local_folder, read_address, register
 
 _FACTS = "results/tokenise.json"  # the results of the tokenise stage
 # The versions of a run's catalogue after the first (which is in _FACTS), the newest last.
@@ -122,7 +123,7 @@ class RunFolder:
         return self.path / "stop-request"
 
     def find_artifacts(self) -> dict[str, str]:
-        """Return the artifact folder of each kind, in the newest version of the catalogue.
+        """Return the artifact folder of each kind, in the newest version of the catalogue, after fetching them if needed.
 
         Raises:
             ConfigError: The run has not tokenised its data yet.
@@ -132,7 +133,7 @@ class RunFolder:
             raise ConfigError(f"{self.id} has not tokenised its data yet: there is nothing to recommend from")
         later_versions = self.read_catalogues()
         artifacts = later_versions[-1]["artifacts"] if later_versions else facts["artifacts"]
-        return {kind: artifact["path"] for kind, artifact in artifacts.items()}
+        return fetch_artifacts(artifacts)
 
     def read_facts(self) -> dict[str, Any] | None:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage."""
@@ -207,6 +208,18 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
+def fetch_artifacts(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the folder of each artifact by kind, after fetching those of a run in object storage.
+
+    Args:
+        artifacts: The artifacts by kind, as in the facts of a run.
+    """
+    folders = {kind: artifact["path"] for kind, artifact in artifacts.items()}
+    for folder in folders.values():
+        fetch(Path(folder))
+    return folders
+
+
 def is_ray_job() -> bool:
     """Return whether this process belongs to a Ray job and runs in the job's package, which Ray deletes afterwards."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _is_in_package(Path.cwd())
@@ -224,7 +237,9 @@ def find_runs_root() -> Path:
 
 
 def describe_place(run: RunFolder) -> str:
-    """Return the path of a run followed by the name of this host, for users on another host."""
+    """Return the address of a stored run, or the path of a run followed by the name of this host."""
+    if address := read_address(run.path):
+        return address
     return f"{run.path} on {socket.gethostname()}"
 
 
@@ -247,17 +262,27 @@ def is_running(run: RunFolder) -> bool:
     return False
 
 
-def create_run(name: str, folder: str | Path | None = None) -> RunFolder:
+def create_run(name: str, folder: str | Path | None = None, storage_address: str | None = None) -> RunFolder:
     """Return the folder of a new run, which may not exist yet.
 
     Args:
         name: The name of the scenario, which is the first part of a new id.
         folder: The folder to use; by default one that is named by a new id, under the root of all runs.
+        storage_address: The object storage of the run, whose local copy is returned; None for a run in a folder.
 
     Raises:
         ConfigError: The folder is in a package that Ray deletes, holds a run that is finished or can be resumed, or holds
-            other files, which a failed start would delete.
+            other files, which a failed start would delete; or both a folder and a storage are given.
     """
+    run_id = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    if storage_address is not None:
+        if folder is not None:
+            raise ConfigError(
+                f"--run-dir {folder} and storage: {storage_address} name two places for one run; leave one of them out"
+            )
+        path = make_local_folder(storage_address, run_id)
+        register(MountedRun(join_address(storage_address, run_id), str(path)))
+        return RunFolder(path)
     if folder is not None:
         run = RunFolder(Path(folder).absolute())
         if is_ray_job() and _is_in_package(run.path):
@@ -267,7 +292,7 @@ def create_run(name: str, folder: str | Path | None = None) -> RunFolder:
             )
         _check_unused(run)
         return run
-    return RunFolder(find_runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+    return RunFolder(find_runs_root() / run_id)
 
 
 def _check_unused(run: RunFolder) -> None:

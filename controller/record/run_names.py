@@ -2,7 +2,8 @@
 
 On command lines, RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (by default ./runs, and
 ~/nonet-runs for Ray jobs), a unique prefix of an id, or `last`. A run in a folder of several runs is named by both names, such
-as `seeds/seed-7`.
+as `seeds/seed-7`. A stored run is named by its address, such as s3://bucket/runs/ID; once this machine has a local copy of
+it, its id is sufficient.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from nonet.controller.record.run_folder import RunFolder, find_runs_root
 from nonet.errors import ConfigError
+from nonet.storage import MountedRun, find_local_runs, is_address, make_local_folder, mount, read_address
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
 
@@ -22,12 +24,15 @@ def find_run(run: str | Path) -> RunFolder:
     Raises:
         ConfigError: There is no such run, or several; the message lists runs that there are.
     """
+    if is_address(str(run)):
+        address, _, run_id = str(run).rstrip("/").rpartition("/")
+        return _open_run(RunFolder(make_local_folder(address, run_id)), f"{address}/{run_id}")
     for folder in _list_places(run):
         if _is_run(folder):
-            return RunFolder(folder.absolute())
+            return _open_run(RunFolder(folder.absolute()))
     known_runs = list_runs()
     if str(run) == "last" and known_runs:
-        return known_runs[-1]
+        return _open_run(known_runs[-1])
     matching = [known for known in known_runs if known.id.startswith(str(run))]
     if not matching:
         if group := find_group(run):
@@ -36,7 +41,7 @@ def find_run(run: str | Path) -> RunFolder:
         known_runs = list_all_runs()
         matching = [known for known in known_runs if name_run(known).startswith(str(run))]
     if len(matching) == 1:
-        return matching[0]
+        return _open_run(matching[0])
     problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
     raise ConfigError(f"{problem} under {find_runs_root()}; the newest runs: {_join_names(known_runs)}")
 
@@ -51,12 +56,14 @@ def find_group(name: str | Path) -> Path | None:
 def name_run(run: RunFolder) -> str:
     """Return the name by which `find_run` finds a run: its path under the root of all runs, or else its whole path."""
     root = find_runs_root()
+    if read_address(run.path):
+        return run.id
     return str(run.path.relative_to(root) if run.path.is_relative_to(root) else run.path)
 
 
 def list_runs() -> list[RunFolder]:
     """Return the runs directly under the root of all runs, in the order in which their scenarios were written."""
-    return _sort_by_start(find_runs_root().glob("*"))
+    return _sort_by_start([*find_runs_root().glob("*"), *find_local_runs()])
 
 
 def list_grouped_runs(folder: Path) -> list[RunFolder]:
@@ -66,14 +73,27 @@ def list_grouped_runs(folder: Path) -> list[RunFolder]:
 
 def list_all_runs() -> list[RunFolder]:
     """Return all runs under the root of all runs, also those in folders of several runs, in the order of `list_runs`."""
-    folders = list(find_runs_root().glob("*"))
+    folders = [*find_runs_root().glob("*"), *find_local_runs()]
     groups = [folder for folder in folders if not _is_run(folder)]
     return _sort_by_start([*folders, *(run.path for group in groups for run in list_grouped_runs(group))])
 
 
 def _list_places(name: str | Path) -> list[Path]:
-    """Return the folders that a name may stand for: itself as a path, and a folder under the root of all runs."""
-    return [Path(name), find_runs_root() / name] if str(name) else []
+    """Return the folders that a name may stand for: itself as a path, a folder under the root of all runs, a local copy."""
+    copies = [folder for folder in find_local_runs() if folder.name == str(name)]
+    return [Path(name), find_runs_root() / name, *copies] if str(name) else []
+
+
+def _open_run(run: RunFolder, address: str | None = None) -> RunFolder:
+    """Return a run, after bringing its local copy up to date if it is stored.
+
+    Args:
+        run: The run, or the local copy that it will have.
+        address: The address of a stored run; by default, it is read from the local copy.
+    """
+    if address := address or read_address(run.path):
+        mount(MountedRun(address, str(run.path)))
+    return run
 
 
 def _is_run(folder: Path) -> bool:

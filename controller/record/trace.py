@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nonet.atomic import write_whole
 from nonet.workers.runtime import ActorGroup
 
 CONTROLLER = "controller"  # the lane of the controller
@@ -133,7 +134,7 @@ def open_trace(path: Path) -> ChromeTrace:
     if path.exists():
         text = path.read_text(encoding="utf-8").rstrip()
         if text.endswith("]"):  # closed: remove the end of the array
-            path.write_text(text.removesuffix("]").rstrip() + ",\n", encoding="utf-8")
+            write_whole(path, (text.removesuffix("]").rstrip() + ",\n").encode())
         elif text and not text.endswith((",", "[")):  # a crash cut the last line: remove it
-            path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+            write_whole(path, text[: text.rfind("\n") + 1].encode())
     return ChromeTrace(path)

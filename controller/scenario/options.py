@@ -10,17 +10,45 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.samples.sequences import Compress, Keep, Labels, Split
 from nonet.samples.sources import Source
 from nonet.samples.stores import Join
 from nonet.samples.tables import TableFormat
 from nonet.samples.tokenised import StoredSequences
+from nonet.storage import check_address
 from nonet.yaml import is_map
 
 # Columns that every sample has, so that no joined column may have their names.
 _BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
 _TOLERANCE = 0.02  # share of a floor by which a mean may be below the floor, as means vary from step to step
+
+
+class StorageOptions(StrictModel):
+    """The section `storage`: where the run's files are kept, instead of a folder that all nodes share."""
+
+    url: Annotated[str, Field(description="s3://bucket or s3://bucket/folder; runs are folders below it")]
+    single_writer: Annotated[
+        bool,
+        Field(
+            description="allow a store without conditional writes; then nothing prevents two processes from writing one run"
+        ),
+    ] = False
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        """Check that the address is one of object storage."""
+        try:
+            return check_address(url)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("storage is ")) from None
+
+
+def parse_storage(value: Any) -> Any:
+    """Return the options of a storage that is given by its address alone."""
+    return {"url": value} if isinstance(value, str) else value
 
 
 class Data(StrictModel):

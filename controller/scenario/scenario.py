@@ -37,7 +37,7 @@ from nonet.controller.scenario.document import (
     read_chain,
 )
 from nonet.controller.scenario.explain import explain
-from nonet.controller.scenario.options import Data, Init, resolve_stores
+from nonet.controller.scenario.options import Data, Init, StorageOptions, parse_storage, resolve_stores
 from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
 from nonet.controller.scenario.sparse import Sparse
@@ -62,7 +62,7 @@ class Scenario(StrictModel):
 
     name: Word
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    storage: str | None = None
+    storage: Annotated[StorageOptions | None, BeforeValidator(parse_storage)] = None
     data: Data
     tokenizer: Tokenizer = Tokenizer()
     model: Model = Model()

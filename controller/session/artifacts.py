@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nonet.controller.plan import Plan
-from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, check_validation_interval
 from nonet.controller.session.interface import RunningSession
 from nonet.controller.setup import find_warm_start, make_data_setup, make_stage_setups
 from nonet.deadlines import Deadline
-from nonet.workers.roles import StageSetup
+from nonet.workers.roles import PREPARING, StageSetup
 from nonet.workers.runtime import GroupFuture
 
 _POLL_S = 0.2  # interval at which the progress file is read
@@ -35,9 +35,14 @@ def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
     data = make_data_setup(session.scenario, folder, warm_start and warm_start.known)
     group = session.groups.group("tokenise")
     group.hosts.wait_until_ready()
-    facts = _wait_for_tokenise(
-        group.prepare(data, str(session.run.path)), session.run, session.deadlines.tokenise, session.add_note
-    )
+    with session.checkpoint_log.leave_out("artifacts"):  # incomplete until the stage ends
+        facts = _wait_for_tokenise(
+            group.prepare(data, str(session.run.path)),
+            partial(group.hosts.read_file, str(session.run.path / "artifacts" / PREPARING)),
+            session.deadlines.tokenise,
+            session.add_note,
+        )
+    session.checkpoint_log.store_changes()
     if warm_start is not None:
         facts["init"] = warm_start.as_dict() | facts.get("init", {})
     return facts
@@ -62,13 +67,16 @@ def make_run_stages(scenario: Scenario, facts: Mapping[str, Any], plan: Plan) ->
 
 
 def _wait_for_tokenise(
-    future: GroupFuture, run: RunFolder, deadline: Deadline, report_progress: Callable[[str], None]
+    future: GroupFuture,
+    read_progress: Callable[[], bytes | None],
+    deadline: Deadline,
+    report_progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Wait for the tokenise stage and report its progress; the deadline counts from the last progress.
 
     Args:
         future: The running call of the tokenise stage.
-        run: The folder of the run, in which the stage writes a progress file.
+        read_progress: Returns the content of the file in which the stage reports its progress, None if there is none.
         deadline: The longest time without progress.
         report_progress: Called with a line of progress at most every 10 seconds.
 
@@ -82,9 +90,8 @@ def _wait_for_tokenise(
     report_time = progress_time
     while not future.done() and time.monotonic() - progress_time < float(deadline):
         time.sleep(_POLL_S)
-        progress = None
-        with contextlib.suppress(FileNotFoundError):  # the file is deleted when all rows are done
-            progress = run.read_json("artifacts/preparing.json")
+        content = read_progress()
+        progress = json.loads(content) if content else None
         if progress is None or progress["rows"] == done_rows:
             continue
         done_rows, progress_time = progress["rows"], time.monotonic()

@@ -90,7 +90,11 @@ class CheckpointWriter:
         """
         self._fit_memory()
         make_folder(folder)
-        self._start_saving(folder, wait=True).collect_written(wait=True)
+        written = self._start_saving(folder, wait=True).collect_written(wait=True)
+        assert written is not None
+        log = self._session.checkpoint_log
+        log.adopt_files(folder, folder, written)
+        log.store_changes()
         return folder
 
     def _fit_memory(self) -> None:

@@ -60,6 +60,7 @@ from nonet.controller.session.steering import begin_steering, replay_weights
 from nonet.controller.setup import fix_sources, read_copies, write_run
 from nonet.errors import ConfigError, WorkerLost
 from nonet.renamed import keep_old_name
+from nonet.storage import RunWriter, open_writer
 from nonet.workers import check_ray_environment
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import WorkerGroup, ensure_ray
@@ -79,6 +80,7 @@ class Session:
             started this one must have locked the folder.
         from_run: The run whose weights and sparse rows this run starts from, as `init: {from, stage}` in a scenario.
         stage: The stage of `from_run` whose last checkpoint is used; by default the last stage that ended.
+        writer: The open writer of a run in object storage; by default the session opens one for such a run.
 
     Attributes:
         run: The folder of the run.
@@ -116,6 +118,7 @@ class Session:
         life_s: float = 0.0,
         from_run: str | Path | None = None,
         stage: str | None = None,
+        writer: RunWriter | None = None,
     ):
         loaded, scenario_folder = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
@@ -125,7 +128,8 @@ class Session:
         self.scenario, _ = restore_values(loaded)  # the values of `env.vars`
         self.folder = folder or scenario_folder
         self.deadlines = loaded.deadlines
-        self.run = run or create_run(loaded.name)
+        self.run = run or create_run(loaded.name, storage_address=loaded.storage and loaded.storage.url)
+        self._writer, self._owns_writer = writer, writer is None
         self.resume = resume
         self._life_s = life_s
         self.version = 0
@@ -167,12 +171,19 @@ class Session:
         check_ray_environment()
         if not self._life_s:
             self._lock = lock_run(self.run)
+            if self._owns_writer:
+                storage = self.scenario.storage
+                self._writer = open_writer(
+                    self.run.path, single_writer=storage is not None and storage.single_writer
+                )
             if not self.resume:
                 self.run.clear_records()
         ensure_ray()
         scenario_sha256 = write_run(self.scenario, self.folder, self.run)
         self.scenario = self.scenario.relocate(read_copies(self.run))
-        self.checkpoint_log = CheckpointLog(self.run, scenario_sha256, self.scenario.checkpoint.keep.last)
+        self.checkpoint_log = CheckpointLog(
+            self.run, scenario_sha256, self.scenario.checkpoint.keep.last, self._writer
+        )
         self.trace = open_trace(self.run.trace)
         first_stage = next(iter(self.scenario.stages))
         if self.resume:
@@ -180,7 +191,14 @@ class Session:
             first_stage = manifest.stage
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
+        if self._writer:
+            self._writer.commit()  # so that workers find the copies of the user's files
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)
+        if self._writer:
+            writer, groups = self._writer, self.groups
+            writer.collect = lambda: groups.collect_files(writer.list_digests(), writer.excluded)
+            if self._owns_writer:
+                writer.start_commits()
 
     def close(self, *, at_once: bool = False) -> None:
         """Stop every process of the run. The run can be resumed from its folder.
@@ -188,11 +206,15 @@ class Session:
         Args:
             at_once: Whether to kill the processes without calling the teardown of their roles.
         """
+        if self._writer:
+            self._writer.collect = dict
         if hasattr(self, "groups"):
             self.groups.stop(at_once=at_once)
         if hasattr(self, "checkpoint_log"):
             self.checkpoint_log.close()
             self.trace.close()
+        if self._writer and self._owns_writer:
+            self._writer.close()
         if hasattr(self, "_lock"):
             self._lock.close()
 
@@ -453,4 +475,9 @@ class Session:
             self.restored = restore_newest_checkpoint(self)
         else:
             load_initial_checkpoint(self)
+        if (
+            self._writer
+        ):  # results that were made after the checkpoint have been deleted here, but not on other nodes
+            self._writer.commit()
+            self.groups.refresh_copies()
         return self.restored

@@ -19,6 +19,7 @@ from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.setup import renumber_stages
 from nonet.errors import CheckpointError
+from nonet.storage import fetch
 from nonet.workers.roles import StageSetup
 
 
@@ -175,6 +176,7 @@ def _write_start_as_end(
     shutil.rmtree(control_dir, ignore_errors=True)
     if unselected is not None:
         make_folder(control_dir)
+        fetch(unselected)
         shutil.copytree(unselected, control_dir / unselected.name)
     session.trainer.ensure_on_device(stage)
     session.groups.load(start, None)

@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import Checkpoints, RunFolder, find_run, read_manifest
+from nonet.controller.record import Checkpoints, RunFolder, fetch_artifacts, find_run, read_manifest
 from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.plugins import parse_file
 from nonet.samples.sequences import load_item_keys
+from nonet.storage import read_address
 from nonet.workers.roles import KnownRun
 
 # Options of a model that are not compared: the first changes no shape of a weight, and `model.use` is compared apart.
@@ -101,7 +102,8 @@ def resolve_sources(scenario: Scenario) -> Scenario:
         return scenario
     source_run = _find_source_run(scenario.init.source)
     stage = scenario.init.stage or _find_last_ended_stage(source_run)
-    init = Init.model_validate({"from": str(source_run.path), "stage": stage})
+    location = read_address(source_run.path) or str(source_run.path)
+    init = Init.model_validate({"from": location, "stage": stage})
     return scenario.model_copy(update={"init": init})
 
 
@@ -158,7 +160,7 @@ def find_warm_start(scenario: Scenario) -> WarmStart | None:
     facts = source_run.read_facts()
     if facts is None:
         raise ConfigError(f"init: {source_run.id} has no results/tokenise.json; name a run with its results")
-    paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    paths = fetch_artifacts(facts["artifacts"])
     if load_item_keys(Path(paths["sequences"])) is None:
         raise ConfigError(
             f"init: {source_run.id} is of a version that names sparse rows by their position in its own data, so no other "
@@ -184,7 +186,7 @@ def _find_last_ended_stage(run: RunFolder) -> str:
     scenario, _ = load_scenario(run.scenario)
     for name in reversed(scenario.stages):
         try:
-            Checkpoints(run.checkpoints).find_stage_end(name)
+            Checkpoints(run.checkpoints, fetches=False).find_stage_end(name)
             return name
         except CheckpointError:
             continue

@@ -22,6 +22,7 @@ from nonet.controller.session import Session, find_stage_start
 from nonet.controller.setup import make_stage_setups
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.errors import ConfigError
+from nonet.storage import fetch
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
@@ -118,10 +119,12 @@ def train_control(
     step, folder, best_value = validation.find_best()
     if not step:
         folder = control_dir / "step-000000"
+        fetch(control.start)
         shutil.copytree(control.start, folder)
     for other in control_dir.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
+    session.checkpoint_log.store_changes()
     outcome = f"best at step {step} of {setup.steps}" if step else f"no step of {setup.steps} beat its start"
     text = f"{setup.name}: finetuning continued on RL's events with as much {control.measure}, {outcome}"
     recorder.add_event("note", text=f"{text} by {control.rule.metric} of validation ({best_value:.4f})")

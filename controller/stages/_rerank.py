@@ -9,14 +9,13 @@ If scoring would take longer than two minutes, re-ranking is left out unless the
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from nonet.atomic import write_whole
+from nonet.atomic import write_arrays
 from nonet.controller.groups import PromptRequest
 from nonet.controller.record import Recorder, make_rerank_name
 from nonet.controller.scenario import PREFERRED, Best, Scenario, choose_best_metric
@@ -190,6 +189,5 @@ def _write_rewards(session: Session, stage: str, multiplier: float) -> None:
                 rewards.compute_means(rewards.score(_rerank_lists(session, candidates, multiplier), step=-1))
             )
     arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays, multiplier=np.array(multiplier))
-    write_whole(session.run.results / f"{stage}.rewards.rerank.npz", buffer.getvalue())
+    file = session.run.results / f"{stage}.rewards.rerank.npz"
+    write_arrays(file, **arrays, multiplier=np.array(multiplier))

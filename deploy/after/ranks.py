@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.controller.record import RunFolder
+from nonet.controller.record import RunFolder, fetch_artifacts
 from nonet.controller.scenario import check_supported, load_scenario
 from nonet.controller.setup import make_run_setup
 from nonet.errors import ConfigError
@@ -49,7 +49,7 @@ class TestedRun:
         facts = run.read_facts()
         if facts is None:
             raise ConfigError(f"{run.id}: there is nothing to compare; it has not prepared its data yet")
-        seq = Sequences.load(Path(facts["artifacts"]["sequences"]["path"]))
+        seq = Sequences.load(Path(fetch_artifacts(facts["artifacts"])["sequences"]))
         spec, target = scenario.model.spec, make_run_setup(scenario).target
         results = load_heavy(spec.results)(seq, target, scenario.evaluate.most_users, scenario.seed)
         item_indices = seq.item[results.index]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from nonet.controller.record import CATALOGUES, RunFolder
+from nonet.controller.record import CATALOGUES, RunFolder, fetch_artifacts
 from nonet.models.generation import Corpus
 
 
@@ -53,14 +53,9 @@ class CatalogueVersions:
             return self._listed[:1]
         if mtime_ns != self._listed_mtime_ns:
             later = [
-                (catalogue["version"], _get_paths(catalogue["artifacts"]))
+                (catalogue["version"], fetch_artifacts(catalogue["artifacts"]))
                 for catalogue in self._folder.read_catalogues()
             ]
             self._listed = [*self._listed[:1], *later]
             self._listed_mtime_ns = mtime_ns
         return self._listed
-
-
-def _get_paths(artifacts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the folders of artifacts by kind."""
-    return {kind: artifact["path"] for kind, artifact in artifacts.items()}

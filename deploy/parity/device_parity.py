@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.cluster import Pool
-from nonet.controller.record import Checkpoints, find_run
+from nonet.controller.record import Checkpoints, fetch_artifacts, find_run
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
 from nonet.deploy.parity.compare import ParityResult, compare, get_limits
@@ -191,7 +191,7 @@ def _load_run_inputs(run: str) -> ParityInputs:
             f"{folder.id} has no checkpoint to compare with; omit --run to train a few steps here"
         )
     path, manifest = newest
-    folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    folders = fetch_artifacts(facts["artifacts"])
     return ParityInputs(folders, str(path), f"{folder.id}, step {manifest.step} ({manifest.stage})")
 
 

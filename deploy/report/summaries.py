@@ -17,6 +17,7 @@ from nonet.controller.record import RunFolder, name_run
 from nonet.controller.scenario import find_verb_limit, load_scenario
 from nonet.deploy.report.verdicts import get_verdict
 from nonet.errors import ConfigError
+from nonet.storage import fetch
 
 
 def format_summary(report: Mapping[str, Any]) -> str:
@@ -74,22 +75,22 @@ def suggest_command(run: RunFolder) -> str:
     if find_verb_limit(scenario, "recommend"):
         return ""
     name, artifacts = name_run(run), (run.read_facts() or {}).get("artifacts", {})
-    titles = _find_popular_titles(Path(artifacts["sequences"]["path"])) if "sequences" in artifacts else []
+    sequences = artifacts.get("sequences")
+    titles = _find_popular_titles(Path(sequences["path"]) / "items.parquet") if sequences else []
     if titles:
         return shlex.join(["nonet", "recommend", name, "--like", *titles])
     users = (run.read_json("report.json") or {}).get("users") or []
     return shlex.join(["nonet", "recommend", name, f"--user={users[0]['user_id']}"]) if users else ""
 
 
-def _find_popular_titles(folder: Path) -> list[str]:
+def _find_popular_titles(file: Path) -> list[str]:
     """Return up to two of the most popular titles that differ from the item's id and name exactly one item.
 
     Args:
-        folder: The folder of the run's sequences, with items.parquet.
+        file: The table items.parquet of the run's sequences.
     """
-    items = pq.read_table(folder / "items.parquet", columns=["item_id", "title", "events"]).sort_by(
-        [("events", "descending")]
-    )
+    fetch(file)
+    items = pq.read_table(file, columns=["item_id", "title", "events"]).sort_by([("events", "descending")])
     ids, titles = (list(map(str, items[name].to_pylist())) for name in ("item_id", "title"))
     item_counts = Counter(titles)
     usable = [

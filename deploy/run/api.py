@@ -103,7 +103,7 @@ def start(
     return _start(
         scenario_file.scenario,
         scenario_file.folder,
-        create_run(scenario_file.scenario.name, run_dir),
+        _create_run(scenario_file.scenario, run_dir),
         command=command,
     )
 
@@ -113,6 +113,11 @@ def _start(*args: Any, **options: Any) -> DriverRun:
     from nonet.deploy.run import driver
 
     return driver.start(*args, **options)
+
+
+def _create_run(scenario: Scenario, run_dir: str | Path | None) -> RunFolder:
+    """Return the folder of a new run of a scenario; of a run in object storage, its local copy."""
+    return create_run(scenario.name, run_dir, scenario.storage and scenario.storage.url)
 
 
 def start_detached(
@@ -129,7 +134,7 @@ def start_detached(
         The run's folder.
     """
     scenario_file = source if isinstance(source, ScenarioFile) else scenario(source)
-    folder = create_run(scenario_file.scenario.name, run_dir)
+    folder = _create_run(scenario_file.scenario, run_dir)
     from nonet.deploy.run import driver
 
     driver.start_detached(scenario_file.scenario, scenario_file.folder, folder, command=command)

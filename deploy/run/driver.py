@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +28,16 @@ from nonet.controller.setup import (
     read_copies,
     record_resume,
     resolve_sources,
+    write_run,
     write_start,
 )
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
-from nonet.errors import ConfigError, NonetError, WorkerFailed, WorkerLost
+from nonet.errors import ConfigError, NonetError, StorageError, WorkerFailed, WorkerLost
+from nonet.storage import RunCopy, change_run, find_copy, list_mounts
 from nonet.workers import check_ray_environment
+from nonet.workers.runtime import NAMESPACE, ensure_ray
 
 _POLL_S = 0.3  # between two polls of the controller
 _STOP_TIMEOUT_S = 120.0  # from a request to stop until everything is stopped without a checkpoint
@@ -205,9 +208,13 @@ class DriverRun:
         """
         self.state = outcome["state"]
         self.close()
+        if copy := find_copy(self.folder.path):
+            copy.fetch_small_files()
         if self.state == "failed":
             has_wrong_input = outcome["exit_code"] == 2
             if not list(self.folder.checkpoints.glob("step-*")) and has_wrong_input:
+                if copy:
+                    copy.delete_run()
                 shutil.rmtree(self.folder.path, ignore_errors=True)
             raise WorkerFailed(
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
@@ -220,8 +227,9 @@ class DriverRun:
                 "peak_rss_bytes": self._memory.peak_bytes if self._measures_all_memory else 0,
                 "wall_s": wall_s,
             }
-            self.folder.write_json("report.json", report)
-            write_report(self.folder.path)
+            with change_run(self.folder.path):
+                self.folder.write_json("report.json", report)
+                write_report(self.folder.path)
         return self
 
 
@@ -253,18 +261,23 @@ def start(
         warnings = preflight.check(scenario, folder)
     preflight.check_free_space(scenario, run)
     check_ray_environment()
-    folder_existed = run.path.exists()
+    folder_existed, copy = run.path.exists(), find_copy(run.path)
     lock = lock_run(run)
     try:
         _end_earlier_controller(run, resume)
         run.stop_request.unlink(missing_ok=True)
-        _prepare_records(run, resume)
+        _prepare_records(scenario, folder, run, resume, command)
         memory = PeakMemory().__enter__()
-        controller = _start_controller(scenario, folder, run, resume, command)
+        controller = _start_controller(scenario, folder, run, resume)
         return DriverRun(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
-        if not folder_existed and not run.scenario.exists():  # not started, so `last` must not refer to it
+        # A run that has not started is deleted, so that `last` does not refer to it.
+        if copy and not resume:
+            with contextlib.suppress(StorageError):  # the error that ended the start is raised
+                copy.delete_run()
+            shutil.rmtree(run.path, ignore_errors=True)
+        elif not folder_existed and not run.scenario.exists():
             shutil.rmtree(run.path, ignore_errors=True)
         raise
 
@@ -298,8 +311,8 @@ def start_detached(
     check_ray_environment()
     with lock_run(run):  # the controller claims the folder afterwards
         _end_earlier_controller(run, resume)
-        _prepare_records(run, resume)
-    _start_controller(scenario, folder, run, resume, command, detached=True)
+        _prepare_records(scenario, folder, run, resume, command)
+    _start_controller(scenario, folder, run, resume, detached=True)
 
 
 def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
@@ -316,8 +329,6 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
-
-    from nonet.workers.runtime import NAMESPACE, ensure_ray
 
     if "RAY_ADDRESS" not in os.environ:
         return
@@ -342,18 +353,49 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
         reap_run(run.id)
 
 
-def _prepare_records(run: RunFolder, resume: bool) -> None:
-    """Load the copies of the user's files and record the resumption of a run, or clear the records of one that starts."""
-    if resume:
-        read_copies(run)
-        record_resume(run)
+def _prepare_records(scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str) -> None:
+    """Record that a run is resumed or started, and what it starts from.
+
+    A run in object storage also gets the copies of the user's files now, because other nodes have only what is stored.
+
+    Raises:
+        ConfigError: The storage cannot be used.
+    """
+    ensure_ray()
+    copy = find_copy(run.path)
+    single_writer = scenario.storage is not None and scenario.storage.single_writer
+    if copy is None:
+        writing: AbstractContextManager[None] = contextlib.nullcontext()
     else:
+        _check_storage(copy, resume=resume, single_writer=single_writer)
+        writing = change_run(run.path, single_writer=single_writer)
+    with writing:
+        if resume:
+            read_copies(run)
+            record_resume(run)
+            return
         run.clear_records()
         clear_interruptions(run)
+        write_start(run, folder, command)
+        if copy is not None:
+            write_run(scenario, folder, run)
+
+
+def _check_storage(copy: RunCopy, *, resume: bool, single_writer: bool) -> None:
+    """Check that a run can be opened in its object storage.
+
+    Raises:
+        ConfigError: The storage cannot be written or ignores conditions.
+    """
+    if not (resume or single_writer):
+        try:
+            copy.storage.check_conditions()
+        except StorageError as error:
+            raise ConfigError(f"storage: {error}") from None
 
 
 def _start_controller(
-    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
+    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, *, detached: bool = False
 ) -> Any:
     """Stop orphaned processes of earlier runs on a shared cluster, then start this run's controller.
 
@@ -366,15 +408,19 @@ def _start_controller(
     from ray.exceptions import RayError
 
     from nonet.controller import ControllerTask, SingleController
-    from nonet.workers.runtime import NAMESPACE, ensure_ray
 
-    ensure_ray()
     if "RAY_ADDRESS" in os.environ:
         reap_orphaned_runs()
-    if not resume:
-        write_start(run, folder, command)
+    is_stored = find_copy(run.path) is not None
     task = ControllerTask(
-        scenario, str(folder), str(run.path), resume, detached, read_orphan_timeout_s(), write_token(run)
+        scenario,
+        str(folder),
+        str(run.path),
+        resume,
+        detached,
+        read_orphan_timeout_s(),
+        token="" if is_stored else write_token(run),
+        mounts=list_mounts(),
     )
     try:
         return SingleController.options(  # pyright: ignore[reportAttributeAccessIssue]
@@ -396,8 +442,6 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
-
-    from nonet.workers.runtime import NAMESPACE, ensure_ray
 
     ensure_ray()
     try:

@@ -6,11 +6,13 @@ then the folder that contains the name.
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def sync(path: Path) -> None:
@@ -50,6 +52,15 @@ def replace_file(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def write_arrays(path: Path, **arrays: Any) -> None:
+    """Write NumPy arrays by name into an .npz file atomically, and replace an existing file."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_whole(path, buffer.getvalue())
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from nonet.atomic import sync
 from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import CheckpointError, DeadlineExceeded
+from nonet.storage import upload_written
 
 # (sha256, size in bytes) of files whose content is on disk, by relative path
 Written = dict[str, tuple[str, int]]
@@ -25,6 +26,8 @@ Written = dict[str, tuple[str, int]]
 
 class BackgroundWrite:
     """A write of files below a folder that runs on the background thread from the constructor on.
+
+    If the folder is in a run that is in object storage, the files are uploaded too.
 
     Args:
         folder: The folder that the files are written to.
@@ -34,7 +37,13 @@ class BackgroundWrite:
 
     def __init__(self, folder: Path, what: str, write: Callable[[], Written]):
         self.folder, self._what = folder, what
-        self._future = get_writer_thread().submit(write)
+
+        def write_and_upload() -> Written:
+            written = write()
+            upload_written(folder, written)
+            return written
+
+        self._future = get_writer_thread().submit(write_and_upload)
 
     @property
     def done(self) -> bool:

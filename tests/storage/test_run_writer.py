@@ -52,7 +52,8 @@ def test_another_node_has_the_small_files_at_once_and_a_checkpoint_when_it_is_ne
     other.fetch_small_files()
     folder = other.path / "checkpoints/step-000010"
     assert (other.path / "results/wall.json").read_text() == "{}"
-    assert (folder / "manifest.json").exists() and not (folder / "dense").exists()
+    assert (folder / "manifest.json").exists()
+    assert not (folder / "dense").exists()
     other.fetch(folder)
     assert (folder / "dense/model.bin").read_text() == "weights"
 
@@ -134,10 +135,12 @@ def test_results_of_another_node_are_collected_once(make_copy: CopyMaker):
     other.epoch = writer.epoch
     write(other, "results/pretrain.npz", "ranks")
     write(other, "artifacts/sids/sids.parquet", "ids")
-    writer.add_uploaded(other.upload_changed(writer.list_digests()))
+    writer.collect = lambda: other.upload_changed(writer.list_digests())
+    writer.commit()
     assert (copy.path / "results/pretrain.npz").read_text() == "ranks"
     assert not (copy.path / "artifacts").exists()
     assert other.upload_changed(writer.list_digests()) == {}
+    assert make_copy("b").upload_changed(writer.list_digests()) == {}
     writer.close()
     assert set(make_copy("c").read_tree().files) == {"results/pretrain.npz", "artifacts/sids/sids.parquet"}
 
@@ -193,7 +196,8 @@ def test_a_reader_beside_an_open_writer_changes_none_of_its_files(make_copy: Cop
     file.write_text("2")
     new_file = write(copy, "results/b.json", "not committed")
     make_copy("a").fetch_small_files()
-    assert file.read_text() == "2" and new_file.exists()
+    assert file.read_text() == "2"
+    assert new_file.exists()
     writer.close()
 
 
@@ -204,9 +208,11 @@ def test_a_reader_replaces_and_deletes_what_differs_from_the_stored_run(make_cop
     writer.close()
     file, stale = write(other, "results/a.json", "9"), write(other, "results/stale.npz", "x")
     other.fetch_small_files(exact=False)
-    assert file.read_text() == "9" and stale.exists()
+    assert file.read_text() == "9"
+    assert stale.exists()
     other.fetch_small_files()
-    assert file.read_text() == "1" and not stale.exists()
+    assert file.read_text() == "1"
+    assert not stale.exists()
 
 
 def test_a_damaged_object_is_an_error_and_leaves_no_file(make_copy: CopyMaker):
@@ -247,14 +253,19 @@ def test_a_writer_that_is_killed_at_any_request_leaves_the_newest_complete_check
 
         return run
 
-    with monkeypatch.context() as patch, pytest.raises(_KilledError):
-        for method in ("put", "upload", "replace_if", "delete", "get"):
-            patch.setattr(ObjectStorage, method, count_request(method))
+    def save_checkpoints() -> None:
+        nonlocal committed
         for step in range(10, 100, 10):
             save_checkpoint(copy, writer, step, f"weights {step}" * 100)
             committed = step
             if step > 10:
                 shutil.rmtree(copy.path / f"checkpoints/step-{step - 10:06d}")
+
+    with monkeypatch.context() as patch:
+        for method in ("put", "upload", "replace_if", "delete", "get"):
+            patch.setattr(ObjectStorage, method, count_request(method))
+        with pytest.raises(_KilledError):
+            save_checkpoints()
     reader = make_copy("b")
     opened = RunWriter(reader, "run")
     steps = sorted(int(folder.name[5:]) for folder in reader.path.glob("checkpoints/step-*"))
@@ -277,4 +288,5 @@ def test_a_tree_is_the_same_after_it_was_stored(make_copy: CopyMaker):
     writer.close()
     tree = copy.read_tree()
     assert RunTree.decode(tree.encode()) == tree
-    assert set(tree.select("results")) == {"results/a.json"} and not tree.select("res")
+    assert set(tree.select("results")) == {"results/a.json"}
+    assert not tree.select("res")

@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 
 from nonet.deadlines import DEFAULTS, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
+from nonet.storage import list_mounts
 from nonet.workers import WorkerActivity, check_ray_environment
 from nonet.workers.devices import PoolEnvironment, get_device
 from nonet.workers.runtime.dispatch import CallMessage, format_task_name, pack_header
@@ -155,6 +156,7 @@ class ActorGroup:
             threads=seat.threads,
             device=get_device(seat.device).to_torch_device(),
             deadline_s=self._deadlines.step,
+            mounts=list_mounts(),
         )
         return WorkerActor.options(**options).remote(place, self._lifetime.orphan_timeout_s)  # type: ignore[attr-defined]
 
@@ -214,6 +216,17 @@ class ActorGroup:
         """Return why each rank cannot use the folder of a file that contains `token`, "" where it can."""
         refs = [actor.check_shared_file.remote(file, token) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "check_shared_file", "list").get(self._deadlines.start)
+
+    def read_file(self, path: str) -> bytes | None:
+        """Return the content of a file on the node of rank 0, None if there is no such file."""
+        ref = self.actors[0].read_file.remote(path)
+        return GroupFuture([ref], self, self.name, "read_file", "list").get(self._deadlines.start)[0]
+
+    def list_ready_actors(self) -> list[tuple[str, Any]]:
+        """Return the node (Ray's id, shortened) and the actor of every rank whose roles are built."""
+        done_refs, _ = ray.wait(self._build_refs, num_returns=self.world, timeout=0, fetch_local=False)
+        pairs = zip(self._build_refs, self.actors, strict=True)
+        return [(ray.get(ref)["node"], actor) for ref, actor in pairs if ref in done_refs]
 
     def describe_activities(self, timeout_s: float = PING_S) -> list[WorkerActivity]:
         """Return what every rank is doing; a rank that does not answer in time is marked silent."""

@@ -23,6 +23,7 @@ from ray.exceptions import GetTimeoutError
 
 from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.storage import FileEntry, MountedRun, fetch_arguments, find_copy, mount
 from nonet.workers import WorkerActivity, describe_activity, explain_unreachable, is_peer_timeout
 from nonet.workers.runtime.dispatch import assemble_arguments, parse_task_name, unpack_header
 from nonet.workers.runtime.methods import get_declaration
@@ -122,6 +123,7 @@ class WorkerActor:
             listener=self._socket,
         )
         try:
+            self._run_guarded(f"{place.role}.mount", _mount_all, (place.mounts,), {})
             self._roles = self._build_roles(specs, place)
         except WorkerFailed as error:
             self._build_error = error  # Queued calls raise this error instead of reporting a lost worker.
@@ -210,6 +212,25 @@ class WorkerActor:
         """Return why this host cannot use the folder of a file that contains `token`, "" if it can."""
         problem = explain_unreachable(Path(file), token)
         return problem and f"{self!r} (node {self._location.node}, {self._location.address}) {problem}"
+
+    @ray.method(concurrency_group="control")
+    def read_file(self, path: str) -> bytes | None:
+        """Return the content of a file of this node, None if there is no such file."""
+        return Path(path).read_bytes() if Path(path).is_file() else None
+
+    @ray.method(concurrency_group="control")
+    def upload_changed(
+        self, folder: str, known: dict[str, str | None], excluded: Sequence[str]
+    ) -> dict[str, FileEntry]:
+        """Store the results and artifacts that this node has and the controller does not know (`RunCopy.upload_changed`)."""
+        copy = find_copy(Path(folder))
+        return copy.upload_changed(known, excluded) if copy else {}
+
+    @ray.method(concurrency_group="control")
+    def refresh_copy(self, folder: str) -> None:
+        """Make the local copy of a stored run on this node equal to the stored run (`RunCopy.fetch_small_files`)."""
+        if copy := find_copy(Path(folder)):
+            copy.fetch_small_files()
 
     @ray.method(concurrency_group="control")
     def take_spans(self) -> list[tuple[str, float, float, int]]:
@@ -310,6 +331,7 @@ class WorkerActor:
         self._call_started_at, self._call_thread_id = start, threading.get_ident()
         result = None
         try:
+            fetch_arguments((args, kwargs))
             result = function(*args, **kwargs)
             register_tensor_serializer()
             return result
@@ -337,6 +359,12 @@ class WorkerActor:
             traceback=traceback.format_exc(),
             caller_fault=caller_fault,
         )
+
+
+def _mount_all(mounts: Sequence[MountedRun]) -> None:
+    """Mount stored runs in this process, and fetch the small files that their local copies lack."""
+    for mounted in mounts:
+        mount(mounted, exact=False)
 
 
 def _make_deterministic(threads: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nonet.deadlines import DEFAULTS
+from nonet.storage import MountedRun
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Place:
         listener: The listening socket of this rank; only that of rank 0 is used.
         deadline_s: Seconds to wait for a value of another rank; ranks wait twice as long for each other in a
             collective.
+        mounts: The runs in object storage whose files the process may read and write.
     """
 
     role: str = "worker"
@@ -44,6 +46,7 @@ class Place:
     meeting: tuple[str, int] = ("", 0)
     listener: Any = None
     deadline_s: float = DEFAULTS.step
+    mounts: tuple[MountedRun, ...] = ()
 
 
 class DistributeWorker:

@@ -6,7 +6,9 @@ from .local_copy import find_copy as find_copy
 from .local_copy import find_digest as find_digest
 from .local_copy import list_mounts as list_mounts
 from .local_copy import mount as mount
+from .local_copy import receive_command as receive_command
 from .local_copy import register as register
+from .local_copy import send_command as send_command
 from .local_copy import unmount as unmount
 from .local_copy import upload_written as upload_written
 from .local_folders import find_local_runs as find_local_runs
@@ -21,3 +23,5 @@ from .run_tree import FileEntry as FileEntry
 from .run_tree import RunHead as RunHead
 from .run_tree import RunTree as RunTree
 from .run_writer import RunWriter as RunWriter
+from .run_writer import change_run as change_run
+from .run_writer import open_writer as open_writer

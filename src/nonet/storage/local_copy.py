@@ -14,23 +14,24 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from threading import RLock
 from typing import Any, cast
 
+from nonet.atomic import write_whole
 from nonet.errors import ConfigError, StorageError
 from nonet.storage.local_folders import lock_used, make_room, write_address
 from nonet.storage.objects import ObjectStorage, download_file, open_storage
-from nonet.storage.run_tree import HEAD, OBJECTS, FileEntry, FilePart, RunHead, RunTree
+from nonet.storage.run_tree import COMMANDS, HEAD, OBJECTS, TREES, FileEntry, FilePart, RunHead, RunTree
 
 WRITER_LOCK = ".writing"  # in a local copy: locked by the process that has it open for writing
 _FETCH_LOCK = ".fetching"  # locked by the process that fetches files
 _STEP_FOLDERS = ("checkpoints", "controls")
 _LARGE_FOLDERS = (*_STEP_FOLDERS, "artifacts")
-_UNSTORED_FOLDERS = ("commands",)  # stored as objects of their own
+_UNSTORED_FOLDERS = (COMMANDS, "serving")  # commands are objects of their own, and services keep their state
 _MAX_ATTEMPTS = 5  # to read files that a writer replaces and deletes meanwhile
 _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
 
@@ -69,6 +70,7 @@ class RunCopy:
         self.storage = storage
         self._tree_key, self._tree = "", RunTree()
         self._verified: dict[str, tuple[str, tuple[int, ...]]] = {}  # digest and state of a file, by its path
+        self._uploaded_states: dict[str, tuple[int, ...]] = {}  # of the files that `upload_changed` has seen
         self._lock = RLock()
         self._used = lock_used(self.path)
 
@@ -244,6 +246,12 @@ class RunCopy:
                 if not _is_temporary(name):
                     yield (relative / name).as_posix()
 
+    def delete_run(self) -> None:
+        """Delete everything that is stored of the run."""
+        for top in (OBJECTS, TREES, COMMANDS):
+            self.storage.delete(self.storage.list_keys(top))
+        self.storage.delete([HEAD])
+
     def upload_written(self, folder: Path, written: Mapping[str, tuple[str, int]]) -> None:
         """Store files that this process has written and that do not change any more.
 
@@ -262,11 +270,14 @@ class RunCopy:
         for name in written:
             self.storage.upload(self.make_key(f"{place}/{name}"), folder / name)
 
-    def upload_changed(self, known: Mapping[str, str | None]) -> dict[str, FileEntry]:
+    def upload_changed(
+        self, known: Mapping[str, str | None], excluded: Collection[str] = ()
+    ) -> dict[str, FileEntry]:
         """Store the results and artifacts of this node that differ from the known ones.
 
         Args:
             known: SHA-256 of each known file, by its path.
+            excluded: Names of folders of the run whose files are not complete yet.
 
         Returns:
             The entries of the stored files; empty if the writer of the run is open in this copy, since it finds them itself.
@@ -274,13 +285,17 @@ class RunCopy:
         if self.has_open_writer():
             return {}
         entries: dict[str, FileEntry] = {}
-        for name in self.iterate_files():
-            if find_step_folder(name) or name.partition("/")[0] not in ("results", "artifacts"):
+        for name in list(self.iterate_files()):
+            if name.partition("/")[0] not in {"results", "artifacts"} - set(excluded):
+                continue
+            state = read_state(self.path / name)
+            if self._uploaded_states.get(name) == state:
                 continue
             entry = self.make_entry(name)
             if known.get(name) != entry.sha256:
                 self.storage.upload(entry.parts[0].key, self.path / name)
                 entries[name] = entry
+            self._uploaded_states[name] = state
         return entries
 
     def make_entry(self, name: str) -> FileEntry:
@@ -288,7 +303,10 @@ class RunCopy:
         file = self.path / name
         with file.open("rb") as source:
             digest = hashlib.file_digest(source, "sha256").hexdigest()
-        return FileEntry((FilePart(self.make_key(f"{name}@{digest[:16]}"), file.stat().st_size, digest),))
+        stat = file.stat()
+        return FileEntry(
+            (FilePart(self.make_key(f"{name}@{digest[:16]}"), stat.st_size, digest),), stat.st_mtime
+        )
 
     def make_key(self, name: str) -> str:
         """Return the key of an object that this process writes."""
@@ -391,6 +409,20 @@ def upload_written(folder: Path, written: Mapping[str, tuple[str, int]]) -> None
     """Store files that this process has written into a folder of a mounted run; do nothing for other folders."""
     if copy := find_copy(folder):
         copy.upload_written(folder, written)
+
+
+def send_command(file: Path) -> None:
+    """Store a command to a run, which the writer of the run downloads; do nothing for a run that is not stored."""
+    if (copy := find_copy(file)) and not copy.has_open_writer():
+        copy.storage.put_if_absent(f"{COMMANDS}/{file.name}", file.read_bytes())
+
+
+def receive_command(file: Path) -> None:
+    """Fetch the stored answer to a command, if there is one by now; do nothing for a run that is not stored."""
+    copy = None if file.exists() else find_copy(file)
+    if copy and not copy.has_open_writer() and (stored := copy.storage.get(f"{COMMANDS}/{file.name}")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, stored.content)
 
 
 def fetch_arguments(values: Iterable[Any]) -> None:

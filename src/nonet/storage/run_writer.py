@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +25,7 @@ from nonet.errors import ConfigError, StorageConflict, StorageError
 from nonet.storage.local_copy import (
     WRITER_LOCK,
     RunCopy,
+    find_copy,
     find_step_folder,
     hash_parts,
     is_large,
@@ -48,6 +49,9 @@ class RunWriter:
 
     Attributes:
         epoch: The epoch of this writer.
+        excluded: The names of folders of the run that commits leave out, because their files are not complete yet.
+        collect: Returns the entries of files that workers on other nodes have uploaded since the last call; called by every
+            commit.
         undeleted_objects: The number of objects that are no longer used and could not be deleted.
         failed_commits: The number of commits in the background that failed because the storage could not be used.
         last_error: The error of the last of them, "" if there was none.
@@ -63,6 +67,8 @@ class RunWriter:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
+        self.excluded: frozenset[str] = frozenset()
+        self.collect: Callable[[], Mapping[str, FileEntry]] = dict
         self.undeleted_objects = self.failed_commits = 0
         self.last_error = ""
         self._trees_written = 0
@@ -174,15 +180,13 @@ class RunWriter:
                 if (draft / file).exists():
                     self._stored_states[f"{name}/{file}"] = read_state(draft / file)
 
-    def add_uploaded(self, entries: Mapping[str, FileEntry]) -> None:
+    def _add_uploaded(self, entries: Mapping[str, FileEntry]) -> None:
         """Add files that workers on other nodes have uploaded, and fetch those that are small."""
-        with self._lock:
-            for name, entry in entries.items():
-                self._files[name] = entry
-                file = self._copy.path / name
-                if not is_large(name):
-                    self._copy.download(name, entry)
-                    self._stored_states[name] = read_state(file)
+        for name, entry in entries.items():
+            self._files[name] = entry
+            if not is_large(name):
+                self._copy.download(name, entry)
+                self._stored_states[name] = read_state(self._copy.path / name)
 
     def list_digests(self) -> dict[str, str | None]:
         """Return the SHA-256 of the files that are not part of a checkpoint, by path."""
@@ -196,8 +200,10 @@ class RunWriter:
             StorageConflict: Another process has opened the run for writing.
             StorageError: The storage cannot be used.
         """
+        collected = self.collect()  # before the lock is taken, because it waits for workers
         with self._lock:
             self.check()
+            self._add_uploaded(collected)
             files = self._upload_changes()
             tree = RunTree(files)
             if tree == self._committed and self._head.tree:
@@ -251,12 +257,6 @@ class RunWriter:
                 os.close(self._lock_descriptor)
             self._lock_descriptor = -1
 
-    def delete_run(self) -> None:
-        """Delete everything that is stored of the run."""
-        for top in (OBJECTS, TREES, COMMANDS):
-            self._copy.storage.delete(self._copy.storage.list_keys(top))
-        self._copy.storage.delete([HEAD])
-
     def _commit_and_exchange(self) -> None:
         """Commit, upload the answers to commands that the commit contains, and download new commands."""
         storage, folder = self._copy.storage, self._copy.path / COMMANDS
@@ -285,6 +285,8 @@ class RunWriter:
         """Upload what has changed in the local copy, and return the entries of all files of the run."""
         files, local_names = dict(self._files), set[str]()
         for name in list(self._copy.iterate_files()):
+            if name.partition("/")[0] in self.excluded:
+                continue
             try:
                 state = read_state(self._copy.path / name)
                 local_names.add(name)
@@ -362,6 +364,26 @@ class RunWriter:
     def _to_name(self, path: Path) -> str:
         """Return the path of a file or folder below the run's folder."""
         return path.absolute().relative_to(self._copy.path).as_posix()
+
+
+def open_writer(folder: Path, *, single_writer: bool = False) -> RunWriter | None:
+    """Open the run of a folder for writing; return None if the folder is not that of a mounted run."""
+    copy = find_copy(folder)
+    return copy and RunWriter(copy, copy.path.name, single_writer=single_writer)
+
+
+@contextmanager
+def change_run(folder: Path, *, single_writer: bool = False) -> Iterator[None]:
+    """Commit the changes that a block makes to the files of a run, if the run is stored; other folders are not affected."""
+    writer = open_writer(folder, single_writer=single_writer)
+    try:
+        yield
+    except BaseException:
+        if writer:
+            writer.close(commit=False)
+        raise
+    if writer:
+        writer.close()
 
 
 def _grows(name: str) -> bool:

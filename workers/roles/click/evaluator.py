@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.atomic import write_arrays
 from nonet.models.deepfm import ClickModel, compare_clicks, predict_baseline, summarise_clicks
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import select_validation_events
@@ -100,7 +101,8 @@ class ClickEvaluator(DistributeWorker):
         rows = self._clicks.find_rows(VALID)
         rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
         probabilities = ClickModel(Path(folder)).predict_events(self._clicks, rows)
-        np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=probabilities, rows=rows)
+        file = self._results / f"{name}.valid.{Path(folder).name}.npz"
+        write_arrays(file, chances=probabilities, rows=rows)
         all_metrics = summarise_clicks(probabilities, self._clicks.label[rows])
         metrics = {metric: all_metrics[metric] for metric in self.options.metrics}
         return {"metrics": metrics, "nats": all_metrics["log_loss"], "events": len(rows)}
@@ -144,7 +146,7 @@ class ClickEvaluator(DistributeWorker):
     def _store_probabilities(self, name: str, probabilities: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Store the predicted probabilities of a subject by split, and return its metrics as `evaluate_baseline` does."""
         arrays: dict[str, Any] = dict(probabilities)
-        np.savez(self._results / f"{name}.npz", **arrays)
+        write_arrays(self._results / f"{name}.npz", **arrays)
         detail = {}
         for split, split_probabilities in probabilities.items():
             if len(split_probabilities):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.atomic import write_arrays
 from nonet.models import MODELS
 from nonet.models.baselines import SparseVotes, check_scores
 from nonet.models.generation import Recommender
@@ -170,7 +171,7 @@ class Evaluator(DistributeWorker):
             else:
                 board = self.ranker.rank_by_beam(recommender, "valid", is_selected)
         file = self._get_validation_path(name, Path(folder).name)
-        np.savez(file, ranks=board.ranks, nats=recorded_scores.values, user=users[is_selected])
+        write_arrays(file, ranks=board.ranks, nats=recorded_scores.values, user=users[is_selected])
         return {
             "metrics": board.summarise()["all"],
             "nats": recorded_scores.mean,
@@ -282,6 +283,6 @@ class Evaluator(DistributeWorker):
     def _store_ranks(self, name: str, parts: Sequence[RankedShare]) -> dict[str, Any]:
         """Combine the shares of a subject, store its ranks, and return its metrics."""
         result, ranks = self.ranker.combine_shares(parts)
-        np.savez(self._results / f"{name}.npz", **ranks)  # type: ignore[arg-type]
+        write_arrays(self._results / f"{name}.npz", **ranks)
         get_device(HOST).release()
         return result
