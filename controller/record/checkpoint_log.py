@@ -158,7 +158,7 @@ class CheckpointLog:
         """
         staging_dir, manifest = self._being_written
         with self._writer.hold() if self._writer else nullcontext():
-            self.adopt_files(staging_dir, self.checkpoints.make_path(manifest.step), written)
+            self.add_written(staging_dir, self.checkpoints.make_path(manifest.step), written)
             path = self.checkpoints.complete(staging_dir, manifest, written)
         self.write_record(committed=manifest.step, stage=manifest.stage)
         self.store_changes()  # before older checkpoints are deleted
@@ -168,7 +168,7 @@ class CheckpointLog:
             self._stage_ends[manifest.stage] = path
         return path
 
-    def adopt_files(self, draft: Path, folder: Path, written: Written) -> None:
+    def add_written(self, draft: Path, folder: Path, written: Written) -> None:
         """Add files that workers wrote into a draft folder to a run in object storage; do nothing for a run in a folder.
 
         Args:
@@ -177,7 +177,7 @@ class CheckpointLog:
             written: The files, with hashes and sizes.
         """
         if self._writer:
-            self._writer.adopt(draft, folder, written)
+            self._writer.add_written(draft, folder, written)
 
     def store_changes(self) -> None:
         """Commit the files of a run in object storage, with those that workers wrote; do nothing for a run in a folder.

@@ -93,7 +93,7 @@ class CheckpointWriter:
         written = self._start_saving(folder, wait=True).collect_written(wait=True)
         assert written is not None
         log = self._session.checkpoint_log
-        log.adopt_files(folder, folder, written)
+        log.add_written(folder, folder, written)
         log.store_changes()
         return folder
 

@@ -29,6 +29,7 @@ from nonet.models.generation import Corpus, Trie
 from nonet.models.tokenizer import KnownSids, compute_item_vectors
 from nonet.samples.sequences import Transitions
 from nonet.samples.tables import as_numbers, compute_keys
+from nonet.storage import change_run, find_copy
 from nonet.workers.roles import store_artifact, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
@@ -55,6 +56,10 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
     verb = "items add" if items_path is not None else "items add --withdraw"
     opened = OpenedRun.open(run, verb=verb)
     folder, scenario, corpus = opened.folder, opened.scenario, opened.catalogues.get_newest()
+    if find_copy(folder.path) is not None and not folder.report.exists():
+        raise ConfigError(
+            f"{verb}: {folder.id} is in object storage and not finished; its process alone may change it. Wait for its end"
+        )
     artifacts = dict(corpus.folders)
     known_items, known_ids = corpus.items, corpus.item_id
     is_listed_I = np.asarray(corpus.trie.leaf_of_item) >= 0
@@ -90,19 +95,20 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         sids_ML = known_sids.extend(vectors, keys_M)
     else:
         keys_M, sids_ML = None, corpus.sids
-    written_artifacts = _write_artifacts(
-        folder.path / "artifacts", artifacts, items, keys_M, sids_ML, corpus, np.flatnonzero(is_allowed_M)
-    )
-    record = {
-        "version": Trie.load(Path(written_artifacts["catalogue"]["path"])).version,
-        "at": time.time(),
-        "artifacts": written_artifacts,
-        "items": int(is_allowed_M.sum()),
-        "added": len(new_items),
-        "put back": int(is_put_back_I.sum()),
-        "withdrawn": len(withdrawn_indices),
-    }
-    return _record_version(folder, record)
+    with change_run(folder.path):
+        written_artifacts = _write_artifacts(
+            folder.path / "artifacts", artifacts, items, keys_M, sids_ML, corpus, np.flatnonzero(is_allowed_M)
+        )
+        record = {
+            "version": Trie.load(Path(written_artifacts["catalogue"]["path"])).version,
+            "at": time.time(),
+            "artifacts": written_artifacts,
+            "items": int(is_allowed_M.sum()),
+            "added": len(new_items),
+            "put back": int(is_put_back_I.sum()),
+            "withdrawn": len(withdrawn_indices),
+        }
+        return _record_version(folder, record)
 
 
 def _record_version(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:

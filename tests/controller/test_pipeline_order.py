@@ -82,8 +82,10 @@ class Session:
         held_out = {"rl": 1, "valid": 1, "test": 1}
         counts = {"notice": "", "users": 1, "items": 1, "events": 1, "held_out": held_out}
         self.facts = {"data": counts, "tokenizer": {}}
-        self.checkpoint_log = SimpleNamespace(find_stage_end=lambda stage: f"end of {stage}")
         nothing = lambda *_, **__: {}  # noqa: E731
+        self.checkpoint_log = SimpleNamespace(
+            find_stage_end=lambda stage: f"end of {stage}", store_changes=nothing, check_writer=nothing
+        )
         self.trace = SimpleNamespace(
             record_span=lambda *_, **__: contextlib.nullcontext(),
             collect_due=nothing,

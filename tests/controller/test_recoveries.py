@@ -24,7 +24,7 @@ class World:
         self.run, self.acts, self.log = RunFolder(folder), list(acts), []
         made = object.__new__(Conductor)
         made._task = ControllerTask(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
-        made._run, made._is_restarted = self.run, again
+        made._run, made._is_restarted, made._writer = self.run, again, None
         made._recorder = SimpleNamespace(add_event=lambda kind, **body: self.log.append(body["text"]))
         made._stop_requested, made._lease = (
             SimpleNamespace(is_set=lambda: False),

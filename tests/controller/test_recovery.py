@@ -36,7 +36,7 @@ def conduct(monkeypatch, tmp_path):
         cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
         conductor = cls.__new__(cls)
         conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
-        conductor._run, conductor._is_restarted = RunFolder(tmp_path), None
+        conductor._run, conductor._is_restarted, conductor._writer = RunFolder(tmp_path), None, None
         conductor._stop_requested = SimpleNamespace(is_set=lambda: False)
         conductor._lease = SimpleNamespace(is_expired=False)
         conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))

@@ -32,7 +32,7 @@ def save_checkpoint(copy: RunCopy, writer: RunWriter, step: int, content: str) -
     copy.upload_written(draft, written)
     folder = copy.path / f"checkpoints/step-{step:06d}"
     with writer.hold():
-        writer.adopt(draft, folder, written)
+        writer.add_written(draft, folder, written)
         draft.rename(folder)
         (folder / "manifest.json").write_text(f"manifest of {step}")
     writer.commit()
@@ -172,7 +172,7 @@ def test_what_an_older_writer_left_is_deleted_when_the_run_is_opened_again(make_
     writer.commit()
     draft = copy.path / "checkpoints/tmp-10-abcd"
     draft.mkdir(parents=True)
-    (draft / "x").write_text("never adopted")
+    (draft / "x").write_text("never added")
     copy.upload_written(draft, {"x": ("", 13)})
     writer.close(commit=False)
     RunWriter(make_copy("b"), "run").close()

@@ -226,7 +226,8 @@ class ActorGroup:
         """Return the node (Ray's id, shortened) and the actor of every rank whose roles are built."""
         done_refs, _ = ray.wait(self._build_refs, num_returns=self.world, timeout=0, fetch_local=False)
         pairs = zip(self._build_refs, self.actors, strict=True)
-        return [(ray.get(ref)["node"], actor) for ref, actor in pairs if ref in done_refs]
+        built: list[tuple[Any, Any]] = [(ray.get(ref), actor) for ref, actor in pairs if ref in done_refs]
+        return [(answer["node"], actor) for answer, actor in built]
 
     def describe_activities(self, timeout_s: float = PING_S) -> list[WorkerActivity]:
         """Return what every rank is doing; a rank that does not answer in time is marked silent."""

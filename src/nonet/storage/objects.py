@@ -268,7 +268,7 @@ def open_storage(address: str) -> ObjectStorage:
             "storage: s3:// needs the package obstore; install it with pip install 'nonet[storage]'"
         ) from None
     uses_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    options: dict[str, Any] = {
+    options: Any = {
         "connect_timeout": f"{_CONNECT_TIMEOUT_S:g}s",
         "timeout": f"{_REQUEST_TIMEOUT_S:g}s",
         "allow_http": uses_http,

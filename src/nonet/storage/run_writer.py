@@ -161,7 +161,7 @@ class RunWriter:
         with self._lock:
             yield
 
-    def adopt(self, draft: Path, folder: Path, written: Mapping[str, tuple[str, int]]) -> None:
+    def add_written(self, draft: Path, folder: Path, written: Mapping[str, tuple[str, int]]) -> None:
         """Add files that workers have uploaded from a draft folder as those of another folder, to which it is renamed next.
 
         Args:

@@ -51,7 +51,7 @@ def test_a_plan_on_cpu_says_nothing_of_devices():
 
 def test_a_plan_says_what_this_version_does_not_run_and_what_its_memory_leaves_out():
     notes = plan(load_scenario("nightly-feed")[0], read_view(BIG)).notes
-    assert any("plans but does not run storage" in note for note in notes)
+    assert any("plans but does not run model.path" in note for note in notes)
     assert any("by key" in note and "they may grow to 1.5 TB" in note for note in notes)
     copied = load_scenario("nightly-feed", ["sparse.replica_bytes=4TB"])[0]
     assert any(

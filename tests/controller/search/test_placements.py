@@ -68,13 +68,16 @@ def test_a_scenario_with_roles_of_its_own_is_told_how_to_drop_them():
     assert found().list_changes(fused) == []
 
 
-def test_a_choice_that_cannot_run_is_never_taken_and_is_said_to_be_planned_only():
-    ranked = found(SMALL, "storage=s3://runs")
+def test_a_choice_that_cannot_run_is_never_taken_and_is_said_to_be_planned_only(monkeypatch):
+    monkeypatch.setattr(
+        "nonet.controller.scenario.unsupported._find_unsupported", lambda scenario: iter(["model.path: far"])
+    )
+    ranked = found(SMALL)
     assert ranked.choice is None
     text = format_search(ranked)
     assert "take the first" not in text
     assert "planned only: " in text
-    assert "storage" in text
+    assert "model.path" in text
 
 
 def test_programs_get_the_same_ranking():

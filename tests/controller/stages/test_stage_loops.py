@@ -141,7 +141,11 @@ class PipelineSession:
     def __init__(self, run, restored=None):
         self.scenario, self.run, self.restored, self.seconds = SCENARIO, run, restored, {}
         self.stages, self.deadlines = dict.fromkeys(SCENARIO.stages), DEFAULTS
-        self.checkpoint_log = SimpleNamespace(find_stage_end=lambda name: f"end of {name}")
+        self.checkpoint_log = SimpleNamespace(
+            find_stage_end=lambda name: f"end of {name}",
+            store_changes=lambda: None,
+            check_writer=lambda: None,
+        )
         self.facts = {
             "data": {
                 "users": 1,
