@@ -12,11 +12,9 @@ from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import (
     Scenario,
-    check_runnable,
     list_missing_verbs,
     make_validation_rule,
 )
-from nonet.errors import ConfigError
 
 _MAX_CPU_PARAMETERS = 100e6  # with more, ranking a catalogue on cpu takes hours rather than minutes
 
@@ -30,7 +28,7 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
         groups: The groups at the start of the run.
     """
     scenario = run.scenario
-    yield from _warn_about_unsupported(scenario, groups)
+    yield from _warn_about_devices(groups)
     yield from _list_warnings(run, view, groups)
     yield from _warn_about_wide_tensor_groups(run, groups)
     yield from _describe_placements(scenario, groups)
@@ -88,12 +86,8 @@ def describe_pools(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[st
     return words_by_pool
 
 
-def _warn_about_unsupported(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield warnings about features that this version can plan but not run, and about untested devices."""
-    try:
-        check_runnable(scenario)
-    except ConfigError as error:
-        yield f"warning: {str(error).removesuffix(' `nonet plan` still works.')}"
+def _warn_about_devices(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield a warning about devices on which Nonet was not tested."""
     if any(group.device == "npu" for group in groups):
         yield "warning: Nonet has never been run on Ascend devices; docs/how-to/devices.md says what was tested"
 

@@ -34,10 +34,6 @@ from .table_options import compute_ttl_steps as compute_ttl_steps
 from .table_options import has_policy as has_policy
 from .table_options import make_table_arguments as make_table_arguments
 from .table_options import make_tier_arguments as make_tier_arguments
-from .unsupported import check_runnable as check_runnable
-from .unsupported import check_supported as check_supported
-from .unsupported import find_verb_limit as find_verb_limit
-from .unsupported import list_missing_verbs as list_missing_verbs
 from .validation import PREFERRED as PREFERRED
 from .validation import REWARD as REWARD
 from .validation import ValidationRule as ValidationRule
@@ -46,3 +42,6 @@ from .validation import check_validation_interval as check_validation_interval
 from .validation import choose_best_metric as choose_best_metric
 from .validation import describe_validation as describe_validation
 from .validation import make_validation_rule as make_validation_rule
+from .verb_limits import check_supported as check_supported
+from .verb_limits import find_verb_limit as find_verb_limit
+from .verb_limits import list_missing_verbs as list_missing_verbs

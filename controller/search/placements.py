@@ -14,7 +14,7 @@ from typing import Any
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan import Plan, plan
-from nonet.controller.scenario import Role, Scenario, check_runnable
+from nonet.controller.scenario import Role, Scenario
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.roles.kinds import get_shipped_roles
 
@@ -30,19 +30,12 @@ class PlacedVariant:
         roles: The `roles` of the scenario that produce it.
         plan: Its plan; None if it cannot be placed.
         refused: Why it cannot be placed; "" if it can.
-        missing: The keys that this version only plans; "" if it can run all of them.
     """
 
     name: str
     roles: dict[str, Any]
     plan: Plan | None = None
     refused: str = ""
-    missing: str = ""
-
-    @property
-    def is_runnable(self) -> bool:
-        """Whether this version of Nonet can run the placement."""
-        return not self.missing
 
     @property
     def processes(self) -> int:
@@ -79,14 +72,8 @@ class PlacementSearch:
 
     @property
     def choice(self) -> PlacedVariant | None:
-        """The best placement that this version can run; None if there is none."""
-        return next((variant for variant in self.found if variant.plan and variant.is_runnable), None)
-
-    @property
-    def beyond(self) -> PlacedVariant | None:
-        """The best placement that this version can only plan, if it ranks before the choice; else None."""
-        best = next((variant for variant in self.found if variant.plan and not variant.is_runnable), None)
-        return best if best and (self.choice is None or best.rank_key < self.choice.rank_key) else None
+        """The best placement; None if none can be made."""
+        return next((variant for variant in self.found if variant.plan), None)
 
     def list_changes(self, variant: PlacedVariant) -> list[str]:
         """Return the values of `--set` that produce a placement; none if neither it nor the scenario names roles."""
@@ -158,20 +145,10 @@ def replace_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
 def _try_placement(scenario: Scenario, name: str, roles: dict[str, Any], view: ClusterView) -> PlacedVariant:
     """Plan the scenario with the given roles, or record why it cannot be placed."""
     changed = replace_roles(scenario, roles)
-    missing = _find_unsupported(changed)
     try:
-        return PlacedVariant(name, roles, plan(changed, view), missing=missing)
+        return PlacedVariant(name, roles, plan(changed, view))
     except (PlacementError, ConfigError) as error:
-        return PlacedVariant(name, roles, refused=str(error), missing=missing)
-
-
-def _find_unsupported(scenario: Scenario) -> str:
-    """Return the keys of a scenario that this version only plans; "" if there are none."""
-    try:
-        check_runnable(scenario)
-    except ConfigError as error:
-        return str(error).partition("does not run ")[2].removesuffix(". `nonet plan` still works.")
-    return ""
+        return PlacedVariant(name, roles, refused=str(error))
 
 
 def _format_flow(value: Any) -> str:

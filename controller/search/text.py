@@ -1,4 +1,4 @@
-"""Text of a search over placements: the ranking, the settings of the choice, and the best placement that is only planned."""
+"""Text of a search over placements: the ranking, and the settings of the choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 12  # placements in the table
 
 
 def format_search(search: PlacementSearch, limit: int = _SHOWN) -> str:
-    """Format the first placements as a table, with the choice and the best placement that this version can only plan.
+    """Format the first placements as a table, with the settings of the choice.
 
     Of placements with the same numbers, one is shown.
 
@@ -20,17 +20,17 @@ def format_search(search: PlacementSearch, limit: int = _SHOWN) -> str:
         limit: The largest number of placements to show.
     """
     ranked = [variant for variant in search.found if variant.plan]
-    choice, beyond = search.choice, search.beyond
+    choice = search.choice
     variants_by_key: dict[tuple[Any, ...], list[PlacedVariant]] = {}
     for variant in ranked:
-        variants_by_key.setdefault((*variant.rank_key, variant.is_runnable), []).append(variant)
+        variants_by_key.setdefault(variant.rank_key, []).append(variant)
     shown = [variants[0] for variants in variants_by_key.values()][:limit]
     shown += [choice] if choice and choice not in shown else []
     alike_count = {id(variants[0]): len(variants) - 1 for variants in variants_by_key.values()}
     lines = [f"{'holds':>10}  {'moves a step':>12}  {'processes':>9}  placement"]
     for variant in shown:
         mark = f"  (and {alike_count[id(variant)]} more alike)" if alike_count.get(id(variant)) else ""
-        mark += "  <- the choice" if variant is choice else "" if variant.is_runnable else "  (planned only)"
+        mark += "  <- the choice" if variant is choice else ""
         held, moved = format_bytes(variant.held_bytes), format_bytes(variant.moved_bytes)
         lines.append(f"{held:>10}  {moved:>12}  {variant.processes:>9}  {variant.name}{mark}")
     last_key = max((variant.rank_key for variant in shown), default=())
@@ -39,7 +39,7 @@ def format_search(search: PlacementSearch, limit: int = _SHOWN) -> str:
     refused = [variant for variant in search.found if variant.refused]
     if refused:
         lines.append(f"{len(refused)} cannot be placed, e.g. {refused[0].name}: {refused[0].refused[:160]}")
-    return "\n".join([*lines, "", *_format_verdict(search, choice, beyond)])
+    return "\n".join([*lines, "", *_format_choice(search)])
 
 
 def make_search_records(search: PlacementSearch) -> list[dict[str, Any]]:
@@ -49,8 +49,6 @@ def make_search_records(search: PlacementSearch) -> list[dict[str, Any]]:
             "variant": variant.name,
             "roles": variant.roles,
             "set": search.list_changes(variant),
-            "runs": variant.is_runnable,
-            "missing": variant.missing,
             "choice": variant is search.choice,
             "refused": variant.refused,
             "held_bytes": variant.held_bytes,
@@ -61,14 +59,9 @@ def make_search_records(search: PlacementSearch) -> list[dict[str, Any]]:
     ]
 
 
-def _format_verdict(
-    search: PlacementSearch, choice: PlacedVariant | None, beyond: PlacedVariant | None
-) -> list[str]:
-    """Return a line with the settings of the choice, and one on a better placement that is only planned, if there are such."""
-    lines = []
-    if choice:
-        changes = " ".join(f"--set '{change}'" for change in search.list_changes(choice))
-        lines.append(f"take the first: {changes}" if changes else "take the first: the scenario as it is")
-    if beyond:
-        lines.append(f"planned only: {beyond.name}; this version does not run {beyond.missing}")
-    return lines
+def _format_choice(search: PlacementSearch) -> list[str]:
+    """Return a line with the settings of the choice, no line without one."""
+    if search.choice is None:
+        return []
+    changes = " ".join(f"--set '{change}'" for change in search.list_changes(search.choice))
+    return [f"take the first: {changes}" if changes else "take the first: the scenario as it is"]

@@ -40,7 +40,6 @@ from nonet.controller.record import (
 )
 from nonet.controller.scenario import (
     Scenario,
-    check_runnable,
     compute_ttl_steps,
     load_scenario,
     restore_values,
@@ -123,7 +122,6 @@ class Session:
         loaded, scenario_folder = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
-        check_runnable(loaded)
         loaded = fix_sources(loaded, resume=resume, run=run, from_run=from_run, stage=stage)
         self.scenario, _ = restore_values(loaded)  # the values of `env.vars`
         self.folder = folder or scenario_folder

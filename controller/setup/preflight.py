@@ -24,7 +24,6 @@ from nonet.controller.scenario import (
     LIBRARY,
     Scenario,
     check_reward,
-    check_runnable,
     check_scenario,
     is_own_code,
 )
@@ -62,7 +61,6 @@ def check(scenario: Scenario, folder: Path, checks: FileChecks | None = None) ->
         StoreError: A store cannot be read.
     """
     check_scenario(scenario)
-    check_runnable(scenario)
     return _check_all_files(scenario, folder, checks or FileChecks()).warnings
 
 
@@ -98,7 +96,6 @@ def check_resumed(scenario: Scenario, run: RunFolder) -> None:
         StoreError: A store cannot be read.
     """
     check_scenario(scenario)
-    check_runnable(scenario)
     with closing(StoreJoins(scenario.data.join)) as joins:
         _check_definition(scenario, read_copies(run), joins, FileChecks())
 

@@ -21,7 +21,6 @@ from nonet import yaml
 from nonet.controller.record import RunFolder, ValidationRecord
 from nonet.controller.scenario import (
     Scenario,
-    check_runnable,
     check_scenario,
     check_validation,
     load_scenario,
@@ -167,7 +166,6 @@ class TunedScenario:
             with _add_values_to_errors(space, values):
                 trial = self.build_trial(values)
                 check_scenario(trial.scenario)
-                check_runnable(trial.scenario)
         checks = preflight.FileChecks()
         for values in space.iterate_listed():
             with _add_values_to_errors(space, values):

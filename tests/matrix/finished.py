@@ -9,7 +9,7 @@ from ring_world import Prepared, World, get_role, scores_of
 from nonet.background import seal_files
 from nonet.controller.record import Checkpoints, Manifest, RunFolder
 from nonet.controller.report import make_report
-from nonet.controller.scenario import check_runnable, check_scenario, load_scenario
+from nonet.controller.scenario import check_scenario, load_scenario
 from nonet.controller.session.artifacts import list_artifact_hashes
 from nonet.controller.setup import (
     find_warm_start,
@@ -32,7 +32,6 @@ def make_run(scenario_path: Path, folder: Path) -> RunFolder:
     """
     loaded, beside = load_scenario(scenario_path)
     check_scenario(loaded)
-    check_runnable(loaded)
     preflight.check(loaded, beside)
     loaded = fix_sources(loaded, resume=False, run=None)
     run = RunFolder(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nonet
 from nonet.controller.record import create_run
-from nonet.controller.scenario import check_runnable, check_scenario, find_scenario, load_scenario
+from nonet.controller.scenario import check_scenario, find_scenario, load_scenario
 from nonet.deploy.run import ScenarioFile, planning
 from nonet.deploy.run.jobs.client import ClusterClient
 from nonet.deploy.run.jobs.package import write_package
@@ -67,7 +67,6 @@ def submit_job(
     path = find_scenario(source)
     scenario, folder = load_scenario(path, changes)
     check_scenario(scenario)
-    check_runnable(scenario)
     planning.check_files(ScenarioFile(scenario, folder), allows_absent=True)  # the job checks the rest
     run_id = name or create_run(scenario.name).id
     with tempfile.TemporaryDirectory(prefix="nonet-submit-") as staging_dir:

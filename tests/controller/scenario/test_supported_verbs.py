@@ -10,7 +10,7 @@ from likes_world import SCENARIO as LIKES
 from tests_ring import SCENARIO as RING
 
 from nonet.controller.scenario import check_supported, find_verb_limit, load_scenario
-from nonet.controller.scenario.unsupported import list_missing_verbs
+from nonet.controller.scenario.verb_limits import list_missing_verbs
 from nonet.errors import ConfigError
 from nonet.verbs import STEERING_VERBS, TRAINING_VERBS, VERBS, SupportedVerbs
 

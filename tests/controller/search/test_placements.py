@@ -46,7 +46,7 @@ def test_the_ranking_is_by_bytes_held_then_moved_then_processes_and_the_choice_i
     keys = [(v.held_bytes, v.moved_bytes, v.processes) for v in ranked.found if v.plan]
     assert keys == sorted(keys)
     assert len(set(keys)) > 10
-    assert ranked.choice is next(v for v in ranked.found if v.plan and v.is_runnable)
+    assert ranked.choice is next(v for v in ranked.found if v.plan)
     assert ranked.beyond is None
     moved = {v.name: v.moved_bytes for v in ranked.found}
     fused = "trainer x1, rollout fused, embedding fused, evaluator fused"
@@ -66,18 +66,6 @@ def test_a_scenario_with_roles_of_its_own_is_told_how_to_drop_them():
     fused = next(variant for variant in ranked.found if not variant.roles)
     assert ranked.list_changes(fused) == ["roles={}"]
     assert found().list_changes(fused) == []
-
-
-def test_a_choice_that_cannot_run_is_never_taken_and_is_said_to_be_planned_only(monkeypatch):
-    monkeypatch.setattr(
-        "nonet.controller.scenario.unsupported._find_unsupported", lambda scenario: iter(["model.path: far"])
-    )
-    ranked = found(SMALL)
-    assert ranked.choice is None
-    text = format_search(ranked)
-    assert "take the first" not in text
-    assert "planned only: " in text
-    assert "model.path" in text
 
 
 def test_programs_get_the_same_ranking():

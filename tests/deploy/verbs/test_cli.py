@@ -250,13 +250,6 @@ def test_a_reward_is_tried_with_a_scenario_that_runs_only(ring, monkeypatch, cap
     assert "names column 'ratng'" in err
 
 
-def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsys):
-    code, _, err = nonet(ring, "run", "nightly-feed", monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 2
-    assert "plans but does not run storage" in err
-    assert "model.path: s3://models/Qwen3-0.6B (a folder on this machine is read)" in err
-
-
 def test_plan_and_run_refuse_the_label_as_a_feature_in_the_same_line(ring, monkeypatch, capsys):
     (ring / "clicks.yaml").write_text(CLICKS)
     said = set()
@@ -266,13 +259,6 @@ def test_plan_and_run_refuse_the_label_as_a_feature_in_the_same_line(ring, monke
         said.add(err)
     (line,) = said
     assert "sparse.tables.rating: the feature 'rating' is the label (stages.train.target names it)" in line
-
-
-def test_a_plan_warns_of_what_this_version_does_not_run_and_reads_no_more(ring, monkeypatch, capsys):
-    change = ["--set", "storage=s3://somewhere/runs"]
-    code, out, _ = nonet(ring, "plan", "ring.yaml", *change, monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 0
-    assert "warning: ring: this version plans but does not run storage" in out
 
 
 def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""What is refused before anything starts: keys that this version plans but does not run, and verbs that a run does not have."""
+"""The verbs that the runs of a scenario have, as the kinds of its parts declare them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ from collections.abc import Iterator
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.verbs import VERBS, SupportedVerbs
-
-
-def check_runnable(scenario: Scenario) -> None:
-    """Check that this version can run every key of a scenario.
-
-    Raises:
-        ConfigError: Some keys can only be planned; the message lists them.
-    """
-    unsupported = list(_find_unsupported(scenario))
-    if unsupported:
-        raise ConfigError(
-            f"{scenario.name}: this version plans but does not run {'; '.join(unsupported)}. `nonet plan` still works."
-        )
-
-
-def _find_unsupported(scenario: Scenario) -> Iterator[str]:
-    """Yield every key that can only be planned, with its value or a remark in parentheses."""
-    yield from ()
 
 
 def check_supported(scenario: Scenario, verb: str, run_name: str) -> None:
