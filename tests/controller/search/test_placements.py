@@ -47,7 +47,6 @@ def test_the_ranking_is_by_bytes_held_then_moved_then_processes_and_the_choice_i
     assert keys == sorted(keys)
     assert len(set(keys)) > 10
     assert ranked.choice is next(v for v in ranked.found if v.plan)
-    assert ranked.beyond is None
     moved = {v.name: v.moved_bytes for v in ranked.found}
     fused = "trainer x1, rollout fused, embedding fused, evaluator fused"
     assert moved[fused] < moved["trainer x2, rollout fused, embedding fused, evaluator fused"]
