@@ -90,20 +90,26 @@ def _list_holdings() -> Iterator[Holding]:
                 yield from (
                     Holding(name, node, resource, amount) for resource, amount in bundle.items() if node
                 )
-    for name, node, resources in _list_actors():
+    for actor in _list_actors("ALIVE"):
+        name = f"actor {actor.name or actor.class_name} (pid {actor.pid})"
+        node, resources = actor.address.node_id.hex(), dict(actor.required_resources)
         is_in_group = any("_group_" in resource for resource in resources)  # counted with its placement group
         yield from (
             Holding(name, node, resource, amount) for resource, amount in resources.items() if not is_in_group
         )
 
 
-def _list_actors() -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Yield name, node and resources of every live actor; none if Ray's internal interface has changed."""
+def list_dead_actors(namespace: str) -> set[str]:
+    """Return the names of the actors of a namespace that have ended for good, as far as Ray remembers them."""
+    return {actor.name for actor in _list_actors("DEAD") if actor.ray_namespace == namespace and actor.name}
+
+
+def _list_actors(state: str) -> Iterator[Any]:
+    """Yield Ray's record of every actor in a state; none if Ray's internal interface has changed."""
     from ray.core.generated import gcs_pb2
 
     connect = getattr(ray_state.state, "_connect_and_get_accessor", None)
-    for raw in connect().get_actor_table(None, "ALIVE") if connect else ():
+    for raw in connect().get_actor_table(None, state) if connect else ():
         actor = gcs_pb2.ActorTableData.FromString(raw)  # pyright: ignore[reportAttributeAccessIssue]
-        if actor.state == gcs_pb2.ActorTableData.ALIVE:  # pyright: ignore[reportAttributeAccessIssue]
-            name = f"actor {actor.name or actor.class_name} (pid {actor.pid})"
-            yield name, actor.address.node_id.hex(), dict(actor.required_resources)
+        if actor.state == getattr(gcs_pb2.ActorTableData, state):  # pyright: ignore[reportAttributeAccessIssue]
+            yield actor

@@ -12,8 +12,19 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from nonet.controller.cluster import list_dead_actors
 from nonet.errors import ConfigError
 from nonet.workers.runtime import NAMESPACE, ActorGroup
 
@@ -109,6 +120,41 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
     return Heartbeat(check_workers, every_s=timeout_s / 6)
 
 
+@dataclass(frozen=True, slots=True)
+class RunRemains:
+    """What a run has on the cluster at one moment, except its controller, by handle.
+
+    A later attempt of the run has other handles under the same names.
+
+    Attributes:
+        placement_groups: The placement groups by name.
+        actors: The actors by name.
+    """
+
+    placement_groups: Mapping[str, PlacementGroup]
+    actors: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        """The number of placement groups and actors."""
+        return len(self.placement_groups) + len(self.actors)
+
+    def remove(self) -> None:
+        """Remove the placement groups and kill the actors, without waiting."""
+        for actor in self.actors.values():
+            ray.kill(actor, no_restart=True)
+        for group in self.placement_groups.values():
+            remove_placement_group(group)
+
+    def still_exists(self) -> bool:
+        """Return whether any of the placement groups or actors still exists."""
+        ids = _list_placement_groups().values()
+        return any(group.id.hex() in ids for group in self.placement_groups.values()) or any(
+            (current := _find_actor(name)) is not None and current._actor_id == actor._actor_id
+            for name, actor in self.actors.items()
+        )
+
+
 def list_remains(run: str) -> tuple[list[str], list[str]]:
     """Return the names of a run's workers, without its controller, and those of its placement groups that still exist."""
     return (
@@ -127,43 +173,91 @@ def reap_run(run: str) -> int:
     Returns:
         The number of actors and placement groups that were found.
     """
-    import ray
-    from ray.util.placement_group import get_placement_group, remove_placement_group
-
-    actor_names, placement_groups = list_remains(run)
-    for name in actor_names:
-        with contextlib.suppress(ValueError):  # the actor has ended in the meantime
-            ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
-    for name in placement_groups:
-        with contextlib.suppress(ValueError):  # the placement group has been removed in the meantime
-            remove_placement_group(get_placement_group(name))
-    deadline = time.monotonic() + _REAP_TIMEOUT_S
-    while any(list_remains(run)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return len(actor_names) + len(placement_groups)
+    remains = _find_remains().get(run)
+    if remains is None:
+        return 0
+    remains.remove()
+    _wait_until_gone([remains])
+    return remains.count
 
 
 def reap_orphaned_runs() -> list[str]:
-    """Remove the actors and placement groups of runs that have no controller, and return the ids of these runs."""
-    names = list(_list_actor_names())
-    controlled_runs = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
-    runs = {name.rsplit("/", 1)[0] for name in (*names, *_list_placement_groups()) if "/" in name}
-    return [run for run in sorted(runs - controlled_runs) if reap_run(run)]
+    """Remove the actors and placement groups of runs whose controllers have ended for good, and return the ids of these runs.
+
+    Other runs may start, resume or restart their controllers meanwhile, so nothing is removed that a living controller may
+    have made. A controller exists before its placement groups and actors. Therefore these are looked for first, by handle,
+    and then the controllers: what a controller made that is not found then came too late to be among the handles. A run
+    without any controller, such as a user's own loop with a `Session`, is left to the guards of its workers.
+    """
+    remains = _find_remains()
+    if not remains.keys() - _list_controlled_runs():
+        return []
+    dead_controllers = list_dead_actors(NAMESPACE)
+    controlled_runs = _list_controlled_runs()
+    orphaned = {
+        run: found
+        for run, found in remains.items()
+        if run not in controlled_runs and f"{run}/{CONTROLLER}" in dead_controllers
+    }
+    for found in orphaned.values():
+        found.remove()
+    _wait_until_gone(orphaned.values())
+    return sorted(orphaned)
 
 
-def _list_actor_names() -> Iterator[str]:
-    """Yield the names of the live actors of all runs."""
-    import ray
+def _find_remains() -> dict[str, RunRemains]:
+    """Return what each run has on the cluster except its controller; the placement groups are looked for first."""
+    groups: dict[str, dict[str, PlacementGroup]] = {}
+    for name in _list_placement_groups():
+        with contextlib.suppress(ValueError):  # it has been removed in the meantime
+            groups.setdefault(_get_run(name), {})[name] = get_placement_group(name)
+    actors: dict[str, dict[str, Any]] = {}
+    for name in _list_actor_names():
+        if not name.endswith(f"/{CONTROLLER}") and "/" in name and (actor := _find_actor(name)) is not None:
+            actors.setdefault(_get_run(name), {})[name] = actor
+    return {
+        run: RunRemains(groups.get(run, {}), actors.get(run, {})) for run in groups.keys() | actors.keys()
+    }
 
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == NAMESPACE:  # pyright: ignore[reportArgumentType]
-            yield entry["name"]  # pyright: ignore[reportArgumentType]
+
+def _wait_until_gone(remains: Collection[RunRemains]) -> None:
+    """Wait until removed actors and placement groups are gone, at most `_REAP_TIMEOUT_S` seconds."""
+    deadline = time.monotonic() + _REAP_TIMEOUT_S
+    while any(found.still_exists() for found in remains) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
-def _list_placement_groups() -> Iterator[str]:
-    """Yield the names of placement groups that belong to runs and have not been removed."""
-    from ray.util.placement_group import placement_group_table
+def _get_run(name: str) -> str:
+    """Return the id of the run that an actor or a placement group belongs to by its name."""
+    return name.rsplit("/", 1)[0]
 
-    for entry in placement_group_table().values():
-        if entry["state"] != "REMOVED" and "/" in entry["name"]:
-            yield entry["name"]
+
+def _find_actor(name: str) -> Any:
+    """Return the handle of a named actor, or None if there is none."""
+    try:
+        return ray.get_actor(name, NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _list_controlled_runs() -> set[str]:
+    """Return the ids of the runs whose controllers exist, also while Ray starts or restarts them."""
+    return {_get_run(name) for name in _list_actor_names() if name.endswith(f"/{CONTROLLER}")}
+
+
+def _list_actor_names() -> list[str]:
+    """Return the names of the actors of all runs that have not ended."""
+    return [
+        entry["name"]  # pyright: ignore[reportArgumentType]
+        for entry in ray.util.list_named_actors(all_namespaces=True)
+        if entry["namespace"] == NAMESPACE  # pyright: ignore[reportArgumentType]
+    ]
+
+
+def _list_placement_groups() -> dict[str, str]:
+    """Return the id of each placement group that belongs to a run and has not been removed, by its name."""
+    return {
+        entry["name"]: entry["placement_group_id"]
+        for entry in placement_group_table().values()
+        if entry["state"] != "REMOVED" and "/" in entry["name"]
+    }
