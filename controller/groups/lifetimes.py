@@ -146,7 +146,7 @@ class RunRemains:
         for group in self.placement_groups.values():
             remove_placement_group(group)
 
-    def still_exists(self) -> bool:
+    def has_survivors(self) -> bool:
         """Return whether any of the placement groups or actors still exists."""
         ids = _list_placement_groups().values()
         return any(group.id.hex() in ids for group in self.placement_groups.values()) or any(
@@ -223,7 +223,7 @@ def _find_remains() -> dict[str, RunRemains]:
 def _wait_until_gone(remains: Collection[RunRemains]) -> None:
     """Wait until removed actors and placement groups are gone, at most `_REAP_TIMEOUT_S` seconds."""
     deadline = time.monotonic() + _REAP_TIMEOUT_S
-    while any(found.still_exists() for found in remains) and time.monotonic() < deadline:
+    while any(found.has_survivors() for found in remains) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
