@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from nonet.controller.cluster import Elastic, Topology
 from nonet.errors import ConfigError
@@ -52,6 +60,14 @@ class Role(StrictModel):
         completed = kind.options.model_validate(further_keys).model_dump()
         object.__setattr__(self, "__pydantic_extra__", completed)  # the model is frozen
         return self
+
+    @model_serializer(mode="wrap")
+    def _omit_workers_of_host(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the default of `workers` if the role shares with another one, which then has this many."""
+        document = handler(self)
+        if (self.fuse or self.collocate) and "workers" not in self.model_fields_set:
+            document.pop("workers", None)
+        return document
 
     def find_kind(self, name: str) -> RoleKind:
         """Return the kind of a role.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from views import RL, gpu_nodes, node, scenario
 
@@ -8,7 +10,7 @@ from nonet.controller.plan.placement import replan
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import resolve_run
-from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
 from nonet.errors import ConfigError, PlacementError
 
 MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2", CPU=8, NPU=4)))
@@ -23,6 +25,17 @@ def names(**roles) -> dict[str, tuple[str, ...]]:
 def test_fusing_into_a_fused_role_lands_in_the_same_process():
     found = names(rollout={"fuse": "trainer"}, embedding={"fuse": "rollout"}, evaluator={"fuse": "embedding"})
     assert found == {"trainer": ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
+
+
+def test_a_role_that_is_fused_has_as_many_workers_as_its_host_also_in_the_controller_and_in_a_stored_scenario():
+    made = scenario(roles={"trainer": {"workers": 2}, "embedding": {"fuse": "trainer"}})
+    copies = pickle.loads(pickle.dumps(made)), make_scenario(to_document(made))
+    for each in (made, *copies):
+        (request,) = [one for one in make_group_requests(resolve_run(each)) if one.name == "trainer"]
+        assert (request.least, request.most) == (2, 2)
+    stated = scenario(roles={"trainer": {"workers": 2}, "embedding": {"fuse": "trainer", "workers": 1}})
+    with pytest.raises(ConfigError, match=r"roles\.embedding\.workers is 1, but it shares with trainer"):
+        make_group_requests(resolve_run(pickle.loads(pickle.dumps(stated))))
 
 
 def test_circles_of_fuse_and_collocate_are_refused_by_name():

@@ -22,3 +22,8 @@ hccl.register()
 
 COUNTS = kernels.COUNTS
 """How often each operation was asked of the device, by name."""
+
+
+def npu_fusion_attention(*args: object, **options: object) -> None:
+    """Refuse to compute: transformers imports the name from the package, but the stand-in has no fused kernel."""
+    raise RuntimeError("the stand-in has no fused attention; choose attention sdpa or eager")
