@@ -211,7 +211,8 @@ def test_names_that_must_meet_are_checked():
 def test_unknown_scenario_lists_the_shipped_ones():
     with pytest.raises(
         ConfigError,
-        match=r"did you mean 'quickstart'.*shipped: amazon-sid, amazon-sid-rl, ctr, hf-tiny, nightly-feed, nightly-feed-laptop, quickstart",
+        match="did you mean 'quickstart'.*shipped: amazon-sid, amazon-sid-rl, ctr, hf-tiny, nightly-feed, "
+        "nightly-feed-laptop, quickstart",
     ):
         load_scenario("quickstrt")
 

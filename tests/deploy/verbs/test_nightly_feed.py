@@ -16,7 +16,7 @@ import pytest
 from nonet.controller.record.journal import read_journal
 from nonet.controller.scenario.scenario import load_scenario, read_document
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 NONET = [sys.executable, "-m", "nonet.deploy.cli"]
 
 
