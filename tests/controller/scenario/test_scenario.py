@@ -211,7 +211,7 @@ def test_names_that_must_meet_are_checked():
 def test_unknown_scenario_lists_the_shipped_ones():
     with pytest.raises(
         ConfigError,
-        match="did you mean 'quickstart'.*shipped: amazon-sid, amazon-sid-rl, ctr, hf-tiny, nightly-feed, "
+        match=r"did you mean 'quickstart'.*shipped: amazon-sid, amazon-sid-rl, ctr, hf-tiny, nightly-feed, "
         "nightly-feed-laptop, quickstart",
     ):
         load_scenario("quickstrt")
