@@ -138,6 +138,10 @@ BENCHES = {
         "samples.stores:bench_stores",
         "reads by key from packed segments, LMDB, Redis and HBase; a join, compared with happybase",
     ),
+    "submit": (
+        "cluster.submit:bench_submit",
+        "from `nonet submit` to a running run, compared with a bare `ray job submit` with the same imports",
+    ),
     "sync": ("embedding.sync:measure", "updating a replica by a delta, compared with sending all rows"),
     "tiers": (
         "embedding.tiers:measure",

@@ -1,5 +1,6 @@
 from .client import ClusterClient as ClusterClient
 from .job import run_submitted as run_submitted
+from .package import write_package as write_package
 from .runs import describe_cluster_runs as describe_cluster_runs
 from .runs import describe_run as describe_run
 from .runs import find_cluster_run as find_cluster_run

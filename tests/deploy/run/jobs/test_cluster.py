@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -107,6 +108,34 @@ def test_a_run_that_is_stopped_or_whose_job_is_killed_continues_when_it_is_submi
     assert third["step"] > second["step"]
     assert third["job"] == "long-3"
     assert head.run("stop", "long", cwd=ring)[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_why_names_the_worker_that_a_run_waits_for_and_its_deadline(head, ring):
+    submit = ["submit", "ring.yaml", "--name", "held", *LONG, "--detach"]
+    assert head.run(*submit, cwd=ring)[0] == 0
+    status = wait_for_step(head, ring, "held")
+    assert "waits for nothing" in head.run("why", "held", cwd=ring)[1]
+    (trainer,) = status["groups"]["trainer"]["pids"]
+    os.kill(trainer, signal.SIGSTOP)
+    try:
+        deadline, waits = time.monotonic() + 120, []
+        while not any("trainer" in wait for wait in waits):
+            assert time.monotonic() < deadline, waits
+            waits = json.loads(head.run("why", "held", "--json", cwd=ring)[1])["waits"]
+        assert any(
+            re.match(r"trainer\.\w+: rank 0 of 1 has not answered for \d+ s; the deadline ends in", wait)
+            for wait in waits
+        )
+        assert "trainer-0 does not answer" in waits
+        # The same from the run's folder, on a machine that shares it.
+        folder = str(head.home / "nonet-runs" / "held")
+        assert "trainer-0 does not answer" in head.run("why", folder, cwd=ring, RAY_API_SERVER_ADDRESS="")[1]
+    finally:
+        os.kill(trainer, signal.SIGCONT)
+    assert wait_for_step(head, ring, "held")["step"] >= status["step"]
+    assert head.run("stop", "held", cwd=ring)[0] == 0
 
 
 @pytest.mark.slow
