@@ -39,7 +39,8 @@ def describe_scenarios() -> list[dict[str, str]]:
 def describe_runs() -> list[dict[str, Any]]:
     """Return {"run", "state", "started", "seconds", "stage"} with the last stage's metrics of each run, oldest first.
 
-    `started` is an ISO 8601 time. `seconds`, `stage` and the metrics are missing until the run has finished.
+    `started` is an ISO 8601 time. `seconds` and the metrics are missing until the run has finished; until then a run has the
+    `step` of its stage.
     """
     rows = []
     for folder in list_all_runs():
@@ -50,6 +51,8 @@ def describe_runs() -> list[dict[str, Any]]:
             "state": "finished" if report else _describe_unfinished(folder),
             "started": started.isoformat(timespec="seconds"),
         }
+        if not report and (status := folder.read_json(folder.status.name)) and status.get("steps"):
+            row |= {"stage": status["stage"], "step": f"{status['step']}/{status['steps']}"}
         if report and "total" in report.get("wall_s", {}):
             row["seconds"] = round(report["wall_s"]["total"], 1)
         if report and report["stages"]:

@@ -98,7 +98,8 @@ def _add_file(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 def _describe_excess(scenario_name: str, files: Mapping[str, Path]) -> str:
     """Return the message about files that are too large for a package."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN_FILES]
+    large = [name for name in sizes if sizes[name] > MAX_PACKAGE_BYTES // 100] or list(sizes)
+    largest = sorted(large, key=lambda name: -sizes[name])[:_SHOWN_FILES]
     shown = ", ".join(f"{name} ({_format_mib(sizes[name])})" for name in largest)
     return (
         f"{scenario_name} and its files have {_format_mib(sum(sizes.values()))}, and more than "

@@ -1,0 +1,138 @@
+"""`nonet status`, `logs`, `why` and `runs` for runs in a folder of this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from nonet.controller.record import RunFolder, lock_run
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> RunFolder:
+    """Make the folder of a run whose controller has written a status and whose workers have written logs."""
+    monkeypatch.setenv("NONET_RUNS", str(tmp_path))
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    folder, logs = RunFolder(tmp_path / "mine"), tmp_path / "session" / "logs"
+    folder.path.mkdir()
+    logs.mkdir(parents=True)
+    folder.scenario.write_text("name: x")
+    for name, text in {
+        "aa-01-7.out": "events\n",
+        "bb-01-8.out": "rank 0\n",
+        "cc-01-9.out": "rank 1\n",
+    }.items():
+        (logs / f"worker-{name}").write_text(text)
+        (logs / f"worker-{name}").with_suffix(".err").write_text(f"warned: {text}")
+    groups = {"trainer": {"roles": ["trainer", "rollout"], "workers": 2, "pids": [8, 9]}}
+    status = {
+        "run": "mine",
+        "state": "running",
+        "stage": "rl",
+        "step": 3,
+        "steps": 40,
+        "started": 1_700_000_000.0,
+    }
+    status |= {
+        "at": time.time(),
+        "quiet_s": 1.0,
+        "pid": 7,
+        "host": "here",
+        "log": str(logs / "worker-aa-01-7.out"),
+    }
+    folder.write_json(
+        "status.json", status | {"groups": groups, "phase": "", "metrics": {"reward": 0.5}, "waits": []}
+    )
+    return folder
+
+
+def change(run: RunFolder, **fields) -> None:
+    """Change fields of the status in a run's folder."""
+    run.write_json("status.json", run.read_json("status.json") | fields)
+
+
+def test_a_run_in_progress_shows_stage_step_and_workers(run, command):
+    with lock_run(run):
+        code, out, err = command("status")
+        assert code == 0, err
+        lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+        assert lines["run"] == "mine: running"
+        assert lines["stage"] == "rl 3/40  reward 0.5"
+        assert lines["workers"] == "trainer x2"
+        assert "waits" not in lines
+        assert command("why")[1].splitlines()[1].startswith("  waits for nothing: its last progress was")
+        row = json.loads(command("runs", "--json")[1])[0]
+        assert (row["state"], row["stage"], row["step"]) == ("running", "rl", "3/40")
+
+
+def test_a_run_without_a_process_is_interrupted_whatever_its_last_status_says(run, command):
+    assert json.loads(command("status", "mine", "--json")[1])["state"] == "interrupted"
+    code, _, err = command("why", "mine")
+    assert (code, err) == (2, "nonet: mine is not in progress (interrupted), so it waits for nothing\n")
+    change(run, state="stopped")
+    assert json.loads(command("status", "mine", "--json")[1])["state"] == "stopped"
+    with lock_run(run):  # it has been resumed
+        assert json.loads(command("status", "mine", "--json")[1])["state"] == "starting"
+    run.report.write_text("{}")
+    assert json.loads(command("status", "mine", "--json")[1])["state"] == "done"
+
+
+def test_why_says_what_the_controller_wrote_and_that_it_has_fallen_silent(run, command):
+    change(run, at=time.time() - 100, waits=["trainer.update: rank 1 of 2 has not answered for 9 s"])
+    with lock_run(run):
+        out = command("why", "mine")[1].splitlines()
+    assert out[0] == "mine: running (rl 3/40  reward 0.5)"
+    assert out[1].startswith("  the controller (pid 7 on here) has written no status for 100 s")
+    assert out[2] == "  trainer.update: rank 1 of 2 has not answered for 9 s"
+
+
+def test_the_log_of_a_role_and_rank_is_found_by_the_worker_s_process(run, command):
+    assert command("logs", "mine") == (0, "events\nwarned: events\n", "")
+    assert command("logs", "mine", "--role", "rollout", "--rank", "1") == (0, "rank 1\nwarned: rank 1\n", "")
+    for words, text in (
+        (["--role", "rollout", "--rank", "2"], "has no rank 2 of rollout; it has 2 started workers"),
+        (["--role", "nothing"], "has no role 'nothing'; roles: controller, trainer, rollout"),
+    ):
+        code, _, err = command("logs", "mine", *words)
+        assert (code, text in err) == (2, True)
+    (run.path.parent / "session" / "logs" / "worker-cc-01-9.out").unlink()
+    code, _, err = command("logs", "mine", "--role", "rollout", "--rank", "1")
+    assert (code, "the log of process 9 is not in" in err) == (2, True)
+
+
+def test_a_log_is_followed_until_the_run_has_ended_and_nothing_is_printed_twice(run, command, monkeypatch):
+    held, log = lock_run(run), run.path.parent / "session" / "logs" / "worker-aa-01-7.out"
+    pauses = []
+
+    def write_and_end(_: float) -> None:
+        pauses.append(0)
+        with log.open("a") as file:
+            file.write(f"more {len(pauses)}\n")
+        if len(pauses) == 3:
+            held.close()
+
+    monkeypatch.setattr("nonet.deploy.run.status.time.sleep", write_and_end)
+    assert command("logs", "mine", "-f")[1] == "events\nwarned: events\nmore 1\nmore 2\nmore 3\n"
+
+
+def test_watching_prints_a_line_per_change_and_ends_with_the_run(run, command, monkeypatch):
+    held, pauses = lock_run(run), []
+
+    def go_on(_: float) -> None:
+        pauses.append(0)
+        if len(pauses) == 2:
+            change(run, step=4)
+        if len(pauses) == 3:
+            run.report.write_text("{}")
+
+    monkeypatch.setattr("nonet.deploy.verbs.watching.time.sleep", go_on)
+    code, out, _ = command("status", "mine", "--watch")
+    held.close()
+    assert code == 0
+    assert [line.split(maxsplit=1)[1] for line in out.splitlines()] == [
+        "running  rl 3/40  reward 0.5",
+        "running  rl 4/40  reward 0.5",
+        "done  rl 4/40  reward 0.5",
+    ]
