@@ -17,7 +17,7 @@ from nonet.controller.record.journal import read_journal
 from nonet.controller.scenario.scenario import load_scenario, read_document
 
 REPOSITORY = Path(__file__).parents[3]
-NONET = [sys.executable, "-m", "nonet.deploy.cli"]
+NONET = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
 
 
 def leaves(document, path=()):
