@@ -136,12 +136,14 @@ def test_the_copy_that_was_used_longest_ago_makes_room_unless_a_process_uses_it(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert user.stdout is not None
-    used = addresses.Path(user.stdout.readline().strip())
-    unused = addresses.Path(fetch_folder("s3://models/b", "m"))
-    end_use()
-    newest = addresses.Path(fetch_folder("s3://models/c", "m"))
-    assert (used.is_dir(), unused.is_dir(), newest.is_dir()) == (True, False, True)
-    user.communicate("\n")
+    try:
+        used = addresses.Path(user.stdout.readline().strip())
+        unused = addresses.Path(fetch_folder("s3://models/b", "m"))
+        end_use()
+        newest = addresses.Path(fetch_folder("s3://models/c", "m"))
+        assert (used.is_dir(), unused.is_dir(), newest.is_dir()) == (True, False, True)
+    finally:
+        user.communicate("\n")
 
 
 def test_a_model_and_its_tokenizer_are_opened_from_an_address(store, tmp_path):
