@@ -115,7 +115,9 @@ def test_every_part_of_the_scenario_takes_part_in_the_run(feed, finished):
     assert set(metrics["staleness"]) <= {0, 1}
     assert max(metrics["staleness"]) == 1
     assert all(0 < value < 1 for value in metrics["reward.ctr"])
-    assert {"reward.margin", "multiplier.margin", "validation reward.margin", "valid ndcg@10"} <= set(metrics)
+    assert {"reward.margin", "multiplier.margin", "validation reward.margin", "validation ndcg@10"} <= set(
+        metrics
+    )
     groups_log = [record for record in read_journal(finished / "journal.jsonl") if "group" in record]
     committed = Counter(n for r in groups_log if r["group"] == "committed" for n in r["numbers"])
     assert committed == Counter(range(groups_log[0]["of"] * 20)), "every prompt group is trained once"
