@@ -18,9 +18,8 @@ from nonet.controller.scenario import (
     load_scenario,
     read_document,
 )
-from nonet.controller.setup import list_reward_options
+from nonet.controller.setup import list_named_files
 from nonet.errors import ConfigError
-from nonet.plugins import parse_file
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
 
@@ -116,7 +115,7 @@ def format_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -
 
 
 def copy_scenario(source: str, target: Path) -> list[Path]:
-    """Copy a scenario, the files that it extends, and the reward files that it names.
+    """Copy a scenario, the files that it extends, and the Python files that they name.
 
     Args:
         source: The scenario's file or the name of a shipped one.
@@ -138,10 +137,13 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
             raise ConfigError(
                 f"{source_path.name} extends {parent}, which is outside of its folder and is not copied with it; copy that file"
             )
-    reward_files = {
-        parse_file(options.use) or "" for _, _, options in list_reward_options(scenario)
-    }  # an absolute path is the same in the copy
-    own_names = {name for name in reward_files if not Path(name).is_absolute() and (folder / name).is_file()}
+    # A file that only a shipped scenario names is read beside that one, and an absolute path is the same in the copy.
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (source_path, *parents))
+    own_names = {
+        name
+        for name in list_named_files(scenario)
+        if not Path(name).is_absolute() and Path(name).name in text and (folder / name).is_file()
+    }
     names = sorted(own_names | {str(parent.relative_to(folder)) for parent in parents})
     original_by_copy = {target: source_path} | {target.parent / name: folder / name for name in names}
     for copy in original_by_copy:

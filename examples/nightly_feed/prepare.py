@@ -25,6 +25,7 @@ import urllib.request
 import venv
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -186,7 +187,7 @@ def make_npu_python(folder: Path) -> Path:
     return python
 
 
-def start_cluster(variables: dict[str, str], items: pa.Table) -> tuple[object, str]:
+def start_cluster(variables: dict[str, str], items: pa.Table) -> tuple[Any, str]:
     """Start a Ray of a host and an NPU node with the actor of margins, and return the cluster and its address."""
     import ray
     from ray.cluster_utils import Cluster

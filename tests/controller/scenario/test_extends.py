@@ -199,6 +199,15 @@ def test_the_files_that_a_scenario_extends_are_copied_with_it(tmp_path):
         copy_scenario(str(outside), tmp_path / "d")
 
 
+def test_a_copy_of_a_shipped_scenario_has_all_python_files_that_it_names_itself(tmp_path):
+    copies = copy_scenario("nightly-feed", tmp_path / "whole")
+    assert {path.name for path in copies} == {"nightly-feed.yaml", "rewards.py", "steps.py"}
+    copies = copy_scenario("nightly-feed-laptop", tmp_path / "child")
+    assert {path.name for path in copies} == {"nightly-feed-laptop.yaml", "steps.py"}
+    scenario, folder = load_scenario(tmp_path / "child" / "nightly-feed-laptop.yaml")
+    assert all((folder / name).is_file() for name in list_named_files(scenario))
+
+
 def test_the_schema_has_the_key_and_does_not_require_what_the_extended_scenario_has():
     schema = make_schema()
     assert next(iter(schema["properties"])) == "extends"

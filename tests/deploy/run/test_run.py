@@ -170,13 +170,22 @@ def test_two_trainers_equal_one_up_to_the_order_of_sums(whole):
     two = run(
         folder,
         "two",
-        "roles={trainer: {workers: 2}, rollout: {fuse: trainer, workers: 2}, embedding: {fuse: trainer, workers: 2}}",
+        "roles={trainer: {workers: 2}, rollout: {fuse: trainer}, embedding: {fuse: trainer}}",
     )
     losses = [_losses(each.folder) for each in (finished, two)]
     assert losses[0].keys() == losses[1].keys()
     # float32 sums in another order drift by 1e-6 here; RL is left out, where a drift may choose another beam
     drift = {step: abs(losses[0][step] - losses[1][step]) for step in losses[0] if step[0] != "rl"}
     assert max(drift.values()) < 1e-4, drift
+
+
+@pytest.mark.slow
+def test_elastic_evaluators_rank_as_one_does(whole):
+    folder, finished = whole
+    several = run(folder, "several", "roles={evaluator: {workers: {min: 1, max: 3}}}")
+    plan = json.loads((several.folder.path / "plan.json").read_text())
+    assert [group["workers"] for group in plan["groups"] if "evaluator" in group["roles"]] == [3]
+    assert {key: several.report[key] for key in COMPARED} == {key: finished.report[key] for key in COMPARED}
 
 
 @pytest.mark.slow
