@@ -86,7 +86,7 @@ def describe_origins(source: str, changes: list[str] | None, as_json: bool) -> s
 
     load_scenario(source, changes)  # Raises an error for a key that does not exist.
     read = read_document(source, changes)
-    document = hide(read.document)
+    document = _name_keys(hide(read.document))
     if as_json:
         files = [str(path) for path in (read.path, *read.parents)]
         values = {".".join(keys): origin for keys, origin in read.origins.items()}
@@ -99,6 +99,13 @@ def describe_origins(source: str, changes: list[str] | None, as_json: bool) -> s
         rows.append((f"{'.'.join(keys)}: {_format_value(value)}", origin))
     width = min(_MAX_VALUE_WIDTH, max(len(text) for text, _ in rows))
     return "\n".join(f"{text:{width}}  {origin}" for text, origin in rows)
+
+
+def _name_keys(value: Any) -> Any:
+    """Return a copy of a document in which all keys of maps are strings, as in the paths of origins."""
+    if isinstance(value, dict):
+        return {str(key): _name_keys(child) for key, child in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 def _find_place(document: Any, keys: tuple[str, ...]) -> tuple[int, ...]:

@@ -104,6 +104,14 @@ def test_plan_lists_and_counts_origins_and_hides_values_of_environments(tmp_path
     assert summarise_origins("quickstart", None) == ""
 
 
+def test_keys_that_are_numbers_have_origins_too(tmp_path):
+    mine = "{use: 'mine.py:score', prices: {5: 1.5}}"
+    path = write(tmp_path, child=f"extends: quickstart\nstages: {{rl: {{rewards: {{mine: {mine}}}}}}}\n")
+    lines = describe_origins(str(path), None, as_json=False).splitlines()
+    (line,) = [line for line in lines if "stages.rl.rewards.mine.prices.5: 1.5" in line]
+    assert line.split()[-1] == "child.yaml:2"
+
+
 def test_relative_paths_of_a_parent_start_from_its_own_folder(tmp_path):
     base = tmp_path / "base"
     (base / "tables").mkdir(parents=True)
