@@ -108,6 +108,7 @@ def test_a_run_that_starts_between_two_looks_at_the_cluster_is_left_alone(
     assert list_remains(starting) == ([], [f"{starting}/trainer"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_after_the_last_look_keeps_its_new_processes(runs, monkeypatch):
     run, _ = runs
     start_run(run)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from contextlib import suppress
@@ -103,6 +104,54 @@ class RayHead:
         with suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
             return b'"ALIVE"' in answer.read()
         return False
+
+
+class CuttingProxy:
+    """A proxy before a dashboard that cuts every open connection each second, once somebody follows a log through it.
+
+    Attributes:
+        cuts: The number of connections that were cut.
+    """
+
+    def __init__(self, port: int):
+        self._port, self._open, self._follows, self.cuts = port, [], threading.Event(), 0
+        self._ended = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        for target in (self._accept, self._cut):
+            threading.Thread(target=target, daemon=True).start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._port))
+                pair = (client, server)
+                self._open.append(pair)
+                for source, target in (pair, pair[::-1]):
+                    threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if b"/logs/stream" in data:
+                    self._follows.set()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def _cut(self) -> None:
+        self._follows.wait()
+        while not self._ended.wait(1.0):
+            pairs, self._open = self._open, []
+            for one in (one for pair in pairs for one in pair):
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                    self.cuts += 1
+                one.close()
 
 
 def _find_free_ports(count: int) -> list[int]:

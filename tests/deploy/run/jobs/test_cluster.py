@@ -53,8 +53,14 @@ def test_a_variable_that_the_cluster_lacks_ends_the_job_in_one_line_and_leaves_n
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_submitted_run_ends_with_its_report_and_is_found_by_every_verb(head, ring):
-    code, out, err = head.run("submit", "ring.yaml", "--name", "whole", *SHORT, cwd=ring)
+    from ray_head import CuttingProxy
+
+    proxy = CuttingProxy(head.ports["dashboard-port"])
+    submit = ["submit", "ring.yaml", "--name", "whole", *SHORT, "--address", proxy.address]
+    code, out, err = head.run(*submit, cwd=ring)
+    proxy.close()
     assert code == 0, out[-3000:] + err[-2000:]
+    assert proxy.cuts > 5
     run = head.home / "nonet-runs" / "whole"
     assert json.loads((run / "report.json").read_text())["run"] == "whole"
     assert out.count(f"this run's folder: {run} on ") == 2
