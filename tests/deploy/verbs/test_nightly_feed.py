@@ -143,13 +143,10 @@ def test_the_verbs_of_a_finished_run_work(feed, finished):
 @pytest.mark.slow
 def test_a_run_in_object_storage_whose_driver_is_killed_in_rl_is_resumed(feed):
     folder, environment = feed
+    changes = ["--set", "stages.rl.steps=60", "--set", "stages.pretrain.tokens=4e4"]
     with (folder / "killed.txt").open("w") as log:
         driver = subprocess.Popen(
-            [*NONET, "run", "feed.yaml", "--set", "stages.rl.steps=60"],
-            stdout=log,
-            stderr=log,
-            env=environment,
-            cwd=folder,
+            [*NONET, "run", "feed.yaml", *changes], stdout=log, stderr=log, env=environment, cwd=folder
         )
     deadline = time.monotonic() + 800
     while "\nrl 1" not in (folder / "killed.txt").read_text():
