@@ -22,7 +22,8 @@ from nonet.plugins import parse_file
 
 KEY = "extends"
 CHANGED = "--set"  # the origin of a value that a change of the command line sets
-_TABLES = (("data", "interactions"), ("data", "items"))  # paths of files, even where there is no such file
+# Keys whose values are paths, even where there is no such file.
+_PATHS = (("data", "interactions"), ("data", "items"), ("data", "sequences", "use"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,9 @@ class _Relocation:
         return f"{prefix}{moved}{location[len(cited) :]}"
 
     def _is_file(self, text: str, path: tuple[str, ...]) -> bool:
-        """Return whether a text is the relative path of a file or folder: tables, and what has a slash or a dot and exists."""
-        if path in _TABLES and ":" not in text:
+        """Return whether a text is the relative path of a file or folder: tables, and stores and other paths that exist."""
+        if path in _PATHS and ":" not in text:
             return self.start != LIBRARY  # tables of a shipped scenario that are relative are the user's
-        is_path_like = "/" in text or "." in text or (bool(path) and path[-1] == "path")
+        is_store = path[:2] == ("data", "join") and path[-1] == "use"
+        is_path_like = "/" in text or "." in text or is_store or path[-1:] == ("path",)
         return is_path_like and bool(glob.glob(str(Path(glob.escape(str(self.start))) / text)))

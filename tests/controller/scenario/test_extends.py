@@ -120,7 +120,12 @@ def test_relative_paths_of_a_parent_start_from_its_own_folder(tmp_path):
     write(
         base,
         parent="""extends: quickstart
-data: {interactions: "tables/*.parquet", items: missing.parquet, settings: tables}
+data:
+  interactions: "tables/*.parquet"
+  items: missing.parquet
+  settings: tables
+  join: {item: {use: "lmdb:tables"}, user: {use: "redis://cache-1:6379/users"}}
+  sequences: {use: "lmdb:later"}
 stages: {rl: {rewards: {mine: {use: "mine.py:score", weight: 1, word: tables, folder: ./tables}}}}
 """,
     )
@@ -131,6 +136,9 @@ stages: {rl: {rewards: {mine: {use: "mine.py:score", weight: 1, word: tables, fo
         mine = document["stages"]["rl"]["rewards"]["mine"]
         assert document["data"]["interactions"] == f"{prefix}tables/*.parquet"
         assert document["data"]["items"] == f"{prefix}missing.parquet"
+        assert document["data"]["join"]["item"]["use"] == f"lmdb:{prefix}tables"
+        assert document["data"]["join"]["user"]["use"] == "redis://cache-1:6379/users"
+        assert document["data"]["sequences"]["use"] == f"lmdb:{prefix}later"
         assert document["data"]["settings"] == mine["word"] == "tables"  # words that happen to be folders
         assert (mine["use"], mine["folder"]) == (f"{prefix}mine.py:score", f"{prefix}tables")
         assert document["stages"]["rl"]["rewards"]["novelty"]["use"].endswith(
