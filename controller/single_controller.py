@@ -27,11 +27,12 @@ from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reac
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import record_loss
-from nonet.errors import NonetError
+from nonet.errors import NonetError, PlacementError
 from nonet.storage import MountedRun, RunWriter, mount, open_writer
 from nonet.workers import describe_activity
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
+_REPLACE_POLL_S = 5.0  # between two attempts to place lost workers again
 MOST_RECOVERIES = 3  # attempts that may fail in a row without a new checkpoint before the run fails
 
 
@@ -78,6 +79,7 @@ class SingleController:
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._own_handle = ray.get_runtime_context().current_actor
         self._session: Session | None = None
+        self._missing_place = ""  # why the lost workers of the run cannot be placed
         self._status = StatusReporter(
             self._run, self._recorder.list_since, self._view_session, detached=task.detached
         )
@@ -162,7 +164,9 @@ class SingleController:
     def _run_with_recoveries(self) -> bool:
         """Run the pipeline, after a lost worker again from the newest checkpoint; return whether it reached its end."""
         resume, left = self._task.resume, MOST_RECOVERIES  # attempts left
+        replacement_end = 0.0  # monotonic seconds until when a run that has lost workers waits for places
         if self._is_restarted:
+            replacement_end = time.monotonic() + self._task.scenario.deadlines.replace
             resume = self._remove_processes()
             self._recorder.add_event("note", text="the controller was restarted")
             record_loss(self._run, "the controller was restarted")
@@ -179,6 +183,16 @@ class SingleController:
             self._session = session
             try:
                 return Pipeline(session, self._recorder, self._stop_requested.is_set).run()
+            except PlacementError as error:
+                if (
+                    time.monotonic() > replacement_end
+                    or self._lease.is_expired
+                    or self._stop_requested.is_set()
+                ):
+                    raise
+                self._wait_for_place(str(error))
+                resume = self._remove_processes()
+                continue
             except (NonetError, RayError) as error:
                 loss = session.describe_loss(error)
                 left = MOST_RECOVERIES if self._find_newest_checkpoint() != before else left - 1
@@ -188,6 +202,16 @@ class SingleController:
             start = "its newest checkpoint" if resume else "the beginning"
             self._recorder.add_event("note", text=f"{loss}; continuing from {start}")
             record_loss(self._run, loss)
+            replacement_end = time.monotonic() + self._task.scenario.deadlines.replace
+            self._missing_place = ""
+
+    def _wait_for_place(self, reason: str) -> None:
+        """Show why the lost workers of a run cannot be placed, if it has changed, and wait a moment."""
+        if reason != self._missing_place:
+            limit = self._task.scenario.deadlines.replace
+            self._recorder.add_event("note", text=f"waiting at most {limit:g} s for nodes: {reason}")
+        self._missing_place = reason
+        self._stop_requested.wait(_REPLACE_POLL_S)
 
     def _view_session(self) -> SessionView:
         """Return the parts of the current session that the status shows."""
@@ -200,6 +224,8 @@ class SingleController:
             return describe_activity("the controller", phase or "a stage", elapsed_s, thread_id).describe()
 
         groups = getattr(session, "groups", None)
+        if groups is None and self._missing_place:
+            return SessionView("replace", activity=lambda _: f"waits for nodes: {self._missing_place}")
         if groups is None:
             return SessionView(phase, activity=describe_own_activity)
         roles = {group.name: group.roles for group in groups.binding.groups}

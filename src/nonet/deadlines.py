@@ -74,6 +74,9 @@ class Deadlines(StrictModel):
     save: _Wait = _make_field(300.0, "the writing of a checkpoint")
     tokenise: _Wait = _make_field(3600.0, "the reading and tokenising of the tables")
     evaluate: _Wait = _make_field(1800.0, "the ranking of one stage or baseline")
+    replace: _Wait = _make_field(
+        600.0, "the wait for nodes that can take the place of lost ones, before the run fails"
+    )
     reshard: _Wait = _make_field(3600.0, "the moving of all tables' rows")
 
 

@@ -17,13 +17,17 @@ from nonet.errors import NonetError, WorkerLost
 Conductor = SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
 
+_SCENARIO: Any = SimpleNamespace(deadlines=SimpleNamespace(replace=60.0))
+
+
 class World:
     """A controller whose pipeline does what `acts` say, one a try: a function of this world."""
 
     def __init__(self, folder: Any, acts: list[Any], *, again: bool = False, resume: bool = False):
         self.run, self.acts, self.log = RunFolder(folder), list(acts), []
         made = object.__new__(Conductor)
-        made._task = ControllerTask(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
+        made._task = ControllerTask(_SCENARIO, str(folder), str(folder), resume=resume)
+        made._missing_place = ""
         made._run, made._is_restarted, made._writer = self.run, again, None
         made._recorder = SimpleNamespace(add_event=lambda kind, **body: self.log.append(body["text"]))
         made._stop_requested, made._lease = (

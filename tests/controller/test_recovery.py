@@ -10,14 +10,14 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from nonet.controller import single_controller
 from nonet.controller.record import RunFolder
 from nonet.controller.setup import read_interruptions
-from nonet.errors import ConfigError, DeadlineExceeded
+from nonet.errors import ConfigError, DeadlineExceeded, PlacementError
 
 
 @pytest.fixture
 def conduct(monkeypatch, tmp_path):
     """Run a pipeline that raises `errors` one after the other and then ends; return whether it ended and what was noted."""
 
-    def play(*errors, lost="trainer-0 died"):
+    def play(*errors, lost="trainer-0 died", replace_s=60.0):
         left, notes = list(errors), []
 
         class Pipeline:
@@ -35,9 +35,11 @@ def conduct(monkeypatch, tmp_path):
         )
         cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
         conductor = cls.__new__(cls)
-        conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
+        scenario = SimpleNamespace(deadlines=SimpleNamespace(replace=replace_s))
+        conductor._task = SimpleNamespace(resume=False, scenario=scenario, folder=".", timeout_s=1.0)
+        conductor._missing_place = ""
         conductor._run, conductor._is_restarted, conductor._writer = RunFolder(tmp_path), None, None
-        conductor._stop_requested = SimpleNamespace(is_set=lambda: False)
+        conductor._stop_requested = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: None)
         conductor._lease = SimpleNamespace(is_expired=False)
         conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))
         conductor._find_newest_checkpoint = lambda: None
@@ -57,3 +59,16 @@ def test_a_run_that_lost_a_worker_goes_on_whatever_error_told_of_it(conduct, tmp
 def test_an_error_without_a_lost_worker_ends_the_run(conduct, error):
     with pytest.raises(type(error)):
         conduct(error, lost=None)
+
+
+def test_a_run_that_lost_a_worker_waits_for_a_node_however_often_it_asks(conduct):
+    missing = PlacementError("group 'rollout' needs 1 NPU")
+    ended, notes = conduct(DeadlineExceeded("late"), *[missing] * 9)
+    assert ended
+    assert notes[1:] == ["waiting at most 60 s for nodes: group 'rollout' needs 1 NPU"]
+
+
+@pytest.mark.parametrize(("errors", "replace_s"), [((), 60.0), ((DeadlineExceeded("late"),), -1.0)])
+def test_a_run_without_a_place_fails_if_it_lost_nothing_or_has_waited_long_enough(conduct, errors, replace_s):
+    with pytest.raises(PlacementError):
+        conduct(*errors, PlacementError("no place"), replace_s=replace_s)

@@ -102,6 +102,18 @@ def test_a_growing_file_is_uploaded_in_few_parts_and_read_whole(make_copy: CopyM
     writer.close()
 
 
+def test_an_empty_file_is_stored_as_one(make_copy: CopyMaker):
+    copy, other = make_copy("a"), make_copy("b")
+    writer = RunWriter(copy, "run")
+    write(copy, "metrics.jsonl", "")
+    write(copy, "results/empty.json", "")
+    writer.close()
+    other.fetch_small_files()
+    assert (
+        (other.path / "metrics.jsonl").read_bytes() == (other.path / "results/empty.json").read_bytes() == b""
+    )
+
+
 def test_a_truncated_journal_replaces_the_longer_one_also_after_it_has_grown_again(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
     writer = RunWriter(copy, "run")

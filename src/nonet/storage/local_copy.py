@@ -181,8 +181,10 @@ class RunCopy:
 
     def _link_own_draft(self, file: Path, entry: FileEntry) -> bool:
         """Link the file from the folder in which a process of this node wrote it; return whether that folder has it."""
+        if len(entry.parts) != 1:
+            return False
         draft = self.path.joinpath(*PurePosixPath(entry.parts[0].key).parts[2:])  # without objects/<epoch>
-        if len(entry.parts) > 1 or draft == file or not draft.is_file() or draft.stat().st_size != entry.size:
+        if draft == file or not draft.is_file() or draft.stat().st_size != entry.size:
             return False
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
