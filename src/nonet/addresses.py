@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from nonet.atomic import make_folder
+from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
 from nonet.errors import ConfigError
-from nonet.units import parse_bytes
 
-_DEFAULT_BYTES = "50GB"
 _WAITS_S = (0.2, 1.0)  # before the second and third attempt to read
 _CHUNK_BYTES = 16 << 20
 _Result = TypeVar("_Result")
@@ -52,7 +51,7 @@ def fetch_folder(address: str, label: str) -> str:
     if listing.system.type_name == "local":
         return listing.root
     key = hashlib.sha256(f"{address}\n{listing.files}".encode()).hexdigest()[:32]
-    cache = _find_cache()
+    cache = find_cache_root() / "fetched"
     make_folder(cache)
     copy = cache / key
     if key not in _used_copies:
@@ -113,7 +112,7 @@ def _list_files(address: str, label: str) -> _Listing:
 def _download(listing: _Listing, copy: Path, address: str, label: str) -> None:
     """Copy the files of a listing into a folder, which exists only once it is complete."""
     total_bytes = sum(size for _, size, _ in listing.files)
-    limit = _read_limit()
+    limit = read_cache_bytes()
     if total_bytes > limit:
         raise ConfigError(
             f"{label}: {address} has {total_bytes / 1e9:.3g} GB, and the cache takes {limit / 1e9:.3g} GB; "
@@ -161,26 +160,10 @@ def _shorten(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _find_cache() -> Path:
-    """Return the folder of the copies on this node."""
-    return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet") / "fetched"
-
-
-def _read_limit() -> int:
-    """Return how many bytes the copies may take together."""
-    text = os.environ.get("NONET_CACHE_BYTES") or _DEFAULT_BYTES
-    try:
-        return int(parse_bytes(text))
-    except ValueError:
-        raise ConfigError(
-            f"NONET_CACHE_BYTES: wanted a size such as {_DEFAULT_BYTES}, got {text!r}"
-        ) from None
-
-
 def _evict(cache: Path, budget_bytes: int) -> None:
     """Delete copies that no process uses, the longest unused first, until the others take at most `budget_bytes`."""
     locks = sorted(cache.glob("*.lock"), key=lambda path: path.stat().st_mtime)
-    sizes = {path: _count_bytes(path.with_suffix("")) for path in locks}
+    sizes = {path: count_bytes(path.with_suffix("")) for path in locks}
     for path in locks:
         if sum(sizes.values()) <= budget_bytes:
             return
@@ -188,8 +171,3 @@ def _evict(cache: Path, budget_bytes: int) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             sizes[path] = 0
-
-
-def _count_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder; 0 if there is no folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

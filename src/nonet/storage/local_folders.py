@@ -11,21 +11,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from nonet.atomic import write_whole
-from nonet.errors import ConfigError
-from nonet.units import parse_bytes
+from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
 
 ADDRESS_FILE = ".storage.json"  # in a local copy: the address of the run
 USED_LOCK = ".used"  # in a local copy: locked, shared, by every process that has it open
-_DEFAULT_BYTES = "100GB"
-
-
-def find_cache_root() -> Path:
-    """Return the folder of the local copies of all stored runs."""
-    return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet").absolute()
 
 
 def make_local_folder(storage_address: str, run_id: str) -> Path:
@@ -60,21 +52,6 @@ def lock_used(folder: Path) -> int:
     return descriptor
 
 
-def read_cache_bytes() -> float:
-    """Return $NONET_CACHE_BYTES, the bytes that local copies of runs which no process uses may take.
-
-    Raises:
-        ConfigError: The variable is not a size.
-    """
-    text = os.environ.get("NONET_CACHE_BYTES") or _DEFAULT_BYTES
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        raise ConfigError(
-            f"NONET_CACHE_BYTES={text!r} is not a size such as {_DEFAULT_BYTES}; leave it unset for that"
-        ) from None
-
-
 def make_room(kept_folder: Path) -> None:
     """Delete local copies that no process uses, those used longest ago first, until all copies fit into the cache.
 
@@ -82,7 +59,7 @@ def make_room(kept_folder: Path) -> None:
         kept_folder: The copy that is about to be used.
     """
     limit = read_cache_bytes()
-    sizes = {folder: _count_bytes(folder) for folder in find_local_runs()}
+    sizes = {folder: count_bytes(folder) for folder in find_local_runs()}
     total = sum(sizes.values())
     unused = [folder for folder in sizes if folder != kept_folder]
     for folder in sorted(unused, key=_get_used_time):
@@ -110,13 +87,3 @@ def _delete_unused(folder: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
-
-
-def _count_bytes(folder: Path) -> int:
-    """Return the bytes of the files below a folder."""
-    return sum(path.stat().st_size for path in _iterate_files(folder))
-
-
-def _iterate_files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that exist."""
-    return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,0 +1,36 @@
+"""The cache of this node: copies of what is in object storage, below `$NONET_CACHE`, by default `~/.cache/nonet`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nonet.errors import ConfigError
+from nonet.units import parse_bytes
+
+_DEFAULT_BYTES = "50GB"
+
+
+def find_cache_root() -> Path:
+    """Return the folder of the cache."""
+    return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet").absolute()
+
+
+def read_cache_bytes() -> int:
+    """Return $NONET_CACHE_BYTES: how many bytes the copies of one kind may take together, such as those of runs.
+
+    Raises:
+        ConfigError: The variable is not a size.
+    """
+    text = os.environ.get("NONET_CACHE_BYTES") or _DEFAULT_BYTES
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise ConfigError(
+            f"NONET_CACHE_BYTES: wanted a size such as {_DEFAULT_BYTES}, got {text!r}"
+        ) from None
+
+
+def count_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder; 0 if there is no folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
