@@ -227,6 +227,27 @@ def test_a_reader_replaces_and_deletes_what_differs_from_the_stored_run(make_cop
     assert not stale.exists()
 
 
+def test_a_reader_goes_on_with_the_next_tree_where_a_writer_has_deleted_what_it_reads(
+    make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch
+):
+    copy, other = make_copy("a"), make_copy("b")
+    writer = RunWriter(copy, "run")
+    write(copy, "status.json", "1")
+    writer.commit()
+    real_download = ObjectStorage.download
+
+    def commit_first(storage: ObjectStorage, key: str, path: Path) -> None:
+        monkeypatch.undo()
+        write(copy, "status.json", "22")
+        writer.commit()
+        real_download(storage, key, path)
+
+    monkeypatch.setattr(ObjectStorage, "download", commit_first)
+    other.fetch_small_files()
+    assert (other.path / "status.json").read_text() == "22"
+    writer.close()
+
+
 def test_a_damaged_object_is_an_error_and_leaves_no_file(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
     writer = RunWriter(copy, "run")

@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path, PurePosixPath
@@ -128,16 +128,23 @@ class RunCopy:
             StorageError: The storage cannot be read.
         """
         relative = path.absolute().relative_to(self.path).as_posix()
+
+        def fetch_selected(tree: RunTree) -> None:
+            if not self.has_open_writer():
+                self._delete_old_steps(tree)
+            self._fetch_entries(tree.select("" if relative == "." else relative))
+
+        self._apply_newest_tree(fetch_selected)
+
+    def _apply_newest_tree(self, change: Callable[[RunTree], None]) -> None:
+        """Change the copy by the newest tree, again with the next tree if a writer deletes objects that this one names."""
         for attempt in range(_MAX_ATTEMPTS):
             tree = self.read_tree()
             try:
                 with self.lock_fetching():
-                    if not self.has_open_writer():
-                        self._delete_old_steps(tree)
-                    self._fetch_entries(tree.select("" if relative == "." else relative))
+                    change(tree)
                 return
             except StorageError:
-                # A writer may have deleted an object that the tree named; the next tree no longer names it.
                 if attempt + 1 == _MAX_ATTEMPTS or self.read_tree() is tree:
                     raise
 
@@ -151,8 +158,8 @@ class RunCopy:
         Raises:
             StorageError: The storage cannot be read.
         """
-        tree = self.read_tree()
-        with self.lock_fetching():
+
+        def fetch_small(tree: RunTree) -> None:
             small = {name: entry for name, entry in tree.files.items() if not is_large(name)}
             if not exact:
                 small = {name: entry for name, entry in small.items() if not (self.path / name).exists()}
@@ -162,6 +169,8 @@ class RunCopy:
             for name in tree.files:
                 if step_folder := find_step_folder(name):
                     (self.path / step_folder).mkdir(parents=True, exist_ok=True)
+
+        self._apply_newest_tree(fetch_small)
 
     def _fetch_entries(self, entries: Mapping[str, FileEntry]) -> None:
         """Download the files that the copy lacks, or has with other contents while no writer is open in it."""
