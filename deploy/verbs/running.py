@@ -188,7 +188,9 @@ def submit(
     try:
         sys.exit(submit_job(scenario, address, change, name=name, env=env, detach=detach))
     except KeyboardInterrupt:
-        print("the job continues; list it with: nonet runs --address " + address, file=sys.stderr)
+        print(
+            f"interrupted; a job that was accepted continues: nonet runs --address {address}", file=sys.stderr
+        )
         sys.exit(130)
 
 

@@ -21,7 +21,6 @@ from nonet.errors import ClusterUnreachable, ConfigError
 
 _GIVE_UP_S = 300.0  # how long a cluster may be out of reach
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.25, 8.0  # between two attempts to connect
-_POLL_S = 0.5  # between two questions whether the log has ended
 _SILENCE_S = 60.0  # without a byte, after which a connection is replaced: it may be dead
 
 _Value = TypeVar("_Value")
@@ -83,6 +82,7 @@ def follow_logs(
     find_end: Callable[[], _Value | None],
     *,
     next_step: str,
+    poll_s: float,
 ) -> _Value:
     """Print logs while they grow, until the processes that write them have ended.
 
@@ -91,6 +91,7 @@ def follow_logs(
         sources: For each file, the parameters of Ray's log API that name it.
         find_end: Returns how the processes ended, or None while they run.
         next_step: What an error suggests if the cluster stays out of reach.
+        poll_s: Seconds between two calls of `find_end`.
 
     Returns:
         The result of `find_end`.
@@ -98,7 +99,7 @@ def follow_logs(
     Raises:
         ClusterUnreachable: The cluster was out of reach for `_GIVE_UP_S`.
     """
-    return asyncio.run(_follow_logs(client, sources, find_end, next_step, _GIVE_UP_S))
+    return asyncio.run(_follow_logs(client, sources, find_end, next_step, _GIVE_UP_S, poll_s))
 
 
 def print_logs(client: ClusterClient, sources: Sequence[Mapping[str, str]], *, next_step: str) -> None:
@@ -118,6 +119,7 @@ async def _follow_logs(
     find_end: Callable[[], _Value | None],
     next_step: str,
     give_up_s: float,
+    poll_s: float,
 ) -> _Value:
     """Print logs as `follow_logs` does, in an event loop."""
     printers = [LogPrinter(client, source) for source in sources]
@@ -127,7 +129,7 @@ async def _follow_logs(
             end = await _retry(lambda: asyncio.to_thread(find_end), client, next_step, give_up_s)
             if end is not None:
                 break
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(poll_s)
     finally:
         for task in tasks:
             task.cancel()

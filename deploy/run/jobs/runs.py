@@ -27,6 +27,10 @@ _SHOWN_RUNS = 8  # number of runs that an error lists
 _JOB_STATES = {JobStatus.SUCCEEDED: "done", JobStatus.FAILED: "failed", JobStatus.STOPPED: "stopped"}
 _STREAMS = ("out", "err")
 _STOP_POLL_S = 0.3
+_JOB_POLL_S, _RUN_POLL_S = (
+    0.5,
+    2.0,
+)  # between two questions whether a job or a run has ended; the second lists all jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,11 @@ def print_run_logs(
     next_step = f"continue with: nonet logs {run.id} -f --address {client.address}"
     if follow:
         follow_logs(
-            client, sources, lambda: find_cluster_run(client, run.id).has_ended or None, next_step=next_step
+            client,
+            sources,
+            lambda: find_cluster_run(client, run.id).has_ended or None,
+            next_step=next_step,
+            poll_s=_RUN_POLL_S,
         )
     else:
         print_logs(client, sources, next_step=next_step)
@@ -214,7 +222,7 @@ def follow_run(client: ClusterClient, run_id: str, job_id: str) -> int:
         return job if job.status.is_terminal() else None
 
     sources = [_name_job_log(job)] if job.driver_node_id else []
-    ended = follow_logs(client, sources, find_end, next_step=next_step)
+    ended = follow_logs(client, sources, find_end, next_step=next_step, poll_s=_JOB_POLL_S)
     if ended.driver_exit_code is None and ended.status != JobStatus.SUCCEEDED:
         print(f"job {job_id}: {' '.join((ended.message or ended.status.value).split())[-500:]}", flush=True)
     if ended.driver_exit_code is None:

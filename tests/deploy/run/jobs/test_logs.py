@@ -19,7 +19,8 @@ def hurry(monkeypatch):
     """Shorten the pauses between attempts."""
     monkeypatch.setattr("nonet.deploy.run.jobs.logs._FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("nonet.deploy.run.jobs.logs._MAX_PAUSE_S", 0.02)
-    monkeypatch.setattr("nonet.deploy.run.jobs.logs._POLL_S", 0.02)
+    monkeypatch.setattr("nonet.deploy.run.jobs.runs._JOB_POLL_S", 0.02)
+    monkeypatch.setattr("nonet.deploy.run.jobs.runs._RUN_POLL_S", 0.02)
 
 
 @pytest.fixture
