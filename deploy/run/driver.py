@@ -325,7 +325,7 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
         resume: Whether the run continues from its newest checkpoint; the controller then writes one first.
 
     Raises:
-        ConfigError: The controller is that of another run with the same id.
+        ConfigError: The controller is that of another run with the same id, or it has finished the run.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
@@ -348,6 +348,8 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
         )
     if resume:
         stop_run(run.id)
+        if run.report.exists():
+            raise ConfigError(f"{run.id} has finished meanwhile: see {run.path / 'report.html'}")
     else:
         ray.kill(controller, no_restart=True)
         reap_run(run.id)

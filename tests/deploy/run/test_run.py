@@ -316,3 +316,31 @@ def _losses(folder: RunFolder) -> dict[tuple[str, int], float]:
 def _kl_exact(folder: RunFolder) -> list[float]:
     records = map(json.loads, folder.metrics.read_text().splitlines())
     return [r["value"] for r in records if r["name"] == "kl_exact"]
+
+
+def test_a_run_that_finishes_while_it_is_to_be_resumed_is_not_started_again(ray_local, tmp_path, monkeypatch):
+    from nonet.deploy.run.driver import _end_earlier_controller
+
+    run = RunFolder(tmp_path / f"finished-{time.time_ns()}")
+    run.path.mkdir()
+
+    @ray_local.remote(num_cpus=0)
+    class Controller:
+        """Finishes its run when it is asked to stop."""
+
+        def get_folder(self):
+            return str(run.path)
+
+        def stop(self):
+            run.report.write_text("{}")
+
+        def poll(self, number):
+            return {"outcome": "done" if run.report.exists() else ""}
+
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    actor = Controller.options(name=f"{run.id}/controller", namespace="nonet", lifetime="detached").remote()
+    ray_local.get(actor.get_folder.remote())
+    with pytest.raises(ConfigError, match=rf"{run.id} has finished meanwhile: see .*report\.html"):
+        _end_earlier_controller(run, resume=True)
+    with pytest.raises(ValueError, match="Failed to look up actor"):
+        ray_local.get_actor(f"{run.id}/controller", "nonet")
