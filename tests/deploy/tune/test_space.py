@@ -156,6 +156,15 @@ def test_the_metric_of_a_search_is_what_names_the_best_commit_of_its_trials(fold
     assert _subject(folder).rule.metric == "ndcg@10"
 
 
+def test_a_search_reads_the_scenario_that_another_one_extends_and_stores_beside_it(folder):
+    (folder / "prices.store").mkdir(exist_ok=True)
+    join = "join: {item: {use: prices.store, columns: [price]}}"
+    (folder / "child.yaml").write_text(f"extends: ring.yaml\nseed: 9\ndata: {{{join}}}\n")
+    document = TunedScenario.read(folder / "child.yaml").document
+    assert document["data"]["join"]["item"]["use"] == str(folder / "prices.store")
+    assert (document["seed"], document["model"]["width"]) == (9, 16)
+
+
 def test_what_settings_leave_to_the_data_is_settled_once(folder):
     (folder / "open.yaml").write_text(
         "name: open\nsettings: data\ndata: {interactions: interactions.parquet, items: items.parquet}\n"
