@@ -91,6 +91,7 @@ _COMMANDS = {
     "doctor": checking.doctor,
     "schema": authoring.schema,
     "parity": checking.parity,
+    "chaos": checking.chaos,
     "pack": data.pack,
     "bench": checking.bench,
 }

@@ -1,4 +1,4 @@
-"""The commands that check and measure: `doctor`, `parity` and `bench`."""
+"""The commands that check and measure: `doctor`, `parity`, `chaos` and `bench`."""
 
 from __future__ import annotations
 
@@ -53,6 +53,48 @@ def parity(
     comparison = compare_pools(scenario_file, pools, precision, run=run, steps=steps, limits=limits)
     print(json.dumps(comparison.as_dict(), indent=1) if as_json else comparison.to_text())
     if comparison.beyond:
+        sys.exit(1)
+
+
+def chaos(
+    scenario: ScenarioArg,
+    kill: Annotated[
+        str,
+        typer.Option(
+            metavar="ROLE,ROLE",
+            help="Roles whose processes are hit: rollout, trainer, reward, embedding, evaluator, controller.",
+        ),
+    ] = "rollout,trainer,reward,embedding,evaluator,controller",
+    times: Annotated[int, typer.Option(min=1, help="Number of faults.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed of the steps and processes.")] = 7,
+    change: SetOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The folder of both runs, by default a new one in $NONET_RUNS.")
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Allow faults on a cluster that has other runs.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a scenario undisturbed and with kills and hangs, and compare both; exit with 1 if they differ.
+
+    A fault hits one process of a role: three in four kill it, the others stop it for up to four seconds. Set checkpoint.every so
+    that a run writes several checkpoints.
+    """
+    from nonet.deploy.after import format_chaos, run_chaos
+    from nonet.deploy.run import api
+
+    result = run_chaos(
+        api.scenario(scenario, change),
+        roles=[role.strip() for role in kill.split(",")],
+        times=times,
+        seed=seed,
+        run_dir=run_dir,
+        shares_cluster=shared,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(result, indent=1) if as_json else format_chaos(result))
+    if result["lost"]:
         sys.exit(1)
 
 

@@ -57,6 +57,7 @@ COMMANDS = {
     "doctor": "--json",
     "schema": "",
     "parity": "--pools --precision --set --run --steps --limit --json",
+    "chaos": "--kill --times --seed --set --run-dir --shared --json",
     "pack": "--key --time --column --set",
     "bench": "--json --seeds --device --set",
     "reward test": "--scenario --weight --set --users --json",
