@@ -50,7 +50,7 @@ class Nodes:
         place = (
             ["--address", self.address]
             if self.processes
-            else ["--head", "--port", port, "--node-ip-address=127.0.0.1"]
+            else ["--head", "--port", port, "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
         )
         ray = [
             str(Path(sys.executable).with_name("ray")),
@@ -61,7 +61,6 @@ class Nodes:
         ]
         ray += [
             "--object-store-memory=200000000",
-            "--include-dashboard=false",
             "--labels",
             f"zone={zone}",
             *place,
@@ -82,7 +81,10 @@ class Nodes:
                 stderr=output,
                 start_new_session=True,
             )
-        wait_until(lambda: b"Ray runtime started" in log.read_bytes())
+        wait_until(
+            lambda: b"Ray runtime started" in log.read_bytes() or self.processes[name].poll() is not None
+        )
+        assert self.processes[name].poll() is None, log.read_text()
 
     def kill(self, name: str) -> None:
         process = self.processes[name]
@@ -126,6 +128,7 @@ def read_stored(place: str, folder: Path) -> tuple[RunCopy, dict[int, dict[str, 
 def test_a_run_without_a_shared_folder_survives_a_killed_node_with_the_same_bits(
     nodes: Nodes, tmp_path: Path
 ):
+    (tmp_path / "ring").mkdir()
     ring = make_ring(tmp_path / "ring")
     calm = nodes.run(ring, f"{BUCKET}/calm")
     out, _ = calm.communicate(timeout=600)
