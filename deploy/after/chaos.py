@@ -94,9 +94,10 @@ def check_unshared() -> None:
     from nonet.workers.runtime import NAMESPACE, ensure_ray
 
     ensure_ray()
+    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [
         actor["name"]
-        for actor in ray.util.list_named_actors(all_namespaces=True)  # pyright: ignore[reportGeneralTypeIssues]
+        for actor in actors
         if actor["namespace"] == NAMESPACE and actor["name"].endswith("/controller")
     ]
     if names:
