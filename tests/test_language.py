@@ -170,7 +170,7 @@ GIVEN = {
     "rl/rewards/shipped.py": {"hit"},
     # Commands of the command line, and the function of the public interface that loads a scenario.
     "deploy/verbs/authoring.py": {"scenarios", "new", "schema"},
-    "deploy/verbs/checking.py": {"doctor", "parity"},
+    "deploy/verbs/checking.py": {"doctor", "parity", "chaos"},
     "deploy/verbs/questions.py": {"runs", "tradeoff"},
     "deploy/verbs/serving.py": {"top", "versions"},
     "deploy/verbs/watching.py": {"status", "logs", "why", "job"},

@@ -130,7 +130,7 @@ class FaultInjector:
     def _inject(self, fault: Fault) -> None:
         """Do one fault, and wait until the run has applied a step that it had not applied before."""
         hit_step, began = count_applied_steps(self._run), time.monotonic()
-        process = hit_process(self._run.id, fault)
+        process = inject_fault(self._run.id, fault)
         done = replace(fault, process=process, hit_step=hit_step)
         while process and not self._ended.wait(_POLL_S):
             if count_applied_steps(self._run) > hit_step:
@@ -154,7 +154,7 @@ def count_applied_steps(run: RunFolder) -> int:
     )
 
 
-def hit_process(run_id: str, fault: Fault) -> str:
+def inject_fault(run_id: str, fault: Fault) -> str:
     """Kill or stop one process of a role, on whichever node it is, and return its name; "" if there is none."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

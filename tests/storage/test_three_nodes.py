@@ -86,8 +86,19 @@ class Nodes:
         )
         assert self.processes[name].poll() is None, log.read_text()
 
+    def read_journals(self, place: str) -> list[str]:
+        """Return the journals of the only run at a place, as the nodes have them; one node has that of the controller."""
+        names = open_storage(place).list_names()
+        disks = [Path(f"/proc/{process.pid}/root{self.cache}") for process in self.processes.values()]
+        return [
+            file.read_text()
+            for disk in disks
+            for name in names
+            for file in disk.glob(f"*/{name}/journal.jsonl")
+        ]
+
     def kill(self, name: str) -> None:
-        process = self.processes[name]
+        process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
@@ -95,7 +106,7 @@ class Nodes:
     def run(self, ring: Path, place: str, name: str = "a") -> subprocess.Popen[str]:
         """Start `nonet run` on a node."""
         code = "from nonet.deploy.cli import main; main()"
-        changes = [f"storage={place}", POOLS, ROLES, "checkpoint.every=2", "stages.rl.steps=8"]
+        changes = [f"storage={place}", POOLS, ROLES, "checkpoint.every=10", "stages.rl.steps=40"]
         command = [sys.executable, "-c", code, "run", "ring.yaml", *(f"--set={change}" for change in changes)]
         enter = ["nsenter", "-t", str(self.processes[name].pid), "-m", f"--wd={ring}"]
         return subprocess.Popen(
@@ -112,7 +123,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
                 made.start(name, name)
             yield made
         finally:
-            for name in made.processes:
+            for name in list(made.processes):
                 made.kill(name)
 
 
@@ -136,13 +147,7 @@ def test_a_run_without_a_shared_folder_survives_a_killed_node_with_the_same_bits
     disturbed = nodes.run(ring, f"{BUCKET}/disturbed")
 
     def has_begun_rl() -> bool:
-        names = open_storage(f"{BUCKET}/disturbed").list_names()
-        if not names:
-            return False
-        journal = [
-            key for key in open_storage(f"{BUCKET}/disturbed/{names[0]}").list_keys("objects") if "rl" in key
-        ]
-        return any("rl.rewards.before" in key for key in journal)
+        return any('"stage":"rl"' in journal for journal in nodes.read_journals(f"{BUCKET}/disturbed"))
 
     wait_until(has_begun_rl)
     nodes.kill("c")
