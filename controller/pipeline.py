@@ -181,7 +181,8 @@ class Pipeline:
     def _poll_between_steps(self) -> bool:
         """Write the results that have arrived, report failed heartbeats, and return whether the user has requested a stop."""
         _ = self.session.evaluator  # raises the error with which the evaluator failed to open
-        self.session.checkpoint_log.check_writer()
+        if warning := self.session.checkpoint_log.check_writer():
+            self.recorder.add_event("note", text=warning)
         self._collect_results()
         if warning := self.session.groups.pop_warning():
             self.recorder.add_event("note", text=warning)

@@ -188,10 +188,16 @@ class CheckpointLog:
         if self._writer:
             self._writer.commit()
 
-    def check_writer(self) -> None:
-        """Raise StorageConflict if another process has opened the run in object storage."""
-        if self._writer:
-            self._writer.check()
+    def check_writer(self) -> str:
+        """Return a warning about the object storage of the run, "" without one.
+
+        Raises:
+            StorageConflict: Another process has opened the run.
+        """
+        if self._writer is None:
+            return ""
+        self._writer.check()
+        return self._writer.pop_warning()
 
     @contextmanager
     def leave_out(self, folder: str) -> Iterator[None]:

@@ -84,7 +84,7 @@ class Session:
         self.facts = {"data": counts, "tokenizer": {}}
         nothing = lambda *_, **__: {}  # noqa: E731
         self.checkpoint_log = SimpleNamespace(
-            find_stage_end=lambda stage: f"end of {stage}", store_changes=nothing, check_writer=nothing
+            find_stage_end=lambda stage: f"end of {stage}", store_changes=nothing, check_writer=str
         )
         self.trace = SimpleNamespace(
             record_span=lambda *_, **__: contextlib.nullcontext(),

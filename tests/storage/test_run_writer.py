@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,6 +191,33 @@ def test_what_an_older_writer_left_is_deleted_when_the_run_is_opened_again(make_
     writer.close(commit=False)
     RunWriter(make_copy("b"), "run").close()
     assert list_objects(copy) == make_copy("c").read_tree().list_keys()
+
+
+def test_commits_in_the_background_go_on_after_a_failure_and_report_it_once(
+    make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("nonet.storage.run_writer.COMMIT_S", 0.01)
+    copy, failed = make_copy("a"), threading.Event()
+    writer = RunWriter(copy, "run")
+    real_put = ObjectStorage.put
+
+    def fail_once(storage: ObjectStorage, key: str, content: bytes) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise StorageError("s3://feed-runs: the server does not answer")
+        real_put(storage, key, content)
+
+    monkeypatch.setattr(ObjectStorage, "put", fail_once)
+    write(copy, "results/a.json", "1")
+    writer.start_commits()
+    assert failed.wait(60)
+    while not make_copy("b").read_tree().files:
+        time.sleep(0.01)
+    assert (
+        "1 commits failed, and are tried again: s3://feed-runs: the server does not" in writer.pop_warning()
+    )
+    assert writer.pop_warning() == ""
+    writer.close()
 
 
 def test_two_processes_of_a_node_cannot_write_one_run(make_copy: CopyMaker):

@@ -53,8 +53,6 @@ class RunWriter:
         collect: Returns the entries of files that workers on other nodes have uploaded since the last call; called by every
             commit.
         undeleted_objects: The number of objects that are no longer used and could not be deleted.
-        failed_commits: The number of commits in the background that failed because the storage could not be used.
-        last_error: The error of the last of them, "" if there was none.
 
     Raises:
         ConfigError: Another process of this node has the run open for writing in the same copy.
@@ -69,8 +67,8 @@ class RunWriter:
         self._failure: StorageError | None = None
         self.excluded: frozenset[str] = frozenset()
         self.collect: Callable[[], Mapping[str, FileEntry]] = dict
-        self.undeleted_objects = self.failed_commits = 0
-        self.last_error = ""
+        self.undeleted_objects = self._failed_commits = 0
+        self._last_error = ""
         self._trees_written = 0
         # The state of each local file whose content is in the tree, by its path.
         self._stored_states: dict[str, tuple[int, int, int]] = {}
@@ -235,6 +233,11 @@ class RunWriter:
         if self._failure is not None:
             raise self._failure
 
+    def pop_warning(self) -> str:
+        """Return a warning about commits in the background that failed since the last call, "" if none did."""
+        failed, self._failed_commits = self._failed_commits, 0
+        return f"warning: {failed} commits failed, and are tried again: {self._last_error}" if failed else ""
+
     def start_commits(self) -> None:
         """Commit every few seconds on a thread until `close`, and exchange commands with the storage."""
         self._thread = threading.Thread(target=self._commit_repeatedly, name="run-writer", daemon=True)
@@ -278,8 +281,8 @@ class RunWriter:
             except StorageConflict:
                 return  # `check` raises it
             except StorageError as error:
-                self.failed_commits += 1
-                self.last_error = str(error)
+                self._failed_commits += 1
+                self._last_error = str(error)
 
     def _upload_changes(self) -> dict[str, FileEntry]:
         """Upload what has changed in the local copy, and return the entries of all files of the run."""
