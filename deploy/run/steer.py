@@ -20,6 +20,7 @@ from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
+from nonet.storage import find_copy
 
 _POLL_S = 0.1
 _REWARD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
@@ -61,6 +62,11 @@ def attach(
         raise ConfigError(
             f"the reward's name is {reward_name!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
             "--name my_reward"
+        )
+    if parse_file(use) is not None and _is_run_elsewhere(folder):
+        raise ConfigError(
+            f"attach: {use} is a file of this machine, and another one runs {folder.id}; attach it there, or name a module that "
+            "both machines have"
         )
     copied_use, digest = _copy_source(folder, use)
     command_options = reward_options.model_dump(exclude_unset=True) | {"use": copied_use}
@@ -152,10 +158,22 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _find_steered_run(run: str | Path, verb: str) -> RunFolder:
-    """Return the folder of a run in progress. Raises ConfigError if the verb does not work for it, or it is not in progress."""
+    """Return the folder of a run in progress. Raises ConfigError if the verb does not work for it, or it is not in progress.
+
+    A run in object storage may be run by another machine, which receives commands through the storage.
+    """
     folder = find_run(run)
     check_supported(load_scenario(folder.scenario)[0], verb, folder.id)
+    if _is_run_elsewhere(folder):
+        return folder
     return _find_active_run(run, "start a run with the reward in its scenario")
+
+
+def _is_run_elsewhere(folder: RunFolder) -> bool:
+    """Return whether another machine runs a run in object storage, by the status that it wrote last."""
+    if find_copy(folder.path) is None or folder.report.exists() or is_running(folder):
+        return False
+    return (folder.read_json("status.json") or {}).get("state") in ("starting", "running")
 
 
 def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
@@ -163,6 +181,10 @@ def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
     folder = find_run(run)
     if folder.report.exists():
         raise ConfigError(f"{folder.id} has finished; {suggestion}")
+    if _is_run_elsewhere(folder):
+        raise ConfigError(
+            f"{folder.id} is not run by a process of this machine; stop it on its cluster: nonet stop {folder.id} --address URL"
+        )
     if not is_running(folder):
         raise ConfigError(f"{folder.id} is not in progress; continue it with: nonet resume {folder.id}")
     return folder

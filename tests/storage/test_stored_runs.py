@@ -134,6 +134,33 @@ def test_a_run_that_is_opened_elsewhere_stops_where_it_was(s3: dict[str, str], r
     assert storage.get("head.json").content == newer.encode()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
+def test_another_machine_steers_a_stored_run_and_cannot_stop_it(
+    s3: dict[str, str], ring: Path, tmp_path: Path
+):
+    place = f"{BUCKET}/steered"
+    first, second = Machine(ring, tmp_path / "a", s3), Machine(ring, tmp_path / "b", s3)
+    process = first.start("run", "ring.yaml", "--set", f"storage={place}", "--set", "stages.rl.steps=2000")
+    try:
+        deadline = time.monotonic() + 300
+        while not list(first.disk.glob("*/*/results/rl.rewards.before.npz")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(6)  # until the next commit in the background
+        address = find_address(place)
+        out, _ = second.call("set", address, "rewards.own.weight=0.5")
+        assert "own" in out
+        (commands,) = first.disk.glob("*/*/commands.jsonl")
+        assert '"value":0.5' in commands.read_text()
+        attach = ["attach", address, "--reward", "rewards/own.py", "--name", "again", "--set", "ceiling=1"]
+        _, err = second.call(*attach, code=2)
+        assert "is a file of this machine, and another one runs" in err
+        _, err = second.call("stop", address, code=2)
+        assert "is not run by a process of this machine; stop it on its cluster" in err
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
