@@ -81,9 +81,9 @@ SERVING = {"serve", "top"}
 """Verbs of a server in a process of its own; `/recommend` and `/score` ask its app in this process."""
 WITHOUT_RUNS = {
     *("bench", "doctor", "import", "new", "pack", "parity", "plan", "schema", "scenarios"),
-    *("samples stats", "store get", "store put", "store stats"),
+    *("samples stats", "store get", "store put", "store stats", "chaos", "job", "logs", "status", "why"),
 }
-"""Verbs that take no run, of which `test_plan_cells.py` has `plan`."""
+"""Verbs that take no run, or that read only its status and logs, whatever its kind, of which `test_plan_cells.py` has `plan`."""
 TOGETHER = {
     "detach": "attach",
     "set": "attach",
