@@ -89,11 +89,10 @@ class SingleController:
 
     def _open_writer(self) -> tuple[RunWriter | None, NonetError | None]:
         """Open the run for writing if it is in object storage; return the writer, or the error that the run fails with."""
-        storage = self._task.scenario.storage
         try:
             for mounted in self._task.mounts:
                 mount(mounted)
-            writer = open_writer(self._run.path, single_writer=storage is not None and storage.single_writer)
+            writer = open_writer(self._run.path)
         except NonetError as error:
             return None, error
         if writer:
@@ -150,14 +149,15 @@ class SingleController:
         with contextlib.suppress(Exception):
             self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
+        self._status.finish(outcome)  # before the last commit, which stores it
         try:
             if self._writer:
                 self._writer.close()
         except NonetError as error:  # the run has not ended well, if its end cannot be stored
             if outcome["state"] != FAILED:
                 outcome = _make_failure(str(error), "", error.exit_code)
-        self._status.finish(outcome)  # before the outcome, after which the driver ends this process
-        self._outcome = outcome
+                self._status.finish(outcome)
+        self._outcome = outcome  # the driver ends this process when it sees it
         if self._task.detached or self._lease.is_expired:
             self._end_actor()
 

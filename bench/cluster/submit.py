@@ -79,7 +79,11 @@ class _Head(NamedTuple):
 
 
 def bench_submit() -> dict[str, Any]:
-    """Return median seconds from a command to its line, of both sides and of the bare side again, and their ratios."""
+    """Measure the seconds from the start of `nonet submit`, and of a bare `ray job submit`, to the first line of the job.
+
+    Returns:
+        The medians of both and of the bare job measured a second time, and their ratios.
+    """
     with tempfile.TemporaryDirectory(prefix="b", dir="/tmp") as temp, _start_head(Path(temp)) as head:
         folder = _write_bare(Path(temp), head)
         ours = [*_NONET, "submit", "quickstart", "--address", head.address]

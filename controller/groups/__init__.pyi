@@ -7,6 +7,7 @@ from .handles import TrainerHandle as TrainerHandle
 from .lifetimes import CONTROLLER as CONTROLLER
 from .lifetimes import Heartbeat as Heartbeat
 from .lifetimes import Lease as Lease
+from .lifetimes import list_controlled_runs as list_controlled_runs
 from .lifetimes import read_orphan_timeout_s as read_orphan_timeout_s
 from .lifetimes import reap_orphaned_runs as reap_orphaned_runs
 from .lifetimes import reap_run as reap_run

@@ -190,10 +190,10 @@ def reap_orphaned_runs() -> list[str]:
     without any controller, such as a user's own loop with a `Session`, is left to the guards of its workers.
     """
     remains = _find_remains()
-    if not remains.keys() - _list_controlled_runs():
+    if not remains.keys() - list_controlled_runs():
         return []
     dead_controllers = list_dead_actors(NAMESPACE)
-    controlled_runs = _list_controlled_runs()
+    controlled_runs = list_controlled_runs()
     orphaned = {
         run: found
         for run, found in remains.items()
@@ -240,7 +240,7 @@ def _find_actor(name: str) -> Any:
         return None
 
 
-def _list_controlled_runs() -> set[str]:
+def list_controlled_runs() -> set[str]:
     """Return the ids of the runs whose controllers exist, also while Ray starts or restarts them."""
     return {_get_run(name) for name in _list_actor_names() if name.endswith(f"/{CONTROLLER}")}
 

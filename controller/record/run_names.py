@@ -13,7 +13,14 @@ from pathlib import Path
 
 from nonet.controller.record.run_folder import RunFolder, find_runs_root
 from nonet.errors import ConfigError
-from nonet.storage import MountedRun, find_local_runs, is_address, make_local_folder, mount, read_address
+from nonet.storage import (
+    MountedRun,
+    find_local_runs,
+    is_storage_address,
+    make_local_folder,
+    mount,
+    read_address,
+)
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
 
@@ -24,7 +31,7 @@ def find_run(run: str | Path) -> RunFolder:
     Raises:
         ConfigError: There is no such run, or several; the message lists runs that there are.
     """
-    if is_address(str(run)):
+    if is_storage_address(str(run)):
         address, _, run_id = str(run).rstrip("/").rpartition("/")
         return _open_run(RunFolder(make_local_folder(address, run_id)), f"{address}/{run_id}")
     for folder in _list_places(run):

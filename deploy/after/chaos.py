@@ -89,26 +89,23 @@ def check_unshared() -> None:
     """
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         return
-    import ray
-
-    from nonet.workers.runtime import NAMESPACE, ensure_ray
+    from nonet.controller.groups import list_controlled_runs
+    from nonet.workers.runtime import ensure_ray
 
     ensure_ray()
-    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    names = [
-        actor["name"]
-        for actor in actors
-        if actor["namespace"] == NAMESPACE and actor["name"].endswith("/controller")
-    ]
-    if names:
+    if run_ids := sorted(list_controlled_runs()):
         raise ConfigError(
-            f"chaos: the cluster is used by {names[0].removesuffix('/controller')}; use another one, or allow faults beside "
+            f"chaos: the cluster is used by {run_ids[0]}; use another one, or allow faults beside "
             "other runs with --shared"
         )
 
 
 def list_differences(calm: RunFolder, disturbed: RunFolder) -> list[str]:
-    """Return what a disturbed run lost, did twice or computed otherwise, in comparison with an undisturbed one."""
+    """Compare a disturbed run with an undisturbed one.
+
+    Returns:
+        One text per checkpoint file, step or evaluation that is missing, doubled or different.
+    """
     differences: list[str] = []
     expected, actual = _read_checkpoints(calm), _read_checkpoints(disturbed)
     for step in sorted(expected.keys() | actual.keys()):

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from nonet.controller.groups import CONTROLLER
 from nonet.controller.record import RunFolder, read_journal
 from nonet.errors import ConfigError
 from nonet.random import rng
 
-ROLES = ("rollout", "trainer", "reward", "embedding", "evaluator", "controller")
+ROLES = ("rollout", "trainer", "reward", "embedding", "evaluator", CONTROLLER)
 _HANG_SHARE = 0.25  # of all faults; the others are kills
 _MAX_HANG_S = 4.0  # shorter than every deadline
 _POLL_S = 0.05
@@ -130,7 +131,7 @@ class FaultInjector:
     def _inject(self, fault: Fault) -> None:
         """Do one fault, and wait until the run has applied a step that it had not applied before."""
         hit_step, began = count_applied_steps(self._run), time.monotonic()
-        process = inject_fault(self._run.id, fault)
+        process = inject_fault(self._run, fault)
         done = replace(fault, process=process, hit_step=hit_step)
         while process and not self._ended.wait(_POLL_S):
             if count_applied_steps(self._run) > hit_step:
@@ -154,12 +155,12 @@ def count_applied_steps(run: RunFolder) -> int:
     )
 
 
-def inject_fault(run_id: str, fault: Fault) -> str:
+def inject_fault(run: RunFolder, fault: Fault) -> str:
     """Kill or stop one process of a role, on whichever node it is, and return its name; "" if there is none."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    found = find_process(run_id, fault.role, fault.step)
+    found = find_process(run, fault.role, fault.step)
     if found is None:
         return ""
     name, pid, node = found
@@ -181,31 +182,25 @@ def inject_fault(run_id: str, fault: Fault) -> str:
     return name
 
 
-def find_process(run_id: str, role: str, draw: int) -> tuple[str, int, str] | None:
-    """Return name, process id and node of a living process of a role.
+def find_process(run: RunFolder, role: str, draw: int) -> tuple[str, int, str] | None:
+    """Return name, process id and node of a living process of a role; None if there is none now.
 
     Args:
-        run_id: The id of the run.
-        role: One of `ROLES`. A role that is fused with another has the process of that one.
+        run: The folder of the run, whose status names the groups.
+        role: One of `ROLES`.
         draw: A number that chooses among several processes.
     """
     import ray
 
+    groups = (run.read_json(run.status.name) or {}).get("groups", {})
+    names = {f"{run.id}/{CONTROLLER}"} if role == CONTROLLER else set[str]()
+    for group_name, group in groups.items():
+        if any(role == group_role or f".{role}." in group_role for group_role in group["roles"]):
+            names |= {f"{run.id}/{group_name}-{rank}" for rank in range(group["workers"])}
     actors = ray._private.state.actors().values()  # pyright: ignore[reportAttributeAccessIssue]
     living = sorted(
         (actor["Name"], actor["Pid"], actor["Address"]["NodeID"])
         for actor in actors
-        if actor["State"] == "ALIVE" and actor["Name"].startswith(f"{run_id}/")
+        if actor["State"] == "ALIVE" and actor["Name"] in names
     )
-    of_role = [actor for actor in living if _is_of_role(actor[0].removeprefix(f"{run_id}/"), role)]
-    if not of_role and role in ("rollout", "embedding", "evaluator"):
-        of_role = [actor for actor in living if _is_of_role(actor[0].removeprefix(f"{run_id}/"), "trainer")]
-    return of_role[draw % len(of_role)] if of_role else None
-
-
-def _is_of_role(name: str, role: str) -> bool:
-    """Return whether a process, by its name without the run, is of a role."""
-    if role == "reward":
-        return ".reward." in name
-    group = name.rpartition("-")[0] or name
-    return group == role
+    return living[draw % len(living)] if living else None

@@ -11,3 +11,4 @@ from .driver import stop_run as stop_run
 from .panel import Panel as Panel
 from .samples import explain_samples as explain_samples
 from .samples import format_stats as format_stats
+from .status import find_group_of_role as find_group_of_role

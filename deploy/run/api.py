@@ -116,7 +116,7 @@ def _start(*args: Any, **options: Any) -> DriverRun:
 
 
 def _create_run(scenario: Scenario, run_dir: str | Path | None) -> RunFolder:
-    """Return the folder of a new run of a scenario; of a run in object storage, its local copy."""
+    """Return the folder of a new run of a scenario, or the local copy of a run in object storage."""
     return create_run(scenario.name, run_dir, scenario.storage and scenario.storage.url)
 
 

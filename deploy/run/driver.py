@@ -208,6 +208,10 @@ class DriverRun:
         """
         self.state = outcome["state"]
         self.close()
+        if self.state == "done":
+            with change_run(self.folder.path):  # the folder of a stored run is up to date within the block
+                self._complete_report()
+            return self
         if copy := find_copy(self.folder.path):
             copy.fetch_small_files()
         if self.state == "failed":
@@ -219,18 +223,19 @@ class DriverRun:
             raise WorkerFailed(
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
             )
-        if self.state == "done":
-            earlier_s = sum(part.get("seconds", 0) for part in self.report.get("interruptions", ()))
-            total_s = round(earlier_s + time.time() - self._start_time, 3)
-            wall_s = self.report["wall_s"] | {"total": total_s}
-            report = self.report | {
-                "peak_rss_bytes": self._memory.peak_bytes if self._measures_all_memory else 0,
-                "wall_s": wall_s,
-            }
-            with change_run(self.folder.path):
-                self.folder.write_json("report.json", report)
-                write_report(self.folder.path)
         return self
+
+    def _complete_report(self) -> None:
+        """Add the memory and the duration that this process has measured to the report, and write its page."""
+        earlier_s = sum(part.get("seconds", 0) for part in self.report.get("interruptions", ()))
+        total_s = round(earlier_s + time.time() - self._start_time, 3)
+        wall_s = self.report["wall_s"] | {"total": total_s}
+        report = self.report | {
+            "peak_rss_bytes": self._memory.peak_bytes if self._measures_all_memory else 0,
+            "wall_s": wall_s,
+        }
+        self.folder.write_json("report.json", report)
+        write_report(self.folder.path)
 
 
 def start(

@@ -127,10 +127,7 @@ def _find_log_files(run: RunFolder, role: str | None, rank: int) -> list[Path]:
     controller_log, groups = Path(status["log"]), status.get("groups", {})
     pid = status["pid"]
     if role not in (None, CONTROLLER):
-        group = next((group for name, group in groups.items() if role in (name, *group["roles"])), None)
-        if group is None:
-            roles = [role for group in groups.values() for role in group["roles"]]
-            raise ConfigError(f"run {run.id} has no role {role!r}; roles: {', '.join([CONTROLLER, *roles])}")
+        group = groups[find_group_of_role(run.id, groups, role)]
         if rank >= len(group.get("pids", ())):
             raise ConfigError(
                 f"run {run.id} has no rank {rank} of {role}; it has {len(group.get('pids', ()))} started workers, numbered from 0"
@@ -143,6 +140,24 @@ def _find_log_files(run: RunFolder, role: str | None, rank: int) -> list[Path]:
             f"the log of process {pid} is not in {controller_log.parent}; it ran on another node or Ray has removed it"
         )
     return files
+
+
+def find_group_of_role(run_id: str, groups: Mapping[str, Any], role: str | None) -> str:
+    """Return the name of the group that has a role, or that is named by it.
+
+    Args:
+        run_id: The id of the run, for the message.
+        groups: The groups of the run's status, by name.
+        role: The role.
+
+    Raises:
+        ConfigError: No group has the role.
+    """
+    for name, group in groups.items():
+        if role in (name, *group["roles"]):
+            return name
+    roles = [role for group in groups.values() for role in group["roles"]]
+    raise ConfigError(f"run {run_id} has no role {role!r}; roles: {', '.join([CONTROLLER, *roles])}")
 
 
 def _is_locked(run: RunFolder) -> bool:

@@ -47,7 +47,7 @@ def list_objects(copy: RunCopy) -> set[str]:
 
 def test_another_node_has_the_small_files_at_once_and_a_checkpoint_when_it_is_needed(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "results/wall.json", "{}")
     save_checkpoint(copy, writer, 10, "weights")
     writer.close()
@@ -62,7 +62,7 @@ def test_another_node_has_the_small_files_at_once_and_a_checkpoint_when_it_is_ne
 
 def test_a_changed_file_replaces_and_a_deleted_file_leaves_nothing_in_the_storage(make_copy: CopyMaker):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     file = write(copy, "results/wall.json", "1")
     write(copy, "results/old.npz", "x")
     writer.commit()
@@ -77,7 +77,7 @@ def test_a_changed_file_replaces_and_a_deleted_file_leaves_nothing_in_the_storag
 
 def test_a_commit_without_changes_writes_nothing(make_copy: CopyMaker):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "scenario.yaml", "name: x")
     writer.commit()
     before = copy.storage.get("head.json")
@@ -88,7 +88,7 @@ def test_a_commit_without_changes_writes_nothing(make_copy: CopyMaker):
 
 def test_a_growing_file_is_uploaded_in_few_parts_and_read_whole(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     with (copy.path / "journal.jsonl").open("w") as journal:
         for number in range(100):
             journal.write(f"line {number}\n")
@@ -106,7 +106,7 @@ def test_a_growing_file_is_uploaded_in_few_parts_and_read_whole(make_copy: CopyM
 
 def test_an_empty_file_is_stored_as_one(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "metrics.jsonl", "")
     write(copy, "results/empty.json", "")
     writer.close()
@@ -118,7 +118,7 @@ def test_an_empty_file_is_stored_as_one(make_copy: CopyMaker):
 
 def test_a_truncated_journal_replaces_the_longer_one_also_after_it_has_grown_again(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     journal = write(copy, "journal.jsonl", "1\n2\n3\n")
     writer.commit()
     journal.unlink()  # the next file may have the same inode
@@ -130,7 +130,7 @@ def test_a_truncated_journal_replaces_the_longer_one_also_after_it_has_grown_aga
 
 def test_a_pruned_checkpoint_and_its_objects_are_deleted_on_every_node(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     first = save_checkpoint(copy, writer, 10, "old")
     other.fetch(other.path / "checkpoints/step-000010")
     save_checkpoint(copy, writer, 20, "new")
@@ -144,7 +144,7 @@ def test_a_pruned_checkpoint_and_its_objects_are_deleted_on_every_node(make_copy
 
 def test_results_of_another_node_are_collected_once(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     writer.commit()
     other.epoch = writer.epoch
     write(other, "results/pretrain.npz", "ranks")
@@ -161,10 +161,10 @@ def test_results_of_another_node_are_collected_once(make_copy: CopyMaker):
 
 def test_a_second_writer_fences_the_first_whose_late_writes_count_for_nothing(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    older = RunWriter(copy, "run")
+    older = RunWriter(copy)
     write(copy, "results/a.json", "older")
     older.commit()
-    newer = RunWriter(other, "run")
+    newer = RunWriter(other)
     assert newer.epoch == older.epoch + 1
     write(copy, "results/a.json", "late")
     with pytest.raises(StorageConflict, match=r"opened it \(epoch 2\) after this process had \(epoch 1\)"):
@@ -181,7 +181,7 @@ def test_a_second_writer_fences_the_first_whose_late_writes_count_for_nothing(ma
 
 def test_what_an_older_writer_left_is_deleted_when_the_run_is_opened_again(make_copy: CopyMaker):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "results/a.json", "1")
     writer.commit()
     draft = copy.path / "checkpoints/tmp-10-abcd"
@@ -189,7 +189,7 @@ def test_what_an_older_writer_left_is_deleted_when_the_run_is_opened_again(make_
     (draft / "x").write_text("never added")
     copy.upload_written(draft, {"x": ("", 13)})
     writer.close(commit=False)
-    RunWriter(make_copy("b"), "run").close()
+    RunWriter(make_copy("b")).close()
     assert list_objects(copy) == make_copy("c").read_tree().list_keys()
 
 
@@ -198,7 +198,7 @@ def test_commits_in_the_background_go_on_after_a_failure_and_report_it_once(
 ):
     monkeypatch.setattr("nonet.storage.run_writer.COMMIT_S", 0.01)
     copy, failed = make_copy("a"), threading.Event()
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     real_put = ObjectStorage.put
 
     def fail_once(storage: ObjectStorage, key: str, content: bytes) -> None:
@@ -220,18 +220,78 @@ def test_commits_in_the_background_go_on_after_a_failure_and_report_it_once(
     writer.close()
 
 
+def test_a_run_of_a_single_writer_needs_no_conditions_also_when_it_is_opened_again(
+    make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> str:
+        raise StorageError("501 Not Implemented")
+
+    for method in ("put_if_absent", "replace_if"):
+        monkeypatch.setattr(ObjectStorage, method, refuse)
+    with pytest.raises(StorageError, match="501"):
+        RunWriter(make_copy("a"))
+    writer = RunWriter(make_copy("a"), single_writer=True)
+    writer.commit()
+    writer.close()
+    again = RunWriter(make_copy("b"))
+    assert again.epoch == 2
+    write(make_copy("b"), "results/a.json", "1")
+    again.close()
+    assert set(make_copy("c").read_tree().files) == {"results/a.json"}
+
+
+def test_a_writer_whose_storage_fails_while_it_opens_leaves_the_copy_unlocked(
+    make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch
+):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    write(copy, "results/a.json", "1")
+    writer.close()
+    other = make_copy("b")
+
+    def fail(*_: object) -> None:
+        raise StorageError("the server does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStorage, "download", fail)
+        with pytest.raises(StorageError, match="the server does not answer"):
+            RunWriter(other)
+    assert not other.has_open_writer()
+    RunWriter(other).close()
+
+
+def test_unused_objects_that_cannot_be_deleted_are_reported(
+    make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch
+):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    file = write(copy, "results/a.json", "1")
+    writer.commit()
+
+    def refuse(*_: object) -> None:
+        raise StorageError("access is denied")
+
+    monkeypatch.setattr(ObjectStorage, "delete", refuse)
+    file.write_text("22")
+    writer.commit()
+    assert "2 unused objects could not be deleted" in writer.pop_warning()
+    assert writer.pop_warning() == ""
+    monkeypatch.undo()
+    writer.close()
+
+
 def test_two_processes_of_a_node_cannot_write_one_run(make_copy: CopyMaker):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     with pytest.raises(ConfigError, match="is being run by another process of"):
-        RunWriter(copy, "run")
+        RunWriter(copy)
     writer.close()
-    RunWriter(copy, "run").close()
+    RunWriter(copy).close()
 
 
 def test_a_reader_beside_an_open_writer_changes_none_of_its_files(make_copy: CopyMaker):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     file = write(copy, "results/a.json", "1")
     writer.commit()
     file.write_text("2")
@@ -244,11 +304,11 @@ def test_a_reader_beside_an_open_writer_changes_none_of_its_files(make_copy: Cop
 
 def test_a_reader_replaces_and_deletes_what_differs_from_the_stored_run(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "results/a.json", "1")
     writer.close()
     file, stale = write(other, "results/a.json", "9"), write(other, "results/stale.npz", "x")
-    other.fetch_small_files(exact=False)
+    other.fetch_small_files(replaces=False)
     assert file.read_text() == "9"
     assert stale.exists()
     other.fetch_small_files()
@@ -260,7 +320,7 @@ def test_a_reader_goes_on_with_the_next_tree_where_a_writer_has_deleted_what_it_
     make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch
 ):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "status.json", "1")
     writer.commit()
     real_download = ObjectStorage.download
@@ -279,7 +339,7 @@ def test_a_reader_goes_on_with_the_next_tree_where_a_writer_has_deleted_what_it_
 
 def test_a_damaged_object_is_an_error_and_leaves_no_file(make_copy: CopyMaker):
     copy, other = make_copy("a"), make_copy("b")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "results/a.json", "good")
     writer.close()
     (key,) = list_objects(copy)
@@ -298,7 +358,7 @@ def test_a_writer_that_is_killed_at_any_request_leaves_the_newest_complete_check
     make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch, requests: int
 ):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "journal.jsonl", "1\n")
     remaining = requests
     committed = 0
@@ -329,7 +389,7 @@ def test_a_writer_that_is_killed_at_any_request_leaves_the_newest_complete_check
         with pytest.raises(_KilledError):
             save_checkpoints()
     reader = make_copy("b")
-    opened = RunWriter(reader, "run")
+    opened = RunWriter(reader)
     steps = sorted(int(folder.name[5:]) for folder in reader.path.glob("checkpoints/step-*"))
     # The swap of the head may have been the last request that succeeded.
     assert not steps or steps[-1] in (committed, committed + 10)
@@ -345,7 +405,7 @@ def test_a_writer_that_is_killed_at_any_request_leaves_the_newest_complete_check
 
 def test_a_tree_is_the_same_after_it_was_stored(make_copy: CopyMaker):
     copy = make_copy("a")
-    writer = RunWriter(copy, "run")
+    writer = RunWriter(copy)
     write(copy, "results/a.json", "1")
     writer.close()
     tree = copy.read_tree()

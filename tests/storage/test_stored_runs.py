@@ -77,6 +77,7 @@ def test_a_stored_run_is_reported_and_asked_on_a_machine_that_never_saw_it(
     address = find_address(place)
     assert f"stored     {address}" in out
     assert address in second.call("report", address)[0]
+    assert json.loads(next(second.disk.glob("*/*/status.json")).read_text())["state"] == "done"
     user = json.loads(next(second.disk.glob("*/*/report.json")).read_text())["users"][0]["user_id"]
     assert not list(second.disk.glob("*/*/checkpoints/*/dense"))
     answer = second.call("recommend", address.rpartition("/")[2], f"--user={user}", "--json")[0]

@@ -181,7 +181,7 @@ class ActorGroup:
             raise PlacementError(self._explain_late_start()) from None
 
     def list_pids(self) -> list[int]:
-        """Return the process id of every rank as it was first set up; empty until all ranks are. Does not wait."""
+        """Return the process id of every rank as it was first set up; empty until all ranks are. This does not wait."""
         if not self._pids and all(map(_has_succeeded, self._build_refs)):
             self._pids = [built["pid"] for built in ray.get(self._build_refs)]
         return self._pids

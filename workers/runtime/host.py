@@ -364,7 +364,7 @@ class WorkerActor:
 def _mount_all(mounts: Sequence[MountedRun]) -> None:
     """Mount stored runs in this process, and fetch the small files that their local copies lack."""
     for mounted in mounts:
-        mount(mounted, exact=False)
+        mount(mounted, replaces=False)
 
 
 def _make_deterministic(threads: int) -> None:

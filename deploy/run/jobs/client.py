@@ -40,7 +40,7 @@ class ClusterClient(JobSubmissionClient):
     """
 
     def __init__(self, address: str):
-        self.address = _check_url(address)
+        self.address = _normalise_url(address)
         with _use_address(self.address):
             try:
                 super().__init__(self.address)
@@ -160,7 +160,7 @@ class ClusterClient(JobSubmissionClient):
         return answer["data"]
 
 
-def _check_url(address: str) -> str:
+def _normalise_url(address: str) -> str:
     """Return the URL of a dashboard without its final slash. Raises ConfigError if it is not a URL."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -64,12 +64,12 @@ class LogPrinter:
         try:
             async with self._client.open_log(self._source, follow=follow, silence_s=_SILENCE_S) as log:
                 async for chunk in log.content.iter_any():
-                    self._print(chunk[skipped_bytes:])
+                    self._print_bytes(chunk[skipped_bytes:])
                     skipped_bytes = max(0, skipped_bytes - len(chunk))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterUnreachable(f"the connection to {self._client.address} was lost: {error}") from None
 
-    def _print(self, data: bytes) -> None:
+    def _print_bytes(self, data: bytes) -> None:
         """Print bytes of the log."""
         self._printed_bytes += len(data)
         sys.stdout.write(self._decoder.decode(data))
@@ -103,7 +103,7 @@ def follow_logs(
 
 
 def print_logs(client: ClusterClient, sources: Sequence[Mapping[str, str]], *, next_step: str) -> None:
-    """Print what logs have now. Raises errors like `follow_logs`, and ConfigError if there is no such log."""
+    """Print the current content of logs. Raises errors like `follow_logs`, and ConfigError if there is no such log."""
 
     async def print_all() -> None:
         for source in sources:

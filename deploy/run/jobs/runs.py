@@ -16,6 +16,7 @@ from typing import Any
 from ray.job_submission import JobDetails, JobStatus
 
 from nonet.controller.groups import CONTROLLER
+from nonet.deploy.run import find_group_of_role
 from nonet.deploy.run.jobs.client import ClusterClient
 from nonet.deploy.run.jobs.logs import follow_logs, print_logs
 from nonet.errors import ConfigError, NonetError
@@ -180,10 +181,7 @@ def find_log_sources(
             )
         return _name_actor_logs(run.controller)
     groups = describe_run(client, run).get("groups", {})
-    group = next((name for name, group in groups.items() if role in (name, *group["roles"])), None)
-    if group is None:
-        roles = [role for group in groups.values() for role in group["roles"]]
-        raise ConfigError(f"run {run.id} has no role {role!r}; roles: {', '.join([CONTROLLER, *roles])}")
+    group = find_group_of_role(run.id, groups, role)
     rows = client.list_state("actors", name=f"{run.id}/{group}-{rank}", ray_namespace=_NAMESPACE)
     if not rows:
         count = groups[group]["workers"]

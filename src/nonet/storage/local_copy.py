@@ -1,9 +1,5 @@
 """The local copy of a stored run on one node, from which the files are read and into which they are written.
 
-A process mounts a run, that is, it registers the folder of the copy. From then on `fetch` brings the files below a path into
-the copy, and `upload_written` stores files that the process has written. Both do nothing for paths that belong to no mounted
-run, so callers need not know whether a run is stored.
-
 Small files, such as results and the journal, are copied when a run is mounted. Checkpoints and artifacts are fetched when they
 are needed, once per node. While a `RunWriter` is open in a copy, its files are newer than the stored ones and are not replaced.
 """
@@ -14,17 +10,15 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import RLock
-from typing import Any, cast
 
-from nonet.atomic import write_whole
-from nonet.errors import ConfigError, StorageError
-from nonet.storage.local_folders import lock_used, make_room, write_address
-from nonet.storage.objects import ObjectStorage, download_file, open_storage
+from nonet.errors import StorageError
+from nonet.storage.local_folders import lock_used
+from nonet.storage.objects import ObjectStorage, download_file
 from nonet.storage.run_tree import COMMANDS, HEAD, OBJECTS, TREES, FileEntry, FilePart, RunHead, RunTree
 
 WRITER_LOCK = ".writing"  # in a local copy: locked by the process that has it open for writing
@@ -33,7 +27,6 @@ _STEP_FOLDERS = ("checkpoints", "controls")
 _LARGE_FOLDERS = (*_STEP_FOLDERS, "artifacts")
 _UNSTORED_FOLDERS = (COMMANDS, "serving")  # commands are objects of their own, and services keep their state
 _MAX_ATTEMPTS = 5  # to read files that a writer replaces and deletes meanwhile
-_MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +65,11 @@ class RunCopy:
         self._verified: dict[str, tuple[str, tuple[int, ...]]] = {}  # digest and state of a file, by its path
         self._uploaded_states: dict[str, tuple[int, ...]] = {}  # of the files that `upload_changed` has seen
         self._lock = RLock()
-        self._used = lock_used(self.path)
+        lock_used(self.path)
 
     def describe(self) -> MountedRun:
         """Return what another process needs to mount the same run."""
         return MountedRun(self.address, str(self.path), self.epoch)
-
-    def close(self) -> None:
-        """Allow the copy to be deleted when room is needed."""
-        if self._used >= 0:
-            os.close(self._used)
-        self._used = -1
 
     def read_head(self) -> tuple[RunHead, str] | None:
         """Return the head of the run and its ETag; None if there is no such run."""
@@ -130,9 +117,10 @@ class RunCopy:
         relative = path.absolute().relative_to(self.path).as_posix()
 
         def fetch_selected(tree: RunTree) -> None:
-            if not self.has_open_writer():
+            replaces = not self.has_open_writer()
+            if replaces:
                 self._delete_old_steps(tree)
-            self._fetch_entries(tree.select("" if relative == "." else relative))
+            self._fetch_entries(tree.select("" if relative == "." else relative), replaces=replaces)
 
         self._apply_newest_tree(fetch_selected)
 
@@ -148,36 +136,34 @@ class RunCopy:
                 if attempt + 1 == _MAX_ATTEMPTS or self.read_tree() is tree:
                     raise
 
-    def fetch_small_files(self, *, exact: bool = True) -> None:
+    def fetch_small_files(self, *, replaces: bool | None = None) -> None:
         """Fetch all files of the run except for the contents of checkpoints and artifacts.
 
         Args:
-            exact: Whether to replace local files that differ and to delete those that are not stored. This is not done while
-                a writer is open in the copy, whose files are newer.
+            replaces: Whether to replace local files that differ, and to delete those that are not stored; by default unless a
+                writer is open in the copy, whose files are newer.
 
         Raises:
             StorageError: The storage cannot be read.
         """
 
         def fetch_small(tree: RunTree) -> None:
-            small = {name: entry for name, entry in tree.files.items() if not is_large(name)}
-            if not exact:
-                small = {name: entry for name, entry in small.items() if not (self.path / name).exists()}
-            elif not self.has_open_writer():
+            is_exact = not self.has_open_writer() if replaces is None else replaces
+            if is_exact:
                 self._delete_unstored(tree)
-            self._fetch_entries(small)
+            small = {name: entry for name, entry in tree.files.items() if not is_large(name)}
+            self._fetch_entries(small, replaces=is_exact)
             for name in tree.files:
                 if step_folder := find_step_folder(name):
                     (self.path / step_folder).mkdir(parents=True, exist_ok=True)
 
         self._apply_newest_tree(fetch_small)
 
-    def _fetch_entries(self, entries: Mapping[str, FileEntry]) -> None:
-        """Download the files that the copy lacks, or has with other contents while no writer is open in it."""
-        keeps_local_files = self.has_open_writer()
+    def _fetch_entries(self, entries: Mapping[str, FileEntry], *, replaces: bool) -> None:
+        """Download the files that the copy lacks, and with `replaces` those that it has with other contents."""
         for name, entry in entries.items():
             file = self.path / name
-            if file.exists() and (keeps_local_files or self.is_equal(name, entry)):
+            if file.exists() and (not replaces or self.is_equal(name, entry)):
                 continue
             if not self._link_own_draft(file, entry):
                 self.download(name, entry)
@@ -346,118 +332,6 @@ class RunCopy:
             yield
         finally:
             os.close(descriptor)
-
-
-_copies: dict[Path, RunCopy] = {}  # the runs that this process has mounted, by the folder of the copy
-
-
-def mount(mounted: MountedRun, *, exact: bool = True) -> RunCopy:
-    """Mount a run in this process, and fetch its small files; a run that is mounted already is only refreshed.
-
-    Args:
-        mounted: The run.
-        exact: As for `RunCopy.fetch_small_files`.
-
-    Raises:
-        StorageError: The storage cannot be read.
-        ConfigError: There is no such run.
-    """
-    copy = register(mounted)
-    if copy.read_head() is None:
-        raise ConfigError(f"there is no run at {mounted.address}")
-    copy.fetch_small_files(exact=exact)
-    return copy
-
-
-def register(mounted: MountedRun) -> RunCopy:
-    """Mount a run in this process without reading anything, for a process that creates it."""
-    path = Path(mounted.path)
-    copy = _copies.get(path)
-    if copy is None:
-        if not path.exists():
-            make_room(path)
-        write_address(path, mounted.address)
-        copy = _copies[path] = RunCopy(mounted, open_storage(mounted.address))
-    copy.epoch = max(copy.epoch, mounted.epoch)
-    return copy
-
-
-def unmount(copy: RunCopy) -> None:
-    """Forget a run that this process has mounted."""
-    _copies.pop(copy.path, None)
-    copy.close()
-
-
-def list_mounts() -> tuple[MountedRun, ...]:
-    """Return the runs that this process has mounted, for processes that it starts."""
-    return tuple(copy.describe() for copy in _copies.values())
-
-
-def find_copy(path: Path) -> RunCopy | None:
-    """Return the copy of a mounted run in which a path is; None if it is in none."""
-    if not _copies:
-        return None
-    absolute = path.absolute()
-    return next((copy for folder in (absolute, *absolute.parents) if (copy := _copies.get(folder))), None)
-
-
-def fetch(path: Path) -> None:
-    """Bring the stored files at or below a path into the local copy; do nothing for a path in no mounted run."""
-    if copy := find_copy(path):
-        copy.fetch(path)
-
-
-def find_digest(path: Path) -> str | None:
-    """Return the SHA-256 of a stored file that this node has not fetched; None if it has, or if there is no such file."""
-    copy = None if path.exists() else find_copy(path)
-    if copy is None:
-        return None
-    entry = copy.get_tree().files.get(path.absolute().relative_to(copy.path).as_posix())
-    return entry and entry.sha256
-
-
-def upload_written(folder: Path, written: Mapping[str, tuple[str, int]]) -> None:
-    """Store files that this process has written into a folder of a mounted run; do nothing for other folders."""
-    if copy := find_copy(folder):
-        copy.upload_written(folder, written)
-
-
-def send_command(file: Path) -> None:
-    """Store a command to a run, which the writer of the run downloads; do nothing for a run that is not stored."""
-    if (copy := find_copy(file)) and not copy.has_open_writer():
-        copy.storage.put_if_absent(f"{COMMANDS}/{file.name}", file.read_bytes())
-
-
-def receive_command(file: Path) -> None:
-    """Fetch the stored answer to a command, if there is one by now; do nothing for a run that is not stored."""
-    copy = None if file.exists() else find_copy(file)
-    if copy and not copy.has_open_writer() and (stored := copy.storage.get(f"{COMMANDS}/{file.name}")):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, stored.content)
-
-
-def fetch_arguments(values: Iterable[Any]) -> None:
-    """Fetch the files and folders of mounted runs that the arguments of a call name, also within collections."""
-    if not _copies:
-        return
-    for path in dict.fromkeys(_iterate_paths(values, depth=4)):
-        if (copy := find_copy(path)) and copy.path != path.absolute():
-            copy.fetch(path)
-
-
-def _iterate_paths(values: Iterable[Any], depth: int) -> Iterator[Path]:
-    """Yield the absolute paths among values, and within dictionaries, short lists and dataclasses among them."""
-    for value in values:
-        if isinstance(value, Path) or (isinstance(value, str) and value.startswith("/")):
-            yield Path(value)
-        elif not depth:
-            continue
-        elif isinstance(value, Mapping):
-            yield from _iterate_paths(cast("Mapping[Any, Any]", value).values(), depth - 1)
-        elif isinstance(value, (list, tuple)) and len(cast("Sequence[Any]", value)) <= _MAX_ITEMS:
-            yield from _iterate_paths(cast("Sequence[Any]", value), depth - 1)
-        elif is_dataclass(value) and not isinstance(value, type):
-            yield from _iterate_paths((getattr(value, field.name) for field in fields(value)), depth - 1)
 
 
 def find_step_folder(name: str) -> str:

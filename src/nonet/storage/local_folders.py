@@ -43,13 +43,12 @@ def read_address(folder: Path) -> str | None:
     return json.loads(file.read_text(encoding="utf-8"))["address"] if file.is_file() else None
 
 
-def lock_used(folder: Path) -> int:
-    """Mark a local copy as used until the returned descriptor is closed, so that it is not deleted to make room."""
+def lock_used(folder: Path) -> None:
+    """Mark a local copy as used until this process ends, so that it is not deleted to make room."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / USED_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     os.utime(folder / USED_LOCK)
-    return descriptor
 
 
 def make_room(kept_folder: Path) -> None:

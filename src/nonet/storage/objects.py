@@ -230,7 +230,7 @@ class ObjectStorage:
             raise StorageError(f"{self.address}: cannot {action}: {_describe_error(error)}") from None
 
 
-def is_address(text: str) -> bool:
+def is_storage_address(text: str) -> bool:
     """Return whether a text is an address in object storage, such as s3://bucket/folder."""
     return text.startswith("s3://")
 

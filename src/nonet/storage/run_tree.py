@@ -119,6 +119,7 @@ class RunHead:
         owner: The host and the process that opened the run last.
         opened: When they did, in unix seconds.
         commit: A random text that differs between all heads.
+        single_writer: Whether the head is replaced without a condition, because the storage has none.
         format: The format of the head.
     """
 
@@ -128,6 +129,7 @@ class RunHead:
     owner: str
     opened: float
     commit: str
+    single_writer: bool = False
     format: int = FORMAT
 
     def encode(self) -> bytes:

@@ -19,18 +19,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from nonet.errors import ConfigError, StorageConflict, StorageError
 from nonet.storage.local_copy import (
     WRITER_LOCK,
     RunCopy,
-    find_copy,
     find_step_folder,
     hash_parts,
     is_large,
     read_state,
 )
+from nonet.storage.mounts import find_copy
 from nonet.storage.objects import download_file
 from nonet.storage.run_tree import COMMANDS, HEAD, OBJECTS, TREES, FileEntry, FilePart, RunHead, RunTree
 
@@ -44,30 +45,28 @@ class RunWriter:
 
     Args:
         copy: The local copy, mounted in this process.
-        run_id: The id of the run.
-        single_writer: Whether the head is replaced without a condition, for a storage that has none.
+        single_writer: Whether a new run has a storage without conditional writes. The head of the run keeps it.
 
     Attributes:
         epoch: The epoch of this writer.
         excluded: The names of folders of the run that commits leave out, because their files are not complete yet.
         collect: Returns the entries of files that workers on other nodes have uploaded since the last call; called by every
             commit.
-        undeleted_objects: The number of objects that are no longer used and could not be deleted.
 
     Raises:
         ConfigError: Another process of this node has the run open for writing in the same copy.
         StorageError: The storage cannot be used.
     """
 
-    def __init__(self, copy: RunCopy, run_id: str, *, single_writer: bool = False):
-        self._copy, self._run_id, self._single_writer = copy, run_id, single_writer
+    def __init__(self, copy: RunCopy, *, single_writer: bool = False):
+        self._copy = copy
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
         self.excluded: frozenset[str] = frozenset()
         self.collect: Callable[[], Mapping[str, FileEntry]] = dict
-        self.undeleted_objects = self._failed_commits = 0
+        self._undeleted_objects = self._failed_commits = 0
         self._last_error = ""
         self._trees_written = 0
         # The state of each local file whose content is in the tree, by its path.
@@ -75,7 +74,7 @@ class RunWriter:
         self._tails: dict[str, bytes] = {}  # the last bytes of what is stored of each growing file
         self._lock_descriptor = self._lock_copy()
         try:
-            self._head, self._etag = self._raise_epoch()
+            self._head, self._etag = self._raise_epoch(single_writer)
             self._committed = self._load_tree()
             self._files = dict(self._committed.files)
             self._delete_unused_objects()
@@ -101,28 +100,30 @@ class RunWriter:
             ) from None
         return descriptor
 
-    def _raise_epoch(self) -> tuple[RunHead, str]:
+    def _raise_epoch(self, single_writer: bool) -> tuple[RunHead, str]:
         """Create the head, or raise its epoch, and return the new head and its ETag."""
+        run_id = self._copy.address.rpartition("/")[2]
         for _ in range(_MAX_OPENINGS):
-            stored = self._copy.read_head()
-            old, etag = stored or (RunHead(self._run_id, 0, "", "", 0.0, ""), "")
-            head = RunHead(
-                run=self._run_id,
+            old, etag = self._copy.read_head() or (
+                RunHead(run_id, 0, "", "", 0.0, "", single_writer),
+                None,
+            )
+            head = replace(
+                old,
                 epoch=old.epoch + 1,
-                tree=old.tree,
                 owner=f"process {os.getpid()} of {socket.gethostname()}",
                 opened=time.time(),
                 commit=secrets.token_hex(8),
             )
             try:
-                return head, self._write_head(head, etag if stored else None)
+                return head, self._write_head(head, etag)
             except StorageConflict:
                 continue  # another process opened the run in the meantime: its epoch must be exceeded
         raise StorageError(f"{self._copy.address} is being opened by several other processes; try again")
 
     def _write_head(self, head: RunHead, etag: str | None) -> str:
         """Write the head if it still has an ETag, or if there is none yet (None), and return the new ETag."""
-        if self._single_writer:
+        if head.single_writer:
             self._copy.storage.put(HEAD, head.encode())
             return ""
         if etag is None:
@@ -133,10 +134,8 @@ class RunWriter:
         """Make the local copy equal to the stored run, and return the tree of the run."""
         copy = self._copy
         copy.epoch = self._head.epoch
-        os.close(self._lock_descriptor)  # while it is open, local files count as newer than stored ones
-        copy.fetch_small_files()
-        self._lock_descriptor = self._lock_copy()
-        tree = copy.get_tree() if self._head.tree else RunTree()
+        copy.fetch_small_files(replaces=True)
+        tree = copy.get_tree()
         for name in list(copy.iterate_files()):
             entry = tree.files.get(name)
             if entry is None:
@@ -211,14 +210,7 @@ class RunWriter:
             key = f"{TREES}/{self.epoch}-{self._trees_written}.json"
             self._copy.storage.put(key, tree.encode())
             old_tree = self._head.tree
-            head = RunHead(
-                self._run_id,
-                self.epoch,
-                key,
-                self._head.owner,
-                self._head.opened,
-                secrets.token_hex(8),
-            )
+            head = replace(self._head, tree=key, commit=secrets.token_hex(8))
             try:
                 self._etag = self._write_head(head, self._etag)
             except StorageConflict:
@@ -234,9 +226,12 @@ class RunWriter:
             raise self._failure
 
     def pop_warning(self) -> str:
-        """Return a warning about commits in the background that failed since the last call, "" if none did."""
-        failed, self._failed_commits = self._failed_commits, 0
-        return f"warning: {failed} commits failed, and are tried again: {self._last_error}" if failed else ""
+        """Return a warning about commits in the background and deletions that failed since the last call, "" if none did."""
+        failed, undeleted = self._failed_commits, self._undeleted_objects
+        self._failed_commits = self._undeleted_objects = 0
+        failures = [f"{failed} commits failed, and are tried again: {self._last_error}"] if failed else []
+        failures += [f"{undeleted} unused objects could not be deleted"] if undeleted else []
+        return f"warning: {self._copy.address}: {'; '.join(failures)}" if failures else ""
 
     def start_commits(self) -> None:
         """Commit every few seconds on a thread until `close`, and exchange commands with the storage."""
@@ -362,7 +357,7 @@ class RunWriter:
             if keys:
                 self._copy.storage.delete(keys)
         except StorageError:
-            self.undeleted_objects += len(keys)
+            self._undeleted_objects += len(keys)
 
     def _to_name(self, path: Path) -> str:
         """Return the path of a file or folder below the run's folder."""
@@ -372,7 +367,7 @@ class RunWriter:
 def open_writer(folder: Path, *, single_writer: bool = False) -> RunWriter | None:
     """Open the run of a folder for writing; return None if the folder is not that of a mounted run."""
     copy = find_copy(folder)
-    return copy and RunWriter(copy, copy.path.name, single_writer=single_writer)
+    return copy and RunWriter(copy, single_writer=single_writer)
 
 
 @contextmanager
