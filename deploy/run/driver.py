@@ -368,7 +368,6 @@ def _prepare_records(scenario: Scenario, folder: Path, run: RunFolder, resume: b
     Raises:
         ConfigError: The storage cannot be used.
     """
-    ensure_ray()
     copy = find_copy(run.path)
     single_writer = scenario.storage is not None and scenario.storage.single_writer
     if copy is None:
@@ -416,6 +415,7 @@ def _start_controller(
 
     from nonet.controller import ControllerTask, SingleController
 
+    ensure_ray()
     if "RAY_ADDRESS" in os.environ:
         reap_orphaned_runs()
     is_stored = find_copy(run.path) is not None

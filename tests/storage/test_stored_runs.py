@@ -73,7 +73,13 @@ def test_a_stored_run_is_reported_and_asked_on_a_machine_that_never_saw_it(
 ):
     place = f"{BUCKET}/asked"
     first, second = Machine(ring, tmp_path / "a", s3), Machine(ring, tmp_path / "b", s3)
-    out, _ = first.call("run", "ring.yaml", "--set", f"storage={place}")
+    changes = [
+        f"storage={place}",
+        "stages.pretrain.epochs=1",
+        "stages.finetune.epochs=1",
+        "stages.rl.steps=2",
+    ]
+    out, _ = first.call("run", "ring.yaml", *(f"--set={change}" for change in changes))
     address = find_address(place)
     assert f"stored     {address}" in out
     assert address in second.call("report", address)[0]
