@@ -46,8 +46,8 @@ def run_chaos(
         report: Called with a line per fault.
 
     Returns:
-        "faults": what was done, with the seconds of recovery; "lost": differences between the runs, one text each, empty if there
-        are none; "recovery_s": the median by "kind role"; "runs": the folders.
+        "faults": what was done, with the seconds of recovery; "times": how many faults were planned; "lost": differences between
+        the runs, one text each, empty if there are none; "recovery_s": the median by "kind role"; "runs": the folders.
 
     Raises:
         ConfigError: A role is unknown, there are too many faults, the cluster has other runs, or the scenario has `storage`.
@@ -73,6 +73,7 @@ def run_chaos(
             seconds_by_kind.setdefault(f"{fault.kind} {fault.role}", []).append(fault.recovery_s)
     result = {
         "faults": [asdict(fault) for fault in injector.done],
+        "times": times,
         "lost": list_differences(calm, disturbed),
         "recovery_s": {kind: round(median(seconds), 2) for kind, seconds in sorted(seconds_by_kind.items())},
         "runs": [str(calm.path), str(disturbed.path)],
@@ -142,6 +143,8 @@ def format_chaos(result: dict[str, Any]) -> str:
     for kind, count in sorted(counts.items()):
         seconds = result["recovery_s"].get(kind)
         lines.append(f"{kind:<18}  {count:>5}  {'-' if seconds is None else f'{seconds:.1f} s':>15}")
+    if (late := result["times"] - len(result["faults"])) > 0:
+        lines += ["", f"the run ended before {late} of {result['times']} faults"]
     lost = result["lost"]
     lines += ["", *lost] if lost else ["", "nothing was lost, doubled or computed otherwise"]
     return "\n".join(lines)

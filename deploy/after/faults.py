@@ -22,6 +22,7 @@ ROLES = ("rollout", "trainer", "reward", "embedding", "evaluator", CONTROLLER)
 _HANG_SHARE = 0.25  # of all faults; the others are kills
 _MAX_HANG_S = 4.0  # shorter than every deadline
 _POLL_S = 0.05
+_PROCESS_TIMEOUT_S = 60.0  # after which a role without a process counts as one that the run does not have
 # A run fails after so many losses without a new checkpoint (`SingleController`), so a schedule leaves time for one.
 _MAX_FAULTS_PER_CHECKPOINT = 2
 
@@ -65,14 +66,20 @@ def draw_faults(roles: Sequence[str], count: int, seed: int, steps: int, step_s:
         step_s: Seconds of a step, which bound the delays.
 
     Raises:
-        ConfigError: A role is unknown, or the run has fewer steps than faults.
+        ConfigError: A role is unknown, or the first three quarters of the run have fewer steps than faults.
     """
     if unknown := [role for role in roles if role not in ROLES]:
         raise ConfigError(f"--kill names {', '.join(unknown)}; it takes {', '.join(ROLES)}")
-    if count >= steps:
-        raise ConfigError(f"--times is {count}, and the run has {steps} steps; it must be lower than that")
+    last_step = (
+        steps * 3 // 4
+    )  # each fault moves the next one back, so that the last ones would come after the run's end
+    if count > last_step:
+        raise ConfigError(
+            f"--times is {count}, and the run has {steps} steps, in whose first three quarters faults begin; give at most "
+            f"{last_step}"
+        )
     generator = rng(seed, "chaos")
-    fault_steps = sorted(int(step) for step in generator.choice(steps - 1, size=count, replace=False) + 1)
+    fault_steps = sorted(int(step) for step in generator.choice(last_step, size=count, replace=False) + 1)
     order = [roles[index % len(roles)] for index in range(count)]
     generator.shuffle(order)
     return [
@@ -131,7 +138,11 @@ class FaultInjector:
     def _inject(self, fault: Fault) -> None:
         """Do one fault, and wait until the run has applied a step that it had not applied before."""
         hit_step, began = count_applied_steps(self._run), time.monotonic()
-        process = inject_fault(self._run, fault)
+        while not (
+            process := inject_fault(self._run, fault)
+        ):  # while workers are replaced, a role has no process
+            if time.monotonic() - began > _PROCESS_TIMEOUT_S or self._ended.wait(_POLL_S):
+                break
         done = replace(fault, process=process, hit_step=hit_step)
         while process and not self._ended.wait(_POLL_S):
             if count_applied_steps(self._run) > hit_step:

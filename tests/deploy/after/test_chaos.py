@@ -54,8 +54,9 @@ def test_equal_runs_have_no_difference(tmp_path: Path):
     calm, disturbed = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     assert list_differences(calm, disturbed) == []
     assert count_applied_steps(calm) == 4
-    text = format_chaos({"faults": [], "lost": [], "recovery_s": {}})
+    text = format_chaos({"faults": [], "times": 2, "lost": [], "recovery_s": {}})
     assert "nothing was lost, doubled or computed otherwise" in text
+    assert "the run ended before 2 of 2 faults" in text
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,11 @@ def test_a_run_in_object_storage_is_refused_before_anything_runs(ring: Path):
 
 @pytest.mark.slow
 def test_a_run_of_kills_and_hangs_has_the_bits_of_an_undisturbed_one(ring: Path, no_ray: None):
-    changes = ["checkpoint.every=2", "roles={rollout: {workers: 1}, embedding: {workers: 1}}"]
+    changes = [
+        "checkpoint.every=2",
+        "stages.rl.steps=40",
+        "roles={rollout: {workers: 1}, embedding: {workers: 1}}",
+    ]
     lines: list[str] = []
     result = run_chaos(
         api.scenario(ring / "ring.yaml", changes),
