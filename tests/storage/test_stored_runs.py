@@ -177,7 +177,7 @@ def test_another_machine_steers_a_stored_run_and_cannot_stop_it(
             ["run", "ring.yaml", "--set", f"storage={BUCKET}/x", "--run-dir", "d"],
             "name two places for one run",
         ),
-        (["report", f"{BUCKET}/x/none"], f"there is no run at {BUCKET}/x/none"),
+        (["report", f"{BUCKET}/x/none"], f"there is no run at {BUCKET}/x/none; the runs in {BUCKET}/x: none"),
     ],
 )
 def test_a_wrong_place_is_one_line_and_leaves_nothing(
@@ -188,4 +188,4 @@ def test_a_wrong_place_is_one_line_and_leaves_nothing(
     assert not out
     assert len(err.splitlines()) == 1
     assert message in err
-    assert not list(tmp_path.glob("a/*/*/scenario.yaml"))
+    assert not list(tmp_path.glob("a/*/*"))

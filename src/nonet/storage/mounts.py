@@ -17,8 +17,9 @@ from nonet.errors import ConfigError
 from nonet.storage.local_copy import MountedRun, RunCopy
 from nonet.storage.local_folders import make_room, write_address
 from nonet.storage.objects import open_storage
-from nonet.storage.run_tree import COMMANDS
+from nonet.storage.run_tree import COMMANDS, HEAD
 
+_SHOWN_RUNS = 8  # number of runs that an error lists
 _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
 
 _copies: dict[Path, RunCopy] = {}  # the runs that this process has mounted, by the folder of the copy
@@ -35,9 +36,13 @@ def mount(mounted: MountedRun, *, replaces: bool | None = None) -> RunCopy:
         StorageError: The storage cannot be read.
         ConfigError: There is no such run.
     """
+    if Path(mounted.path) not in _copies and open_storage(mounted.address).get(HEAD) is None:
+        place = mounted.address.rpartition("/")[0]
+        names = open_storage(place).list_names()[-_SHOWN_RUNS:]
+        raise ConfigError(
+            f"there is no run at {mounted.address}; the runs in {place}: {', '.join(names) or 'none'}"
+        )
     copy = register(mounted)
-    if copy.read_head() is None:
-        raise ConfigError(f"there is no run at {mounted.address}")
     copy.fetch_small_files(replaces=replaces)
     return copy
 
