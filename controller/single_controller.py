@@ -21,12 +21,20 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from nonet.controller.groups import Heartbeat, Lease, SessionView, StatusReporter, reap_run
+from nonet.controller.groups import (
+    Heartbeat,
+    Lease,
+    Moment,
+    ProgressReader,
+    SessionView,
+    StatusReporter,
+    reap_run,
+)
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
-from nonet.controller.setup import record_loss
+from nonet.controller.setup import read_interruptions, record_loss
 from nonet.errors import NonetError, PlacementError
 from nonet.storage import MountedRun, RunWriter, mount, open_writer
 from nonet.workers import describe_activity
@@ -83,6 +91,9 @@ class SingleController:
         self._status = StatusReporter(
             self._run, self._recorder.list_since, self._view_session, detached=task.detached
         )
+        self._progress = ProgressReader(
+            self._run, self._list_groups, lambda: len(read_interruptions(self._run))
+        )
         self._lease_heartbeat = Heartbeat(self._check_lease, every_s=task.timeout_s / 6)
         self._task_thread = threading.Thread(target=self._run_task, name="conduct", daemon=True)
         self._task_thread.start()
@@ -120,6 +131,11 @@ class SingleController:
     def get_folder(self) -> str:
         """Return the path of the folder of the run."""
         return str(self._run.path)
+
+    @ray.method(concurrency_group="control")
+    def read_progress(self, moment: Moment, timeout_s: float) -> dict[str, Any]:
+        """Return how far the run is, when it is at a moment or after a time (`ProgressReader`)."""
+        return self._progress.read(moment, timeout_s)
 
     @ray.method(concurrency_group="control")
     def renew(self) -> None:
@@ -230,6 +246,15 @@ class SingleController:
             return SessionView(phase, activity=describe_own_activity)
         roles = {group.name: group.roles for group in groups.binding.groups}
         return SessionView(phase, roles, dict(groups.hosts), describe_own_activity)
+
+    def _list_groups(self) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """Return the number of workers and the roles of each group that the run has now."""
+        view = self._view_session()
+        return {
+            name: (view.hosts[name].world, tuple(roles))
+            for name, roles in dict(view.groups).items()
+            if name in view.hosts
+        }
 
     def _find_newest_checkpoint(self) -> Path | None:
         """Return the folder of the run's newest checkpoint; None if it has none."""

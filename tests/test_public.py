@@ -92,7 +92,7 @@ ROOMS = {
         ),
     ),
     "deploy": (
-        *("opened", "report", "run", "run/jobs", "new", "doctor", "parity", "after", "tune"),
+        *("opened", "report", "run", "run/jobs", "new", "doctor", "parity", "after", "after/chaos", "tune"),
         *(
             "serving/access",
             "serving/offline/exporters",

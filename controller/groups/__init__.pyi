@@ -11,6 +11,8 @@ from .lifetimes import list_controlled_runs as list_controlled_runs
 from .lifetimes import read_orphan_timeout_s as read_orphan_timeout_s
 from .lifetimes import reap_orphaned_runs as reap_orphaned_runs
 from .lifetimes import reap_run as reap_run
+from .progress import Moment as Moment
+from .progress import ProgressReader as ProgressReader
 from .publishing import publish as publish
 from .reward_handles import RewardHandles as RewardHandles
 from .reward_handles import RewardScores as RewardScores

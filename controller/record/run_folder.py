@@ -279,7 +279,7 @@ def create_run(name: str, folder: str | Path | None = None, storage_address: str
         if folder is not None:
             raise ConfigError(
                 f"{folder} and storage: {storage_address} name two places for one run; leave --run-dir out, or set storage=null "
-                "(--seeds, tune, tradeoff and chaos keep their runs in a folder)"
+                "(--seeds, tune and tradeoff keep their runs in a folder)"
             )
         path = make_local_folder(storage_address, run_id)
         register(MountedRun(join_address(storage_address, run_id), str(path)))

@@ -1,6 +1,4 @@
 from .append import append_events as append_events
-from .chaos import format_chaos as format_chaos
-from .chaos import run_chaos as run_chaos
 from .compare import compare_runs as compare_runs
 from .compare import format_comparison as format_comparison
 from .evaluate import evaluate_run as evaluate_run

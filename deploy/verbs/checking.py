@@ -61,36 +61,45 @@ def chaos(
     kill: Annotated[
         str,
         typer.Option(
-            metavar="ROLE,ROLE",
-            help="Roles whose processes are hit: rollout, trainer, reward, embedding, evaluator, controller.",
+            metavar="TARGET,TARGET",
+            help="Whose processes are hit: rollout, trainer, reward, embedding, evaluator, controller; node kills a whole node, "
+            "storage disturbs the connections to object storage. By default all except node.",
         ),
-    ] = "rollout,trainer,reward,embedding,evaluator,controller",
+    ] = "",
     times: Annotated[int, typer.Option(min=1, help="Number of faults.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed of the steps and processes.")] = 7,
     change: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of both runs, by default a new one in $NONET_RUNS.")
+        Path | None,
+        typer.Option(
+            help="The folder of the page, and of both runs without storage; by default a new one in $NONET_RUNS."
+        ),
     ] = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="Allow faults on a cluster that has other runs.")
     ] = False,
+    nodes_return: Annotated[
+        bool,
+        typer.Option("--nodes-return", help="The cluster replaces lost nodes, so --kill node may hit any."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a scenario undisturbed and with kills and hangs, and compare both; exit with 1 if they differ.
+    """Run a scenario undisturbed and with faults, and compare both; exit with 1 if they differ.
 
-    A fault hits one process of a role: three in four kill it, the others stop it for up to four seconds. Set checkpoint.every so
-    that a run writes several checkpoints.
+    A fault kills a process, suspends it for some seconds or for good, or closes its connections, after a step or during a save or
+    a publication. Set checkpoint.every so that a run writes several checkpoints.
     """
-    from nonet.deploy.after import format_chaos, run_chaos
+    from nonet.deploy.after.chaos import format_chaos, run_chaos
     from nonet.deploy.run import api
 
     result = run_chaos(
         api.scenario(scenario, change),
-        roles=[role.strip() for role in kill.split(",")],
+        targets=[target.strip() for target in kill.split(",") if target.strip()],
         times=times,
         seed=seed,
         run_dir=run_dir,
         shares_cluster=shared,
+        replaces_nodes=nodes_return,
         report=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(result, indent=1) if as_json else format_chaos(result))

@@ -37,8 +37,11 @@ NAMESPACE = "nonet"  # Ray namespace of the named actors.
 PING_S = 5.0  # Seconds in which a control thread must answer; it is never busy for long.
 
 
-def ensure_ray() -> None:
+def ensure_ray(variables: Mapping[str, str] | None = None) -> None:
     """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process; once per process.
+
+    Args:
+        variables: Environment variables of the processes that this process starts on the cluster, if it has not joined yet.
 
     Raises:
         ConfigError: `RAY_ADDRESS` names no cluster, or a local one cannot be started with this temporary folder.
@@ -46,14 +49,16 @@ def ensure_ray() -> None:
     if not ray.is_initialized():
         check_ray_environment()
         address = os.environ.get("RAY_ADDRESS") or "local"
-        local_options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        if variables:
+            options["runtime_env"] = {"env_vars": dict(variables)}
         try:
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **local_options,
+                **options,
             )
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             cause = " ".join(str(error).split())[:300]

@@ -57,7 +57,7 @@ COMMANDS = {
     "doctor": "--json",
     "schema": "",
     "parity": "--pools --precision --set --run --steps --limit --json",
-    "chaos": "--kill --times --seed --set --run-dir --shared --json",
+    "chaos": "--kill --times --seed --set --run-dir --shared --nodes-return --json",
     "pack": "--key --time --column --set",
     "bench": "--json --seeds --device --set",
     "reward test": "--scenario --weight --set --users --json",
