@@ -91,14 +91,14 @@ class FaultInjector:
         self._count_restarts(progress["losses"])
         hit_step, moment = progress["applied"], progress["moment"]
         began = time.monotonic()
-        victim, reason = self._hit(fault, progress)
+        victim, reason = self._apply(fault, progress)
         while not victim and not reason:  # while workers are replaced, a role has no process
             if time.monotonic() - began > _VICTIM_TIMEOUT_S or self._ended.wait(_POLL_S):
                 reason = f"no process of {fault.target}"
                 break
             progress = self._read_progress() or progress
             began_hit = time.monotonic()
-            victim, reason = self._hit(fault, progress)
+            victim, reason = self._apply(fault, progress)
             began = began_hit if victim else began
         done = replace(fault, victim=victim, hit_step=hit_step, moment=moment)
         while victim and not self._ended.wait(_POLL_S):
@@ -138,7 +138,7 @@ class FaultInjector:
         except (ValueError, RayError):
             return None
 
-    def _hit(self, fault: Fault, progress: dict[str, Any]) -> tuple[str, str]:
+    def _apply(self, fault: Fault, progress: dict[str, Any]) -> tuple[str, str]:
         """Do a fault.
 
         Returns:
@@ -156,10 +156,10 @@ class FaultInjector:
                 self._agents.begin(node, "kill_node")
             return (f"node {node[:8]}", "") if node else ("", "")
         found = select_process(processes, fault.target, fault.step)
-        return ("", "") if found is None else self._hit_process(fault, *found[:3])
+        return ("", "") if found is None else self._apply_to_process(fault, *found[:3])
 
-    def _hit_process(self, fault: Fault, name: str, pid: int, node: str) -> tuple[str, str]:
-        """Do a fault to one process; return as `_hit` does."""
+    def _apply_to_process(self, fault: Fault, name: str, pid: int, node: str) -> tuple[str, str]:
+        """Do a fault to one process; return as `_apply` does."""
         try:
             if fault.kind == "kill":
                 self._agents.call(node, "kill", pid)
