@@ -78,6 +78,7 @@ class Pipeline:
                         "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
                     )
                     return False
+            session.scaling.refuse_waiting("all stages have ended")
             self.recorder.add_event("stage", stage="evaluate", steps=None, done=0)
             self._collect_results(wait=True)
             self._finish()
@@ -107,8 +108,10 @@ class Pipeline:
                     self._rerank(name)
             began = time.time()
             with session.trace.record_span(name):
-                if not run_stage(session, name, self.recorder, self._poll_between_steps):
-                    return False
+                while not run_stage(session, name, self.recorder, self._poll_between_steps):
+                    if self._is_stop_requested() or not session.scaling.is_due:
+                        return False
+                    self._change_workers()
             self._add_seconds(name, time.time() - began)
         if stage_options.kind.rolls_out:
             self._probe(name, "after")
@@ -126,7 +129,7 @@ class Pipeline:
             folder = self._find_side_checkpoint(subject)
             if not (session.run.results / f"{subject}.npz").exists():
                 with session.trace.record_span(subject):
-                    folder = train_control(session, control, self.recorder, self._poll_between_steps)
+                    folder = train_control(session, control, self.recorder, self._poll_in_control)
                 if folder is None:
                     session.groups.load(session.checkpoint_log.find_stage_end(name), None)
                     return False
@@ -170,16 +173,41 @@ class Pipeline:
             for group in self.session.groups.binding.groups
             if "evaluator" in group.roles
         ):
-            self._collect_results(wait=True)
-            self._fetch_shown_users()
-            self._add_join_counts()
+            self._collect_evaluator_results()
         began = time.time()
         self.session.prepare(name)
         self._add_seconds(f"rebind {name}", time.time() - began)
         self.recorder.add_event("note", text=f"before {name}: {change.describe()}")
 
+    def _change_workers(self) -> None:
+        """Change the number of workers within a stage; first wait for the results of evaluators that stop."""
+        if self.session.scaling.stops_evaluators:
+            self._collect_evaluator_results()
+        began = time.time()
+        self.session.scaling.apply()
+        self._add_seconds("scale", time.time() - began)
+
+    def _collect_evaluator_results(self) -> None:
+        """Wait for everything that was requested from evaluators, which are about to be stopped."""
+        self._collect_results(wait=True)
+        self._fetch_shown_users()
+        self._add_join_counts()
+
     def _poll_between_steps(self) -> bool:
-        """Write the results that have arrived, report failed heartbeats, and return whether the user has requested a stop."""
+        """Do the work between two steps of a stage, and return whether the stage must be left for now.
+
+        It is left if the user has requested a stop, or if the number of workers changes.
+        """
+        self._poll_workers()
+        return self._is_stop_requested() or self.session.scaling.poll()
+
+    def _poll_in_control(self) -> bool:
+        """Do the work between two steps of a control, and return whether the user has requested a stop."""
+        self._poll_workers()
+        return self._is_stop_requested()
+
+    def _poll_workers(self) -> None:
+        """Write the results that have arrived, and report failed heartbeats and warnings of the storage."""
         _ = self.session.evaluator  # raises the error with which the evaluator failed to open
         if warning := self.session.checkpoint_log.check_writer():
             self.recorder.add_event("note", text=warning)
@@ -187,7 +215,6 @@ class Pipeline:
         if warning := self.session.groups.pop_warning():
             self.recorder.add_event("note", text=warning)
         self.session.trace.collect_due(self.session.groups.hosts.values())
-        return self._is_stop_requested()
 
     def _rank_checkpoint(self, name: str) -> GroupFuture:
         """Request the ranking of a stage's last checkpoint; if there are several evaluators, each ranks a share of the events."""

@@ -85,6 +85,7 @@ _COMMANDS = {
     "attach": steering.attach,
     "detach": steering.detach,
     "set": steering.set_value,
+    "scale": steering.scale,
     "import": authoring.import_,
     "scenarios": authoring.scenarios,
     "new": authoring.new,

@@ -1,4 +1,5 @@
 from .live import list_dead_actors as list_dead_actors
+from .live import list_draining_nodes as list_draining_nodes
 from .live import read_live_view as read_live_view
 from .live import wait_for_settled_view as wait_for_settled_view
 from .pools import Elastic as Elastic

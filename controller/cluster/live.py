@@ -32,14 +32,27 @@ _NOT_DEVICES = ("CPU", "memory", "object_store_memory")  # Ray's resources that 
 
 
 def read_live_view() -> ClusterView:
-    """Return the live nodes of the connected Ray cluster with their free resources, and who holds the others."""
+    """Return the nodes of the connected Ray cluster with their free resources, and who holds the others.
+
+    Nodes that Ray drains are left out, because they are about to end.
+    """
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
     holdings = tuple(_list_holdings())
     held: dict[tuple[str, str], float] = defaultdict(float)
     for holding in holdings:
         held[holding.node, holding.resource] += holding.amount
-    nodes = (_make_node(node, free.get(node["NodeID"], {}), held) for node in ray.nodes() if node["Alive"])
+    draining = list_draining_nodes()
+    nodes = (
+        _make_node(node, free.get(node["NodeID"], {}), held)
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in draining
+    )
     return ClusterView(tuple(nodes), holdings)
+
+
+def list_draining_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray drains, such as those that a cloud provider is about to take away."""
+    return set(ray_state.state.get_draining_nodes())
 
 
 def wait_for_settled_view(timeout_s: float) -> ClusterView:

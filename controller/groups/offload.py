@@ -8,7 +8,7 @@ the trace and the report.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nonet.controller.plan import MemoryLedger, OffloadMove, OffloadSchedule
@@ -28,10 +28,22 @@ class Offloader:
         self, ledger: MemoryLedger, hosts: Mapping[str, ActorGroup], trace: ChromeTrace, deadlines: Deadlines
     ):
         self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
-        places = dict.fromkeys(line.place for line in ledger.list_offloading_lines())
-        self._schedules = [OffloadSchedule(ledger, place) for place in places]
+        self._schedules = _make_schedules(ledger)
         self.stages: frozenset[str] = frozenset()
         self._counts: dict[str, dict[str, Any]] = {}
+
+    def replace_ledger(self, ledger: MemoryLedger) -> None:
+        """Follow the ledger of a new plan; units that were offloaded on a device which it still has stay offloaded."""
+        offloaded_by_place = {schedule.place: schedule.offloaded for schedule in self._schedules}
+        new_schedules = _make_schedules(ledger)
+        new_places = {schedule.place for schedule in new_schedules}
+        for schedule in self._schedules:
+            if schedule.place not in new_places:
+                offloaded = set(schedule.offloaded)
+                self._carry_out_all(schedule.leave(), offloaded, "change of workers")
+        for schedule in new_schedules:
+            schedule.offloaded = set(offloaded_by_place.get(schedule.place, ()))
+        self._schedules = new_schedules
 
     def enter(self, stage: str, phase: str) -> None:
         """Make the moves before a phase of a stage. If the running groups are those of another stage, resume all groups.
@@ -42,12 +54,10 @@ class Offloader:
             DeadlineExceeded: A worker did not finish in time.
         """
         for schedule in self._schedules:
-            units = set(schedule.offloaded)  # the units that are offloaded after each move
+            offloaded = set(schedule.offloaded)
             is_scheduled = stage in self.stages and schedule.has_stage(stage)
-            for move in schedule.enter(stage, phase) if is_scheduled else schedule.leave():
-                if move.group in self._hosts:
-                    units = units | {move.unit} if move.what == "offload" else units - {move.unit}
-                    self._carry_out(move, units, f"{stage}/{phase}")
+            moves = schedule.enter(stage, phase) if is_scheduled else schedule.leave()
+            self._carry_out_all(moves, offloaded, f"{stage}/{phase}")
 
     def mark_resident(self, group: str) -> None:
         """Record that the processes of a group were restarted, which makes all of it resident."""
@@ -57,6 +67,14 @@ class Offloader:
     def list_counts(self) -> dict[str, dict[str, Any]]:
         """Return the number of offloads and resumes with their bytes and seconds, by unit."""
         return {unit: dict(counts) for unit, counts in sorted(self._counts.items())}
+
+    def _carry_out_all(self, moves: Sequence[OffloadMove], offloaded: set[str], phase: str) -> None:
+        """Make the moves of one device; `offloaded` are the units that are offloaded before the first of them."""
+        units = offloaded
+        for move in moves:
+            if move.group in self._hosts:
+                units = units | {move.unit} if move.what == "offload" else units - {move.unit}
+                self._carry_out(move, units, phase)
 
     def _carry_out(self, move: OffloadMove, offloaded: set[str], phase: str) -> None:
         """Move one unit, and record the move in the trace and the counters; `offloaded` are the units after the move."""
@@ -72,3 +90,9 @@ class Offloader:
         counts[move.what] += 1
         counts["bytes"] += moved_bytes
         counts["seconds"] = round(counts["seconds"] + ended - began, 4)
+
+
+def _make_schedules(ledger: MemoryLedger) -> list[OffloadSchedule]:
+    """Return the schedule of each device on which units take turns."""
+    places = dict.fromkeys(line.place for line in ledger.list_offloading_lines())
+    return [OffloadSchedule(ledger, place) for place in places]

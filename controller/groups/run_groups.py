@@ -1,9 +1,9 @@
-"""RunGroups: starts the worker groups of a run, opens the artifacts in them, and changes the groups between stages.
+"""RunGroups: starts the worker groups of a run, opens the artifacts in them, and changes the groups between steps.
 
-A stage with its own roles gets the groups of its re-plan. Unchanged groups stay. The others are stopped and started
-again, and open the artifacts. If a group that trains is among them, the training groups join a new process group and load
-the newest checkpoint. Groups that do not fit on
-their device together take turns through the `Offloader`.
+A stage with its own roles gets the groups of its re-plan, and so does a run whose number of workers changes. Unchanged
+groups stay. The others are stopped and started again, and open the artifacts. If a group that trains is among them, the
+training groups join a new process group and load the newest checkpoint. Groups that do not fit on their device together take
+turns through the `Offloader`.
 """
 
 from __future__ import annotations
@@ -197,9 +197,14 @@ class RunGroups:
         self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
-    def find_due_change(self, stage: str) -> GroupChange:
-        """Return the groups to stop and to start before a stage; falsy if all of its groups are already running."""
-        planned = {group.name: group for group in self.plan.list_groups(stage)}
+    def find_due_change(self, stage: str, plan: Plan | None = None) -> GroupChange:
+        """Return the groups to stop and to start before a stage; falsy if all of its groups are already running.
+
+        Args:
+            stage: The name of the stage.
+            plan: The plan to follow; by default the current one.
+        """
+        planned = {group.name: group for group in (plan or self.plan).list_groups(stage)}
         running = {group.name: group for group in self.binding.groups}
         staying = {
             name for name, group in planned.items() if name in running and _is_unchanged(group, running[name])
@@ -209,14 +214,30 @@ class RunGroups:
         rethreaded = tuple(planned[name] for name in sorted(staying) if planned[name] != running[name])
         return GroupChange(stops, starts, rethreaded)
 
-    def change(self, change: GroupChange, checkpoint: Path | None) -> None:
+    def replace_plan(self, scenario: Scenario, plan: Plan) -> None:
+        """Follow another plan from now on; `change` must be called next with what `find_due_change` returns."""
+        self.scenario, self.plan = scenario, plan
+        self.offloader.replace_ledger(plan.ledger)
+
+    def change(
+        self, change: GroupChange, checkpoint: Path | None, resumed_stage: StageSetup | None = None
+    ) -> None:
         """Stop and start groups; if a group that trains is among them, load a checkpoint into all groups that train.
 
         If a group cannot be started, all processes of the run are stopped.
+
+        Args:
+            change: The groups to stop and to start.
+            checkpoint: The folder of the newest checkpoint; None if the run has none.
+            resumed_stage: The stage that continues from the checkpoint; None if a stage begins with it. The stage attaches
+                its rewards that are not in the plan again, so their workers are stopped.
         """
         started, trained_before = {group.name for group in change.starts}, self._list_training_groups()
-        self._trace.collect(self.hosts[name] for name in change.stops)
-        self.binding.change(change.stops, change.starts)
+        planned = {group.name for group in self.binding.groups}
+        attached = [name for name in self.hosts if name not in planned] if resumed_stage else []
+        stops = (*change.stops, *attached)
+        self._trace.collect(self.hosts[name] for name in stops)
+        self.binding.change(stops, change.starts)
         self._attach_watchdog()
         self._check_shared_or_stop(started)
         self.binding.set_threads(change.kept)
@@ -226,7 +247,7 @@ class RunGroups:
         self._epoch += regroup
         self._open(self._folders, started)
         if regroup and checkpoint is not None:
-            self.load(checkpoint, None)
+            self.load(checkpoint, resumed_stage)
 
     def load(self, checkpoint: Path, resumed_stage: StageSetup | None) -> None:
         """Load a checkpoint into trainers and shards, whatever the number of ranks that wrote it.

@@ -5,9 +5,11 @@ from .offload_schedule import OffloadMove as OffloadMove
 from .offload_schedule import OffloadSchedule as OffloadSchedule
 from .planner import GroupPlan as GroupPlan
 from .planner import Plan as Plan
+from .planner import RunningGroups as RunningGroups
 from .planner import plan as plan
 from .requests import LIGHT_CPUS as LIGHT_CPUS
 from .resolved import derive_model_size as derive_model_size
 from .resolved import get_feature_dims as get_feature_dims
 from .resolved import resolve_run as resolve_run
+from .resolved import scale_roles as scale_roles
 from .shortage import describe_lost_room as describe_lost_room

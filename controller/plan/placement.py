@@ -248,43 +248,66 @@ def replan(
         PlacementError: A group that must start does not fit.
     """
     capacity = Capacity(view, run.scenario.placement)
-    return _plan_change(run, stage, tuple(groups), capacity, view, threads=0)[0]
+    return change_groups(run, stage, tuple(groups), capacity, view, threads=0)[0]
 
 
 def make_changes(
-    run: ResolvedRun, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
+    run: ResolvedRun,
+    groups: tuple[GroupPlan, ...],
+    capacity: Capacity,
+    view: ClusterView,
+    threads: int,
+    first_stage: str | None = None,
 ) -> tuple[tuple[StageChange, ...], dict[str, tuple[GroupPlan, ...]]]:
     """Plan the changes of groups before stages that change roles, and the changes back after them.
 
     Args:
         run: The scenario with the values derived from it.
-        groups: The groups at the start of the run.
+        groups: The groups at the start of the run, or in `first_stage`.
         capacity: Free resources, updated by the changes.
         view: The cluster.
         threads: Torch threads per worker; 0 to derive them.
+        first_stage: The stage in progress, if a run changes its workers within a stage. Earlier stages, which are over, get
+            the same groups.
 
     Returns:
         The changes in order, and the groups of every stage.
     """
     changes, groups_by_stage, current_groups, previous_has_own_roles = [], {}, groups, False
-    for stage, stage_options in run.scenario.stages.items():
+    stages = run.scenario.stages
+    for stage in list(stages)[: list(stages).index(first_stage) + 1] if first_stage else ():
+        groups_by_stage[stage], previous_has_own_roles = groups, bool(stages[stage].roles)
+    for stage, stage_options in stages.items():
+        if stage in groups_by_stage:
+            continue
         if stage_options.roles or previous_has_own_roles:
-            change, current_groups = _plan_change(run, stage, current_groups, capacity, view, threads)
+            change, current_groups = change_groups(run, stage, current_groups, capacity, view, threads)
             if change.stops or change.starts:
                 changes.append(change)
         groups_by_stage[stage], previous_has_own_roles = current_groups, bool(stage_options.roles)
     return tuple(changes), groups_by_stage
 
 
-def _plan_change(
+def change_groups(
     run: ResolvedRun,
     stage: str | None,
     current_groups: tuple[GroupPlan, ...],
     capacity: Capacity,
     view: ClusterView,
     threads: int,
+    *,
+    grows: bool = False,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
     """Plan the change from the current groups to those of a stage.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage; None for the roles of the whole run.
+        current_groups: The groups that run now.
+        capacity: Free resources, updated by the change.
+        view: The cluster.
+        threads: Torch threads per worker; 0 to derive them.
+        grows: Whether elastic groups with fewer workers than they may have are placed again, with as many as now fit.
 
     Returns:
         The change, and the groups after it. `capacity` is updated.
@@ -292,7 +315,12 @@ def _plan_change(
     requests = make_group_requests(run, stage)
     request_by_name = {request.name: request for request in requests}
     live_node_ids = {node.id for node in view.nodes}
-    staying = tuple(g for g in current_groups if _can_stay(g, request_by_name.get(g.name), live_node_ids))
+    staying = tuple(
+        group
+        for group in current_groups
+        if _can_stay(group, request_by_name.get(group.name), live_node_ids)
+        and not (grows and group.workers < request_by_name[group.name].most)
+    )
     # A group that uses the bundles of another one can stay only with that one.
     staying = tuple(g for g in staying if not g.shares or g.shares in {k.name for k in staying})
     stops = tuple(g for g in current_groups if g not in staying)

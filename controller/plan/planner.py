@@ -18,7 +18,14 @@ from nonet.controller.plan.flops import StageWork, estimate_work
 from nonet.controller.plan.memory import estimate_worker_memory
 from nonet.controller.plan.memory_ledger import MemoryLedger, format_bytes, make_ledger
 from nonet.controller.plan.packing import Capacity
-from nonet.controller.plan.placement import GroupPlan, StageChange, assign_threads, make_changes, place_groups
+from nonet.controller.plan.placement import (
+    GroupPlan,
+    StageChange,
+    assign_threads,
+    change_groups,
+    make_changes,
+    place_groups,
+)
 from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import ResolvedRun, resolve_run
 from nonet.controller.scenario import Scenario, describe_validation
@@ -139,13 +146,31 @@ class Plan:
         return format_plan(self)
 
 
-def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
+@dataclass(frozen=True, slots=True)
+class RunningGroups:
+    """The groups of a run that changes its workers within a stage.
+
+    Attributes:
+        stage: The stage in progress.
+        groups: The groups that run now. Those whose request is the same stay, as far as their nodes are available.
+        grows: Whether elastic groups with fewer workers than they may have are placed again, with as many as now fit.
+    """
+
+    stage: str
+    groups: tuple[GroupPlan, ...]
+    grows: bool = False
+
+
+def plan(
+    scenario: Scenario, view: ClusterView, *, threads: int = 0, running: RunningGroups | None = None
+) -> Plan:
     """Place every group of a scenario on a cluster.
 
     Args:
         scenario: The scenario.
         view: The cluster.
         threads: Torch threads per worker; 0 to derive them from the cores.
+        running: The groups of a run in progress, which hold resources of the view; the plan then begins with its stage.
 
     Raises:
         PlacementError: A group does not fit; the message names the group, the resource, what it needs, what is free, who
@@ -158,8 +183,14 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     check_scenario(scenario)
     run = resolve_run(scenario)
     capacity = Capacity(view, scenario.placement)
-    groups = assign_threads(place_groups(make_group_requests(run), capacity, view, ()), view, threads)
-    changes, groups_by_stage = make_changes(run, groups, capacity, view, threads)
+    if running is None:
+        groups = assign_threads(place_groups(make_group_requests(run), capacity, view, ()), view, threads)
+    else:
+        _, groups = change_groups(
+            run, running.stage, running.groups, capacity, view, threads, grows=running.grows
+        )
+    first_stage = running.stage if running else None
+    changes, groups_by_stage = make_changes(run, groups, capacity, view, threads, first_stage)
     for name, stage_options in scenario.stages.items():
         run.kinds[name].check_groups(name, stage_options, groups_by_stage[name])
     ledger = make_ledger(run, groups_by_stage, view)

@@ -3,6 +3,7 @@ from .checkpoint import Manifest as Manifest
 from .checkpoint import read_manifest as read_manifest
 from .checkpoint_log import Checkpoint as Checkpoint
 from .checkpoint_log import CheckpointLog as CheckpointLog
+from .commands import SCALE as SCALE
 from .commands import CommandQueue as CommandQueue
 from .feed import count_missing as count_missing
 from .folder_lock import FolderLock as FolderLock

@@ -17,6 +17,9 @@ from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.storage import receive_command, send_command
 
+SCALE = "scale"
+"""The verb of commands that change the number of workers; all others change the rewards of a stage."""
+
 
 class CommandQueue:
     """The commands that were sent to one run, and their answers."""
@@ -83,6 +86,11 @@ class CommandQueue:
             text: What the command did, or the reason of the refusal.
         """
         self._write(f"{command_id}.answer.json", {"state": state, "text": text})
+
+    def reply_as_recorded(self, recorded: dict[str, Any]) -> None:
+        """Answer a command that the journal already has, because the run ended before its answer was written."""
+        state = "refused" if "refused" in recorded else "taken"
+        self.reply(recorded["id"], state, recorded.get("refused", recorded.get("text", "")))
 
     def _record(self, **record: Any) -> None:
         """Append a record to commands.jsonl, which is created with the first one."""

@@ -47,6 +47,7 @@ from nonet.controller.scenario import (
 from nonet.controller.session.artifacts import make_artifacts, make_run_stages
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.objectives import RewardObjectives
+from nonet.controller.session.scaling import WorkerScaling
 from nonet.controller.session.stage_checkpoints import (
     begin_validation,
     end_stage,
@@ -90,9 +91,11 @@ class Session:
         stages: The settings of all stages by name, once entered.
         groups: The worker groups, once entered.
         checkpoint_log: The checkpoints and the journal, once entered.
+        scaling: The changes of the number of workers within stages.
         trace: The trace of workers and controller, once entered.
         restored: The manifest of the checkpoint that a resumed run continues from, or None.
         step: The step of the current stage that was entered last.
+        applied_steps: The number of applied steps of the current stage.
         version: The number of the newest published version of the weights.
         validation: The validations of the current stage, or None if it is not validated.
         objectives: The rewards of the current RL stage with their weights and multipliers, or None.
@@ -136,10 +139,10 @@ class Session:
         self.dead_workers: list[str] = []
         self.add_note: Callable[[str], None] = lambda text: None
         self._stage: str | None = None  # the name of the current stage
-        self.step = 0
+        self.step = self.applied_steps = 0
         self.validation: StageValidation | None = None
         self.objectives: RewardObjectives | None = None
-        self.checkpoint_writer = CheckpointWriter(self)
+        self.checkpoint_writer, self.scaling = CheckpointWriter(self), WorkerScaling(self)
 
     def __enter__(self) -> Session:
         try:
@@ -184,9 +187,11 @@ class Session:
         )
         self.trace = open_trace(self.run.trace)
         first_stage = next(iter(self.scenario.stages))
+        manifest: Manifest | None = None
         if self.resume:
             _, manifest = self.checkpoint_log.find_resume_checkpoint()
             first_stage = manifest.stage
+        self.scenario = self.scaling.restore_scenario(self.scenario, manifest)
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
         if self._writer:
@@ -312,17 +317,29 @@ class Session:
         change = self.groups.find_due_change(name)
         if change:
             with self.trace.record_span("rebind", stage=name, what=change.describe()):
-                self.checkpoint_writer.finish(wait=True)
-                if self.checkpoint_log.open_step is not None:
-                    stage, step = self.checkpoint_log.open_step
-                    self.checkpoint_writer.write(stage, step + 1, wait=True)
-                self.groups.change(change, self.wait_for_checkpoint())
-                self.checkpoint_log.write_record(
-                    rebound=name,
-                    stops=list(change.stops),
-                    starts={group.name: group.workers for group in change.starts},
-                )
+                self.groups.change(change, self.save_applied_steps())
+                self.record_change(name, change)
         return change
+
+    def save_applied_steps(self) -> Path | None:
+        """Write a checkpoint if steps were applied since the newest one, and wait for it.
+
+        Returns:
+            The folder of the newest checkpoint, or None if no step was applied yet.
+        """
+        self.checkpoint_writer.finish(wait=True)
+        if self.checkpoint_log.open_step is not None:
+            stage, step = self.checkpoint_log.open_step
+            self.checkpoint_writer.write(stage, step + 1, wait=True)
+        return self.wait_for_checkpoint()
+
+    def record_change(self, stage: str, change: GroupChange) -> None:
+        """Write to the journal which groups were stopped and started before a stage, or within it."""
+        self.checkpoint_log.write_record(
+            rebound=stage,
+            stops=list(change.stops),
+            starts={group.name: group.workers for group in change.starts},
+        )
 
     def begin(self, name: str) -> int:
         """Enter a stage, at its start or at the step of the restored checkpoint.
@@ -341,11 +358,11 @@ class Session:
         if not self.stage.rolls_out:  # nobody reads the published rows, which take memory
             self.trainer.shards.unpublish().get(self.deadlines.step)
         resumed = self.restored if self.restored and self.restored.stage == name else None
+        self.applied_steps = resumed.stage_step if resumed else 0
         self.validation = begin_validation(self, resumed=resumed is not None)
-        if resumed is not None:
-            return resumed.stage_step
-        self.trainer.begin(self.stage)
-        return 0
+        if resumed is None:
+            self.trainer.begin(self.stage)
+        return self.applied_steps
 
     def end(self, step: int) -> Path | None:
         """End the current stage after `step` applied steps; the trainer continues with the selected checkpoint.
@@ -441,6 +458,7 @@ class Session:
         stage, applied_steps, every = self.stage, step + 1, self.scenario.checkpoint.every
         floor_state = self.objectives.get_state() if stage.rolls_out and self.objectives else {}
         self.checkpoint_log.record_applied_step(stage, step, **floor_state)
+        self.applied_steps = applied_steps
         self.checkpoint_writer.finish(wait=False)
         is_last = applied_steps == stage.steps
         is_validated = self.validation and applied_steps in self.validation.points

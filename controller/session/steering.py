@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nonet.controller.groups import PromptRequest, RewardHandles
-from nonet.controller.record import CommandQueue, read_journal
+from nonet.controller.record import SCALE, CommandQueue, read_journal
 from nonet.controller.scenario import RewardOptions
 from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.objectives import SETTABLE, RewardObjectives
@@ -43,7 +43,7 @@ def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjective
         The objectives after the last command, and the step of that command (0 without commands).
     """
     objectives, step = _make_objectives(session, stage), 0
-    for command in CommandQueue(session.run).list_taken():
+    for command in _select_reward_commands(CommandQueue(session.run).list_taken()):
         if command.get("stage") == stage and "refused" not in command:
             step = max(step, command["step"])
             objectives.apply_command(command)
@@ -65,7 +65,7 @@ class RewardSteering:
     def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
         self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
-        self._answered_commands = self._commands.list_taken()
+        self._answered_commands = _select_reward_commands(self._commands.list_taken())
         # The commands that an earlier part of the run applied in this stage, in the order of their steps.
         self._commands_to_replay = [
             command
@@ -89,17 +89,19 @@ class RewardSteering:
     def has_commands(self, step: int) -> bool:
         """Return whether there are commands to apply at a step."""
         has_replay = bool(self._commands_to_replay and self._commands_to_replay[0]["step"] <= step)
-        return has_replay or bool(self._commands.list_waiting())
+        return has_replay or bool(self._list_waiting())
+
+    def _list_waiting(self) -> list[dict[str, Any]]:
+        """Return the commands about rewards without an answer, oldest first."""
+        return _select_reward_commands(self._commands.list_waiting())
 
     def apply_commands(self, step: int) -> None:
         """Replay the commands of an earlier part of the run up to a step, then apply or refuse the waiting ones."""
         self.replay(step)
         answered_by_id = {command["id"]: command for command in self._answered_commands}
-        for command in self._commands.list_waiting():
-            # The run ended after the command was recorded and before its answer was written.
+        for command in self._list_waiting():
             if answered := answered_by_id.get(command["id"]):
-                state = "refused" if "refused" in answered else "taken"
-                self._commands.reply(command["id"], state, answered.get("refused", answered.get("text", "")))
+                self._commands.reply_as_recorded(answered)
                 continue
             self._apply_or_refuse(command, step)
 
@@ -224,6 +226,11 @@ class RewardSteering:
                 f"there is no reward {name!r}{suggest_inline(name, names)}; rewards: {', '.join(names)}"
             )
         return name
+
+
+def _select_reward_commands(commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the commands that are not about numbers of workers, which `WorkerScaling` applies."""
+    return [command for command in commands if command["verb"] != SCALE]
 
 
 def _format_value(value: Any) -> str:

@@ -55,12 +55,12 @@ def run_supervised(session: Session, name: str, recorder: Recorder, stopped: Sto
     checkpoint_interval, validation = session.scenario.checkpoint.every, session.validation
     while step < stage.steps and not (validation and validation.should_stop(step)):
         if stopped():
-            if step:
-                session.commit(step - 1, now=True)
+            session.save_applied_steps()
             return False
         next_checkpoint = (step // checkpoint_interval + 1) * checkpoint_interval
         stop = min(step + CHUNK_STEPS, stage.steps, next_checkpoint)
         stop = min(stop, validation.find_next_point(step)) if validation else stop
+        stop = min(stop, session.scaling.find_next_step(name, step) or stop)
         began = time.perf_counter()
         with session.trace.record_span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)

@@ -121,9 +121,11 @@ def record_report(
         recorder.record_metrics(stage, done, {"absent": float(report.absent)}, role="rollout")
     shown |= report.probe()
     recorder.record_step(stage, done, shown)
-    must_stop = stopped is not None and stopped() and done < steps
     for step in range(report.first, done):
-        session.commit(step, now=must_stop)  # writes a checkpoint if one is due after the step, or `now`
+        session.commit(step)  # writes a checkpoint if one is due after the step
+    must_stop = stopped is not None and done < steps and stopped()
+    if must_stop:
+        session.save_applied_steps()
     if _end_if_diverged(session, recorder, stage, report.records):
         return "ended"
     _record_finished_validations(session, recorder, stage, done)

@@ -1,7 +1,7 @@
-"""Changes to a run in progress: attach and detach rewards, set their weights and floors, and stop the run.
+"""Changes to a run in progress: attach and detach rewards, set weights and floors, change numbers of workers, stop the run.
 
-Commands about rewards are put into the run's queue (`nonet.controller.record.CommandQueue`). The run applies or refuses
-them between two RL steps. A request to stop is a file in the run's folder.
+Commands are put into the run's queue (`nonet.controller.record.CommandQueue`). The run applies or refuses them between two
+steps, those about rewards between two RL steps. A request to stop is a file in the run's folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
-from nonet.controller.record import CommandQueue, RunFolder, find_run, is_running
+from nonet.controller.plan import scale_roles
+from nonet.controller.record import SCALE, CommandQueue, RunFolder, find_run, is_running
 from nonet.controller.scenario import RewardOptions, check_supported, load_scenario
 from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
@@ -106,6 +107,25 @@ def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
     return folder, CommandQueue(folder).ask(verb="set", name=path, stage=stage, value=value)
 
 
+def scale(run: str | Path, workers_by_role: Mapping[str, int]) -> tuple[RunFolder, str]:
+    """Ask a run to change the number of workers of roles or rewards.
+
+    Args:
+        run: The run's folder, its id, a prefix of its id, or `last`.
+        workers_by_role: The number of workers by role or reward.
+
+    Returns:
+        The run's folder and the id of the command.
+
+    Raises:
+        ConfigError: The run is not in progress, or the roles do not exist or do not allow these numbers.
+    """
+    folder = _find_steered_run(run, SCALE)
+    scale_roles(load_scenario(folder.scenario)[0], workers_by_role)
+    name = " ".join(f"{role}={workers}" for role, workers in workers_by_role.items())
+    return folder, CommandQueue(folder).ask(verb=SCALE, name=name, workers=dict(workers_by_role))
+
+
 def wait_for_answer(folder: RunFolder, command: str, timeout_s: float) -> dict[str, Any] | None:
     """Wait for the run's answer to a command.
 
@@ -166,7 +186,7 @@ def _find_steered_run(run: str | Path, verb: str) -> RunFolder:
     check_supported(load_scenario(folder.scenario)[0], verb, folder.id)
     if _is_run_elsewhere(folder):
         return folder
-    return _find_active_run(run, "start a run with the reward in its scenario")
+    return _find_active_run(run, "change the scenario, and start a new run")
 
 
 def _is_run_elsewhere(folder: RunFolder) -> bool:

@@ -1,4 +1,4 @@
-"""The commands that change a run in progress: `attach`, `detach`, `set`, and `reward test`."""
+"""The commands that change a run in progress: `attach`, `detach`, `set` and `scale`, and `reward test`."""
 
 from __future__ import annotations
 
@@ -94,6 +94,30 @@ def set_value(
     _print_answer(folder, command_id, wait, as_json)
 
 
+def scale(
+    run: RunArg,
+    workers: Annotated[
+        list[str],
+        typer.Argument(metavar="ROLE=N...", help="Number of workers of a role or reward, such as rollout=4."),
+    ],
+    wait: _WaitOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the number of workers of a run in progress, between two steps and through a checkpoint."""
+    from nonet.deploy.run import steer
+
+    folder, command_id = steer.scale(run, dict(_parse_workers(text) for text in workers))
+    _print_answer(folder, command_id, wait, as_json, "a step after the first one of a stage")
+
+
+def _parse_workers(text: str) -> tuple[str, int]:
+    """Parse ROLE=N. Raises ConfigError if N is no whole number above 0."""
+    role, _, number = text.partition("=")
+    if not role or not number.isdecimal() or int(number) < 1:
+        raise ConfigError(f"scale needs ROLE=N with a whole number of workers above 0, got {text!r}")
+    return role, int(number)
+
+
 def try_out_reward(
     reward: Annotated[
         str,
@@ -147,15 +171,25 @@ def _parse_options(texts: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def _print_answer(folder: Any, command_id: str, timeout_s: float, as_json: bool) -> None:
-    """Wait for the run's answer to a command and print it. Raises ConfigError if the run refuses the command."""
+def _print_answer(
+    folder: Any, command_id: str, timeout_s: float, as_json: bool, place: str = "a step of an RL stage"
+) -> None:
+    """Wait for the run's answer to a command and print it. Raises ConfigError if the run refuses the command.
+
+    Args:
+        folder: The run's folder.
+        command_id: The id of the command.
+        timeout_s: Seconds to wait.
+        as_json: Whether to print JSON.
+        place: Where the run applies the command.
+    """
     from nonet.deploy.run import steer
 
     answer = steer.wait_for_answer(folder, command_id, timeout_s)
     if answer is None:
         answer = {
             "state": "waiting",
-            "text": f"{folder.id} has not reached a step of an RL stage within {timeout_s:g} s; it will apply the command there",
+            "text": f"{folder.id} has not reached {place} within {timeout_s:g} s; it will apply the command there",
         }
     if answer["state"] == "refused":
         raise ConfigError(f"{folder.id} refused: {answer['text']}")

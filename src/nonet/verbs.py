@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-TRAINING_VERBS: tuple[str, ...] = ("run", "resume", "tune", "submit", "report")
+TRAINING_VERBS: tuple[str, ...] = ("run", "resume", "scale", "tune", "submit", "report")
 """Verbs that train a model or show what the training reported, which every kind of model has."""
 
 STEERING_VERBS: tuple[str, ...] = ("tradeoff", "attach", "detach", "set")

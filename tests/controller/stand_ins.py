@@ -105,6 +105,10 @@ class LoopSession:
         self._records, self._scores, self._at = records, scores, at
         self.validation = self.objectives = None
         self.steering = SimpleNamespace(pop_changed=lambda: False)
+        self.replay_steps: list[int] = []  # at which an earlier part of the run changed the number of workers
+        self.scaling = SimpleNamespace(
+            find_next_step=lambda stage, step: next((s for s in self.replay_steps if s > step), None)
+        )
         self.trainer = SimpleNamespace(train=self._train, update=self._update, pop_table_counts=dict)
         self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS
@@ -127,6 +131,9 @@ class LoopSession:
 
     def commit(self, step, *, now=False):
         self.done.append(("commit", step, now))
+
+    def save_applied_steps(self):
+        self.done.append("save")
 
     def _train(self, stage, start, stop):
         self.done.append(("train", start, stop))

@@ -102,6 +102,7 @@ class Session:
             find_due_change=lambda name: self.changes.get(name),
             notes=(),
         )
+        self.scaling = SimpleNamespace(poll=lambda: False, is_due=False, refuse_waiting=nothing)
         self.trainer = SimpleNamespace(count_published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
         self.changes: dict[str, Any] = {}

@@ -97,10 +97,17 @@ def test_a_stage_goes_on_from_where_its_commit_is_and_stops_when_asked():
     asked = iter([False, True])
     assert not run_stage(session, "pretrain", Recorder(), lambda: next(asked))
     assert session.done[0] == ("train", 8, 12)
-    assert session.done[-1] == ("commit", 11, True)
+    assert session.done[-2:] == [("commit", 11, False), "save"]
     fresh = LoopSession(SCENARIO, {"pretrain": PRETRAIN}, record)
     assert not run_stage(fresh, "pretrain", Recorder(), lambda: True)
-    assert fresh.done == []  # nothing was done: nothing to commit
+    assert fresh.done == ["save"]  # which writes nothing if no step was applied
+
+
+def test_a_call_ends_at_the_step_where_an_earlier_part_of_the_run_changed_its_workers():
+    session = LoopSession(SCENARIO, {"pretrain": PRETRAIN}, record)
+    session.replay_steps = [6]
+    assert run_stage(session, "pretrain", Recorder(), never)
+    assert [done[1:] for done in session.done if done[0] == "train"][:3] == [(0, 4), (4, 6), (6, 8)]
 
 
 # --- reinforced -------------------------------------------------------------------------------------------------------
@@ -127,7 +134,7 @@ def test_what_the_trainers_say_of_a_step_is_shown_with_its_rows_a_second():
 def test_rl_that_is_stopped_commits_the_step_it_did():
     session = LoopSession(SCENARIO, {"rl": RL}, scores=SCORES, at=1)
     assert not run_stage(session, "rl", Recorder(), lambda: True)
-    assert session.done == [("update", 1), "publish", ("commit", 1, True)]
+    assert session.done == [("update", 1), "publish", ("commit", 1, False), "save"]
     last = LoopSession(SCENARIO, {"rl": RL}, scores=SCORES, at=2)
     assert run_stage(last, "rl", Recorder(), lambda: True)  # the stage is over anyway
 
@@ -171,6 +178,7 @@ class PipelineSession:
             offloader=SimpleNamespace(list_counts=dict),
             binding=SimpleNamespace(groups=[]),
         )
+        self.scaling = SimpleNamespace(poll=lambda: False, is_due=False, refuse_waiting=lambda reason: None)
         self.trainer = SimpleNamespace(count_published=dict)
         self.evaluator = SimpleNamespace(
             evaluate_baseline=lambda name: self._asked("baseline", name),
