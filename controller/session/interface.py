@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
-from nonet.controller.groups import RewardHandles, RolloutHandle, RunGroups, TrainerHandle
-from nonet.controller.record import CheckpointLog, Manifest, RunFolder
+from nonet.controller.groups import GroupChange, RewardHandles, RolloutHandle, RunGroups, TrainerHandle
+from nonet.controller.plan import Plan
+from nonet.controller.record import CheckpointLog, ChromeTrace, Manifest, RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.stage_validation import StageValidation
@@ -22,10 +24,13 @@ class RunningSession(Protocol):
     scenario: Scenario
     stages: dict[str, StageSetup]
     step: int
+    applied_steps: int
     version: int
     restored: Manifest | None
     checkpoint_log: CheckpointLog
     deadlines: Deadlines
+    plan: Plan
+    trace: ChromeTrace
     groups: RunGroups
     facts: dict[str, Any]
     validation: StageValidation | None
@@ -35,6 +40,14 @@ class RunningSession(Protocol):
     @property
     def stage(self) -> StageSetup:
         """The current stage."""
+        ...
+
+    def save_applied_steps(self) -> Path | None:
+        """Write a checkpoint if steps were applied since the newest one, and return the folder of the newest."""
+        ...
+
+    def record_change(self, stage: str, change: GroupChange) -> None:
+        """Write to the journal which groups were stopped and started."""
         ...
 
     @property

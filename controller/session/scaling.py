@@ -12,18 +12,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nonet.controller.cluster import list_draining_nodes, read_live_view
 from nonet.controller.plan import Plan, RunningGroups, plan, scale_roles
 from nonet.controller.record import SCALE, CommandQueue, Manifest
 from nonet.controller.scenario import Scenario
 from nonet.controller.session.artifacts import make_run_stages
+from nonet.controller.session.interface import RunningSession
 from nonet.controller.setup import renumber_stages
 from nonet.errors import NonetError, PlacementError, WorkerLost
-
-if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
 
 _LOOK_INTERVAL_S = 5.0  # between two looks at the nodes of the cluster
 
@@ -54,7 +52,7 @@ class WorkerScaling:
         session: The session; its groups exist when `poll` is called.
     """
 
-    def __init__(self, session: Session):
+    def __init__(self, session: RunningSession):
         self._session, self._commands = session, CommandQueue(session.run)
         # The commands that an earlier part of the run applied after the restored checkpoint, in the order of their steps.
         self._to_replay: list[dict[str, Any]] = []

@@ -335,6 +335,7 @@ def check_change_of_a_finished_run(cell: Cell) -> None:
 
 def check_stop_of_a_finished_run(cell: Cell) -> None:
     assert "has finished" in cell.refuse("stop", cell.folder.path)
+    assert "has finished" in cell.refuse("scale", cell.folder.path, "trainer=2")
 
 
 CHECKS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {

@@ -87,6 +87,7 @@ WITHOUT_RUNS = {
 TOGETHER = {
     "detach": "attach",
     "set": "attach",
+    "scale": "stop",
     "versions": "publish",
     "promote": "publish",
     "rollback": "publish",

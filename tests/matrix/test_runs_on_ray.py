@@ -217,6 +217,7 @@ def test_a_run_in_progress_is_steered_stopped_and_resumed(ray_runs, kind, comman
         ("set", started.folder.path, "stages.rl.rewards.cheap.weight=0.25"),
         ("attach", started.folder.path, "--reward", reward, "--name", "cheaper", "--set", "limit=2.0"),
         ("detach", started.folder.path, "cheaper"),
+        ("scale", started.folder.path, "trainer=2"),
         ("stop", started.folder.path),
     ):
         code, out, err = command(*words)

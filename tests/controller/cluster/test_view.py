@@ -50,3 +50,16 @@ def test_this_machine_has_cores_and_memory():
     node = read_local_view().nodes[0]
     assert node.total["CPU"] >= 1
     assert node.total["memory"] > 1e9
+
+
+def test_a_node_that_ray_drains_is_not_in_the_view(monkeypatch):
+    from nonet.controller.cluster import live
+
+    records = [
+        {"NodeID": name, "Alive": name != "dead", "Resources": {"CPU": 2.0}} for name in ("a", "dead", "b")
+    ]
+    monkeypatch.setattr(live.ray, "nodes", lambda: records)
+    monkeypatch.setattr(live, "_list_holdings", lambda: iter(()))
+    monkeypatch.setattr(live.ray_state, "available_resources_per_node", dict)
+    monkeypatch.setattr(live.ray_state.state, "get_draining_nodes", lambda: {"b": 0})
+    assert [node.id for node in live.read_live_view().nodes] == ["a"]

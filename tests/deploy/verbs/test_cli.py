@@ -51,6 +51,7 @@ COMMANDS = {
     "attach": "--reward --name --weight --set --stage --wait --json",
     "detach": "--name --stage --wait --json",
     "set": "--wait --json",
+    "scale": "--wait --json",
     "import": "--column --items --missing",
     "scenarios": "--json",
     "new": "--data --items --column --missing --target",

@@ -1,0 +1,57 @@
+"""The commands that change numbers of workers, as a resumed run finds them in its journal."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from nonet.controller.record import SCALE, CommandQueue
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.session.scaling import WorkerScaling
+
+SCENARIO = load_scenario("quickstart", ["roles={trainer: {workers: 2}}"])[0]
+
+
+def make_scaling(folder: RunFolder) -> WorkerScaling:
+    return WorkerScaling(SimpleNamespace(run=folder, scenario=SCENARIO))
+
+
+def make_manifest(stage: str, step: int, *, last: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(stage=stage, stage_step=step, last=last)
+
+
+def record_commands(folder: RunFolder, *commands: tuple[str, int, int]) -> None:
+    """Record that trainers were scaled at (stage, step, number of workers)."""
+    queue = CommandQueue(folder)
+    for index, (stage, step, workers) in enumerate(commands):
+        command = {"id": str(index), "verb": SCALE, "name": "", "workers": {"trainer": workers}}
+        (folder.path / "commands").mkdir(exist_ok=True)
+        queue.take(command, stage, step, "")
+
+
+def test_a_resumed_run_has_the_workers_of_its_checkpoint_and_changes_them_again_later(tmp_path):
+    folder = RunFolder(tmp_path)
+    record_commands(folder, ("pretrain", 10, 1), ("finetune", 4, 3), ("rl", 5, 4))
+    for manifest, workers, stage, next_step in (
+        (None, 2, "pretrain", 10),
+        (make_manifest("pretrain", 8), 2, "pretrain", 10),
+        (make_manifest("pretrain", 10), 1, "finetune", 4),
+        # The stage ended with an earlier checkpoint than its last one, so its commands are over.
+        (make_manifest("pretrain", 6, last=True), 1, "finetune", 4),
+        (make_manifest("finetune", 20), 3, "rl", 5),
+        (make_manifest("rl", 9), 4, "rl", None),
+    ):
+        scaling = make_scaling(folder)
+        assert scaling.restore_scenario(SCENARIO, manifest).roles["trainer"].workers == workers
+        assert scaling.find_next_step(stage, 0) == next_step
+
+
+def test_a_refused_command_and_one_about_rewards_are_not_applied_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "commands").mkdir()
+    queue = CommandQueue(folder)
+    queue.refuse({"id": "1", "verb": SCALE, "name": "", "workers": {"trainer": 9}}, "no room")
+    queue.take({"id": "2", "verb": "detach", "name": "hit"}, "rl", 1, "detached")
+    scaling = make_scaling(folder)
+    assert scaling.restore_scenario(SCENARIO, make_manifest("rl", 3)) == SCENARIO
+    assert scaling.find_next_step("rl", 0) is None
