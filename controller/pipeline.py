@@ -57,6 +57,7 @@ class Pipeline:
             False if the run was stopped before its end; it can be resumed then.
         """
         self.session.add_note = lambda text: self.recorder.add_event("note", text=text)
+        self.session.record_metrics = partial(self.recorder.record_metrics, role="controller")
         with self.session as session:
             for name, seconds in session.seconds.items():
                 self._add_seconds(name, seconds)
@@ -295,11 +296,13 @@ class Pipeline:
         self._add_join_counts()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
         session.trace.collect(session.groups.hosts.values())
+        self.recorder.flush_trackers()
         work = {
             "idle": session.trace.compute_idle_shares(),
             "bytes_out": session.trace.count_returned_bytes(),
             "moved": session.groups.offloader.list_counts(),
             "published": session.trainer.count_published(),
+            "tracking": self.recorder.get_tracking(),
         }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work)
 

@@ -41,7 +41,7 @@ def make_report(
         scenario: The scenario.
         weights: The numbers of dense parameters and sparse rows, by name.
         wall_s: Wall-clock seconds by part of the run.
-        work: Statistics of the worker groups, by "idle", "bytes_out", "moved" and "published".
+        work: Statistics of the worker groups, by "idle", "bytes_out", "moved", "published" and "tracking".
     """
     facts = run.read_facts()
     assert facts is not None, "a run has artifacts before it has results"

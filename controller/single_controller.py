@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,12 @@ from nonet.controller.groups import (
 )
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
-from nonet.controller.scenario import Scenario
+from nonet.controller.record.tracking.kinds import TrackedRun
+from nonet.controller.scenario import Scenario, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
 from nonet.errors import NonetError, PlacementError
-from nonet.storage import MountedRun, RunWriter, mount, open_writer
+from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer
 from nonet.workers import describe_activity
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
@@ -79,7 +81,7 @@ class SingleController:
         self._task, self._run = task, RunFolder(Path(task.run))
         self._run.path.mkdir(parents=True, exist_ok=True)
         self._writer, self._writer_error = self._open_writer()
-        self._recorder = Recorder(self._run.path, self._run.id)
+        self._recorder = self._open_recorder()
         self._stop_requested = threading.Event()
         self._outcome: dict[str, Any] | None = None
         self._expired_at: float | None = None
@@ -87,9 +89,14 @@ class SingleController:
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._own_handle = ray.get_runtime_context().current_actor
         self._session: Session | None = None
+        self._restarts = sum("seconds" not in part for part in read_interruptions(self._run))
         self._missing_place = ""  # why the lost workers of the run cannot be placed
         self._status = StatusReporter(
-            self._run, self._recorder.list_since, self._view_session, detached=task.detached
+            self._run,
+            self._recorder.list_since,
+            self._view_session,
+            detached=task.detached,
+            publish=self._publish_status,
         )
         self._progress = ProgressReader(
             self._run, self._list_groups, lambda: len(read_interruptions(self._run))
@@ -109,6 +116,22 @@ class SingleController:
         if writer:
             writer.start_commits()
         return writer, None
+
+    def _open_recorder(self) -> Recorder:
+        """Open the recorder of the run, with the trackers that the scenario names."""
+        scenario = self._task.scenario
+        facts = dict(_flatten(to_document(scenario)))
+        run = TrackedRun(self._run.id, self._run.path, scenario.name, facts)
+        return Recorder(self._run.path, self._run.id, scenario.tracking, run)
+
+    def _publish_status(self, status: Mapping[str, Any]) -> None:
+        """Give the status of the run to its trackers, with what the controller counts."""
+        counts = {
+            "restarts": self._restarts,
+            "tracking": self._recorder.get_tracking(),
+            "storage": get_request_counts(),
+        }
+        self._recorder.set_status({**status, **counts})
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
@@ -163,9 +186,10 @@ class SingleController:
         except Exception as error:
             outcome = _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), exit_code=1)
         with contextlib.suppress(Exception):
-            self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
         self._status.finish(outcome)  # before the last commit, which stores it
+        with contextlib.suppress(Exception):
+            self._recorder.close(outcome["state"])
         try:
             if self._writer:
                 self._writer.close()
@@ -185,7 +209,7 @@ class SingleController:
             replacement_end = time.monotonic() + self._task.scenario.deadlines.replace
             resume = self._remove_processes()
             self._recorder.add_event("note", text="the controller was restarted")
-            record_loss(self._run, "the controller was restarted")
+            self._record_loss("the controller was restarted")
         while True:
             before = self._find_newest_checkpoint()
             session = Session(
@@ -217,9 +241,14 @@ class SingleController:
             resume = self._remove_processes()
             start = "its newest checkpoint" if resume else "the beginning"
             self._recorder.add_event("note", text=f"{loss}; continuing from {start}")
-            record_loss(self._run, loss)
+            self._record_loss(loss)
             replacement_end = time.monotonic() + self._task.scenario.deadlines.replace
             self._missing_place = ""
+
+    def _record_loss(self, why: str) -> None:
+        """Record and count that the run continues after a loss."""
+        record_loss(self._run, why)
+        self._restarts += 1
 
     def _wait_for_place(self, reason: str) -> None:
         """Show why the lost workers of a run cannot be placed, if it has changed, and wait a moment."""
@@ -245,7 +274,7 @@ class SingleController:
         if groups is None:
             return SessionView(phase, activity=describe_own_activity)
         roles = {group.name: group.roles for group in groups.binding.groups}
-        return SessionView(phase, roles, dict(groups.hosts), describe_own_activity)
+        return SessionView(phase, roles, dict(groups.hosts), describe_own_activity, groups.silent_workers)
 
     def _list_groups(self) -> dict[str, tuple[int, tuple[str, ...]]]:
         """Return the number of workers and the roles of each group that the run has now."""
@@ -289,6 +318,15 @@ class SingleController:
         self._lease_heartbeat.stop()
         reap_run(self._run.id)
         ray.kill(self._own_handle, no_restart=True)
+
+
+def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested maps with their dotted keys."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _make_failure(error: str, traceback_text: str, exit_code: int) -> dict[str, Any]:

@@ -76,6 +76,8 @@ ROOMS = {
     ),
     "controller": (
         *(
+            "record/tracking/kinds",
+            "record/tracking",
             "record",
             "cluster/placement",
             "cluster",

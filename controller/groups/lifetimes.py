@@ -73,6 +73,9 @@ class Heartbeat:
 
     Failures do not stop the thread. Each exception, and each text that the function returns, is counted as a failure.
 
+    Attributes:
+        last_failures: The number of failures of the last call.
+
     Args:
         beat: The function; it returns a text per failure, or None.
         every_s: Seconds between two calls.
@@ -81,6 +84,7 @@ class Heartbeat:
     def __init__(self, beat: Callable[[], Iterable[str] | None], every_s: float):
         self._beat, self._every_s, self._ended = beat, every_s, threading.Event()
         self._failure_counts: Counter[str] = Counter()
+        self.last_failures = 0
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
@@ -91,6 +95,7 @@ class Heartbeat:
                 causes = list(self._beat() or ())
             except Exception as error:
                 causes = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+            self.last_failures = len(causes)
             with self._lock:
                 self._failure_counts.update(causes)
 

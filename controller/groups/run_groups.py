@@ -119,6 +119,11 @@ class RunGroups:
         return self._heartbeat.pop_warning() if self._heartbeat else ""
 
     @property
+    def silent_workers(self) -> int:
+        """The number of workers that did not answer the last heartbeat."""
+        return self._heartbeat.last_failures if self._heartbeat else 0
+
+    @property
     def evaluator(self) -> WorkerGroup:
         """The evaluator. It may still be opening, because it reads all events, and answers calls afterwards.
 

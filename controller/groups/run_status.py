@@ -37,12 +37,14 @@ class SessionView:
         groups: By group, its roles.
         hosts: The processes of each group.
         activity: Returns a clause about what the controller's own thread has done for some seconds.
+        silent_workers: The number of workers that did not answer the last heartbeat.
     """
 
     phase: str = ""
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     hosts: Mapping[str, ActorGroup] = field(default_factory=dict)
     activity: Callable[[float], str] = lambda elapsed_s: ""
+    silent_workers: int = 0
 
 
 class StatusReporter:
@@ -53,6 +55,7 @@ class StatusReporter:
         list_events: Returns the events of the run from a number on (`Recorder.list_since`).
         view_session: Returns the current state of the session.
         detached: Whether the run needs no driver.
+        publish: Receives the status once a second, with "silent_workers"; it may not raise.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class StatusReporter:
         view_session: Callable[[], SessionView],
         *,
         detached: bool,
+        publish: Callable[[Mapping[str, Any]], None] = lambda status: None,
     ):
+        self._publish = publish
         self._run, self._list_events, self._view_session = run, list_events, view_session
         self._next_event, self._event_at, self._written_at = 0, time.time(), 0.0
         self._waits: list[str] = []
@@ -90,6 +95,7 @@ class StatusReporter:
             self._read_events()
             self._waits = []
             self._status |= {"state": outcome["state"], **error}
+            self._publish(self._status)
             self._write()
 
     def _run_thread(self) -> None:
@@ -121,6 +127,7 @@ class StatusReporter:
             self._waits = []
         elif now - self._waits_at >= _QUIET_S:
             self._waits, self._waits_at = list_waits(self._run.id, view, now - self._event_at), now
+        self._publish({**self._status, "waits": self._waits, "silent_workers": view.silent_workers})
         changed = {**self._status, "waits": self._waits} != self._written
         if changed or now - self._written_at >= ALIVE_S:
             self._write()

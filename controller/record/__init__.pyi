@@ -5,11 +5,9 @@ from .checkpoint_log import Checkpoint as Checkpoint
 from .checkpoint_log import CheckpointLog as CheckpointLog
 from .commands import SCALE as SCALE
 from .commands import CommandQueue as CommandQueue
-from .feed import count_missing as count_missing
 from .folder_lock import FolderLock as FolderLock
 from .journal import cut_journal as cut_journal
 from .journal import read_journal as read_journal
-from .metrics import Recorder as Recorder
 from .run_folder import CATALOGUES as CATALOGUES
 from .run_folder import RunFolder as RunFolder
 from .run_folder import create_run as create_run
@@ -36,5 +34,7 @@ from .shared_folder import write_token as write_token
 from .trace import CONTROLLER as CONTROLLER
 from .trace import ChromeTrace as ChromeTrace
 from .trace import open_trace as open_trace
+from .tracking import Recorder as Recorder
+from .tracking import count_missing as count_missing
 from .validations import ValidationRecord as ValidationRecord
 from .validations import describe_selection as describe_selection

@@ -27,6 +27,7 @@ from nonet import yaml
 from nonet.controller.cluster import Pool
 from nonet.controller.cluster.placement import Placement
 from nonet.controller.record import Checkpoint
+from nonet.controller.record.tracking.kinds import Tracker, parse_trackers
 from nonet.controller.scenario.document import (
     LIBRARY,
     ScenarioDocument,
@@ -78,6 +79,13 @@ class Scenario(StrictModel):
     checkpoint: Checkpoint = Checkpoint()
     weights: Weights = Weights()
     deadlines: Deadlines = Deadlines()
+    tracking: Annotated[
+        dict[Word, Tracker] | None,
+        BeforeValidator(parse_trackers),
+        Field(
+            description="programs that receive the metrics of the run besides TensorBoard, by name: mlflow, wandb"
+        ),
+    ] = None
     settings: Annotated[
         Literal["data"] | dict[str, str] | None,
         Field(
@@ -320,8 +328,8 @@ def make_schema() -> dict[str, Any]:
 
 
 def select_fixed_keys(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document without `deadlines`, the only key that may change when a run is resumed."""
-    return {key: value for key, value in document.items() if key != "deadlines"}
+    """Return a document without `deadlines` and `tracking`, the only keys that may change when a run is resumed."""
+    return {key: value for key, value in document.items() if key not in ("deadlines", "tracking")}
 
 
 def to_document(scenario: BaseModel) -> dict[str, Any]:

@@ -6,6 +6,7 @@ are on disk. A checkpoint is open from the call of `save` until all ranks have r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class CheckpointWriter:
         self._session = session
         self._open: OpenCheckpoint | None = None
         self._open_steps = 0  # applied steps of the stage that the open checkpoint holds
+        self._open_stage, self._began = "", 0.0  # its stage, and when it was begun in monotonic seconds
 
     def write(
         self, stage: StageSetup, applied_steps: int, *, wait: bool, as_loaded: bool = False
@@ -43,6 +45,7 @@ class CheckpointWriter:
         """
         self.finish(wait=True)
         session, trainer = self._session, self._session.trainer
+        self._open_stage, self._began = stage.name, time.monotonic()
         ranks_by_role = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
         if not stage.rolls_out and not as_loaded:
@@ -76,11 +79,19 @@ class CheckpointWriter:
             return None
         self._open = None
         log, validation = self._session.checkpoint_log, self._session.validation
-        if validation is None:
-            return log.complete_checkpoint(written)
-        log.kept_steps = validation.list_kept_steps()
+        if validation is not None:
+            log.kept_steps = validation.list_kept_steps()
         path = log.complete_checkpoint(written)
-        validation.request(self._open_steps)
+        self._session.record_metrics(
+            self._open_stage,
+            self._open_steps,
+            {
+                "checkpoint seconds": time.monotonic() - self._began,
+                "checkpoint bytes": sum(size for _, size in written.values()),
+            },
+        )
+        if validation is not None:
+            validation.request(self._open_steps)
         return path
 
     def save_to_folder(self, folder: Path) -> Path:

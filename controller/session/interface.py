@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class RunningSession(Protocol):
     validation: StageValidation | None
     objectives: RewardObjectives | None
     add_note: Callable[[str], None]
+    record_metrics: Callable[[str, int, Mapping[str, float]], None]
 
     @property
     def stage(self) -> StageSetup:

@@ -14,7 +14,7 @@ every process. A run that was killed resumes from the newest complete checkpoint
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class Session:
         validation: The validations of the current stage, or None if it is not validated.
         objectives: The rewards of the current RL stage with their weights and multipliers, or None.
         add_note: The function that shows a note of the run to its user.
+        record_metrics: The function that records metrics of the controller: (stage, step, values by name).
         seconds: The duration of each phase of entering, by its name.
         dead_workers: The workers that had died when the session was left with an error.
 
@@ -138,6 +139,9 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.dead_workers: list[str] = []
         self.add_note: Callable[[str], None] = lambda text: None
+        self.record_metrics: Callable[[str, int, Mapping[str, float]], None] = lambda stage, step, values: (
+            None
+        )
         self._stage: str | None = None  # the name of the current stage
         self.step = self.applied_steps = 0
         self.validation: StageValidation | None = None

@@ -20,6 +20,7 @@ from nonet.addresses import check_readable, is_address
 from nonet.controller.cluster import Env
 from nonet.controller.plan import derive_model_size, format_bytes
 from nonet.controller.record import RunFolder
+from nonet.controller.record.tracking.kinds import TRACKERS
 from nonet.controller.scenario import (
     LIBRARY,
     Scenario,
@@ -138,6 +139,7 @@ def _check_definition(
         Pairs (name of a reward, column of the items that it reads).
     """
     _check_engine(scenario, checks)
+    _check_trackers(scenario, checks)
     model = scenario.model
     if checks.accept_addresses("model", model.get_options()):
         model.spec.check_files(scenario)
@@ -239,6 +241,18 @@ def _check_engine(scenario: Scenario, checks: FileChecks) -> None:
         checks.unchecked.append(f"roles.trainer.engine: the package {package}")
         return
     raise ConfigError(f"roles.trainer.engine: {package} is not installed: pip install 'nonet[{engine.use}]'")
+
+
+def _check_trackers(scenario: Scenario, checks: FileChecks) -> None:
+    """Raise ConfigError if the package of a tracker is not installed where the run will be."""
+    for name, tracker in (scenario.tracking or {}).items():
+        package = tracker.spec.needs
+        if not package or find_spec(package) is not None:
+            continue
+        if not checks.allows_absent:
+            extra = f"'nonet[{tracker.use}]'" if tracker.use in TRACKERS.list_shipped() else package
+            raise ConfigError(f"tracking.{name}: {package} is not installed: pip install {extra}")
+        checks.unchecked.append(f"tracking.{name}: the package {package}")
 
 
 def _check_joins(scenario: Scenario, joins: StoreJoins, checks: FileChecks) -> None:

@@ -53,7 +53,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
     """Collect the findings of a report, most important first.
 
     The order is: comparisons of stages with baselines and with one another, the memory, rewards of RL, limits of the
-    data, validation, repeated items, and interruptions.
+    data, validation, repeated items, interruptions, and trackers that lack metrics.
     """
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", tone=0)]
@@ -71,6 +71,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
         + validations
         + _describe_repeats(report)
         + _describe_interruptions(report)
+        + _describe_trackers(report)
     )
 
 
@@ -213,6 +214,18 @@ def _describe_interruptions(report: Mapping[str, Any]) -> list[Finding]:
             Finding(f"The run continued from a checkpoint after a loss: {'; '.join(losses)}.", tone=0)
         )
     return findings
+
+
+def _describe_trackers(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe which trackers lack metrics of the run."""
+    return [
+        Finding(
+            f"The tracker {name} lacks metrics of this run, which are in metrics.jsonl: {facts['error']}",
+            tone=-1,
+        )
+        for name, facts in (report.get("tracking") or {}).items()
+        if facts["error"]
+    ]
 
 
 def _describe_rewards(report: Mapping[str, Any]) -> list[Finding]:

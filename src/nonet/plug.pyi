@@ -1,5 +1,9 @@
 from .controller.cluster.placement import NodeSlots as NodeSlots
 from .controller.cluster.placement import PlacementPolicy as PlacementPolicy
+from .controller.record.tracking.kinds import MetricPoint as MetricPoint
+from .controller.record.tracking.kinds import TrackedRun as TrackedRun
+from .controller.record.tracking.kinds import TrackerKind as TrackerKind
+from .controller.record.tracking.kinds import TrackerSink as TrackerSink
 from .controller.scenario import StageKind as StageKind
 from .controller.scenario import StepWork as StepWork
 from .controller.stages import Supervised as Supervised

@@ -131,6 +131,12 @@ class Recorder:
     def record_metrics(self, *_: Any, **__: Any) -> None:
         pass
 
+    def flush_trackers(self) -> None:
+        pass
+
+    def get_tracking(self) -> dict[str, Any]:
+        return {}
+
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from .mounts import send_command as send_command
 from .mounts import upload_written as upload_written
 from .objects import ObjectStorage as ObjectStorage
 from .objects import check_address as check_address
+from .objects import get_request_counts as get_request_counts
 from .objects import is_storage_address as is_storage_address
 from .objects import join_address as join_address
 from .objects import open_storage as open_storage

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,13 +223,41 @@ class ObjectStorage:
 
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:
-        """Convert errors of obstore into a StorageError of one line, without the text of requests."""
+        """Count a request, and convert errors of obstore into a StorageError of one line, without the text of requests."""
+        operation, began, failed = action.partition(" ")[0], time.monotonic(), False
         try:
             yield
         except StorageError:
             raise
         except Exception as error:
+            failed = True
             raise StorageError(f"{self.address}: cannot {action}: {_describe_error(error)}") from None
+        finally:
+            _count_request(operation, time.monotonic() - began, failed=failed)
+
+
+_request_counts: dict[str, dict[str, float]] = {}  # of this process, by operation
+_counts_lock = threading.Lock()
+
+
+def _count_request(operation: str, seconds: float, *, failed: bool) -> None:
+    """Count a request to any storage, with its repetitions as one."""
+    with _counts_lock:
+        counts = _request_counts.setdefault(operation, {"requests": 0, "failures": 0, "seconds": 0.0})
+        counts["requests"] += 1
+        counts["failures"] += failed
+        counts["seconds"] += seconds
+
+
+def get_request_counts() -> dict[str, dict[str, float]]:
+    """Return the requests of this process to storages, by operation (read, write, list, delete).
+
+    Returns:
+        `requests`, those that failed after all repetitions as `failures`, and the `seconds` that they took together. Repetitions
+        happen within obstore, which does not count them: they show as seconds.
+    """
+    with _counts_lock:
+        return {operation: dict(counts) for operation, counts in _request_counts.items()}
 
 
 def is_storage_address(text: str) -> bool:

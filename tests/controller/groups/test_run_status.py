@@ -12,7 +12,7 @@ import pytest
 from nonet.controller.groups import run_status
 from nonet.controller.groups.run_status import SessionView, StatusReporter, list_waits
 from nonet.controller.record import RunFolder
-from nonet.controller.record.feed import EventFeed
+from nonet.controller.record.tracking.feed import EventFeed
 from nonet.workers import WorkerActivity
 from nonet.workers.runtime import future as futures
 from nonet.workers.runtime.future import GroupFuture, list_pending_waits

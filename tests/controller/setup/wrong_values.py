@@ -43,6 +43,7 @@ _NAMES = {
     "join": "item",
     "rewards": "own",
     "of": "view",
+    "tracking": "mlflow",
 }
 _STAGES = {"<align>": "align", "<supervised>": "pretrain", "<reinforced>": "rl"}
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from nonet.controller.record.feed import EventFeed, count_missing
-from nonet.controller.record.metrics import Recorder
+from nonet.controller.record.tracking.feed import EventFeed, count_missing
+from nonet.controller.record.tracking.recorder import Recorder
 
 
 def test_a_long_run_keeps_a_bounded_feed_with_every_result_and_the_newest_steps():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from nonet.controller.record.metrics import Recorder
+from nonet.controller.record.tracking.recorder import Recorder
 
 
 def read(folder):

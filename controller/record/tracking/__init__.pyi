@@ -1,0 +1,2 @@
+from .feed import count_missing as count_missing
+from .recorder import Recorder as Recorder
