@@ -91,6 +91,7 @@ _COMMANDS = {
     "new": authoring.new,
     "doctor": checking.doctor,
     "schema": authoring.schema,
+    "manifest": authoring.manifest,
     "parity": checking.parity,
     "chaos": checking.chaos,
     "pack": data.pack,

@@ -169,7 +169,7 @@ GIVEN = {
     # Rewards are named in scenarios.
     "rl/rewards/shipped.py": {"hit"},
     # Commands of the command line, and the function of the public interface that loads a scenario.
-    "deploy/verbs/authoring.py": {"scenarios", "new", "schema"},
+    "deploy/verbs/authoring.py": {"scenarios", "new", "schema", "manifest"},
     "deploy/verbs/checking.py": {"doctor", "parity", "chaos"},
     "deploy/verbs/questions.py": {"runs", "tradeoff"},
     "deploy/verbs/serving.py": {"top", "versions"},

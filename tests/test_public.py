@@ -94,7 +94,19 @@ ROOMS = {
         ),
     ),
     "deploy": (
-        *("opened", "report", "run", "run/jobs", "new", "doctor", "parity", "after", "after/chaos", "tune"),
+        *(
+            "opened",
+            "report",
+            "run",
+            "run/jobs",
+            "run/manifests",
+            "new",
+            "doctor",
+            "parity",
+            "after",
+            "after/chaos",
+            "tune",
+        ),
         *(
             "serving/access",
             "serving/offline/exporters",

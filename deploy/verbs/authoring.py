@@ -1,4 +1,4 @@
-"""The commands before a first run: `import`, `scenarios`, `new` and `schema`."""
+"""The commands before a first run: `import`, `scenarios`, `new`, `schema` and `manifest`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nonet.deploy.verbs.questions import ColumnOption, JsonOption
+from nonet.deploy.verbs.questions import ColumnOption, JsonOption, ScenarioArg, SetOption
 
 ItemsOption = Annotated[Path | None, typer.Option(help="The file of items.")]
 MissingOption = Annotated[
@@ -86,3 +86,20 @@ def schema() -> None:
     from nonet.controller.scenario import make_schema
 
     print(json.dumps(make_schema(), indent=1))
+
+
+def manifest(
+    scenario: ScenarioArg,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
+    form: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="monitoring; by default all; may be repeated."),
+    ] = None,
+    change: SetOption = None,
+) -> None:
+    """Write files for the cluster of a scenario: a dashboard and alert rules."""
+    from nonet.deploy.run import api
+    from nonet.deploy.run.manifests import write_manifests
+
+    for path in write_manifests(api.scenario(scenario, change), target, form):
+        print(path)

@@ -81,7 +81,18 @@ SERVING = {"serve", "top"}
 """Verbs of a server in a process of its own; `/recommend` and `/score` ask its app in this process."""
 WITHOUT_RUNS = {
     *("bench", "doctor", "import", "new", "pack", "parity", "plan", "schema", "scenarios"),
-    *("samples stats", "store get", "store put", "store stats", "chaos", "job", "logs", "status", "why"),
+    *(
+        "samples stats",
+        "store get",
+        "store put",
+        "store stats",
+        "chaos",
+        "job",
+        "logs",
+        "manifest",
+        "status",
+        "why",
+    ),
 }
 """Verbs that take no run, or that read only its status and logs, whatever its kind, of which `test_plan_cells.py` has `plan`."""
 TOGETHER = {

@@ -2,12 +2,13 @@
 
 Metrics are written to metrics.jsonl and flushed with every record, so that they survive a kill. Trackers receive them too:
 TensorBoard and Prometheus always, others if the scenario names them. Events (stage, step, note, result) are kept in a feed that
-the driver polls.
+the driver polls, and written to events.jsonl, except steps, which metrics.jsonl has.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -30,6 +31,13 @@ _UNITS = {
     "lr": "1",
     "checkpoint seconds": "s",
     "checkpoint bytes": "bytes",
+}
+# The fields of events.jsonl by kind of event. They are a format: other programs read them.
+EVENT_FIELDS = {
+    "stage": ("stage", "steps", "done"),
+    "note": ("text",),
+    "result": ("name", "metrics"),
+    "end": ("state",),
 }
 _LOCAL = ("tensorboard", "prometheus")  # the trackers of every run
 _FLUSH_S = 10.0  # the longest time for which the end of a run waits for a tracker
@@ -54,6 +62,8 @@ class Recorder:
     ):
         self._folder, self._run_id, self._start_time = folder, run_id, time.time()
         self._metrics_file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._events_file = (folder / "events.jsonl").open("a", encoding="utf-8")
+        self._lock = threading.Lock()  # trackers add notes on their threads
         self._feed = EventFeed()
         tracked_run = run or TrackedRun(run_id, folder)
         options_by_name = {name: Tracker(use=name) for name in _LOCAL} | dict(trackers or {})
@@ -137,8 +147,14 @@ class Recorder:
         self.record_metrics(stage, step, values, role="embedding")
 
     def add_event(self, kind: str, **fields: Any) -> None:
-        """Add an event to the feed, with the seconds since the start of the run as "at"."""
-        self._feed.add(kind, at=time.time() - self._start_time, **fields)
+        """Add an event to the feed, with the seconds since the start of the run as "at".
+
+        Events other than steps are also written to events.jsonl: {"t", "run", "event"} and those of `EVENT_FIELDS`.
+        """
+        now = time.time()
+        self._feed.add(kind, at=now - self._start_time, **fields)
+        if kind in EVENT_FIELDS:
+            self._write_event(now, kind, fields)
 
     def list_since(self, number: int) -> list[dict[str, Any]]:
         """Return the retained events whose number is at least `number`."""
@@ -166,11 +182,23 @@ class Recorder:
         """
         if self._metrics_file.closed:
             return
+        self._write_event(time.time(), "end", {"state": state})
         self._metrics_file.close()
         for sink in self._sinks:
             sink.close(state)
         for follower in self._followers:
             follower.close(state, _FLUSH_S)
+        with self._lock:
+            self._events_file.close()
+
+    def _write_event(self, now: float, kind: str, fields: Mapping[str, Any]) -> None:
+        """Write an event to events.jsonl, unless the recorder is closed."""
+        written = {name: fields[name] for name in EVENT_FIELDS[kind]}
+        with self._lock:
+            if not self._events_file.closed:
+                record = {"t": now, "run": self._run_id, "event": kind, **written}
+                self._events_file.write(json.dumps(record) + "\n")
+                self._events_file.flush()
 
     def _warn(self, text: str) -> None:
         """Show a warning about a tracker as a note."""

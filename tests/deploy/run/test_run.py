@@ -6,14 +6,17 @@ import io
 import json
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
+import ray
 
 import nonet
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder, lock_run
+from nonet.controller.record.tracking.kinds.prometheus import FAMILIES
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.deploy.after.recommend import format_columns, recommend_for
 from nonet.deploy.run import api
@@ -41,6 +44,30 @@ def whole(ray_local, tmp_path_factory):
 
     folder = make_ring(tmp_path_factory.mktemp("ring"))
     return folder, run(folder, "whole")
+
+
+def test_a_prometheus_that_scrapes_the_node_of_the_controller_gets_the_metrics_of_a_run(whole):
+    _, finished = whole
+    node = ray.nodes()[0]
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    deadline = time.monotonic() + 60.0  # Ray's processes report every few seconds
+    exported: dict[str, float] = {}
+    while exported.get("nonet_run_active") != 0.0:
+        assert time.monotonic() < deadline, exported
+        with urllib.request.urlopen(address, timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        own = [
+            line for line in lines if line.startswith("ray_nonet_") and f'run="{finished.folder.id}"' in line
+        ]
+        exported = {
+            line.partition("{")[0].removeprefix("ray_"): float(line.rpartition(" ")[2]) for line in own
+        }
+        time.sleep(0.5)
+    optional = {name for name in FAMILIES if "storage" in name or "skipped" in name or "unsent" in name}
+    assert exported.keys() == FAMILIES.keys() - optional
+    assert exported["nonet_checkpoint_bytes"] > 10_000
+    assert exported["nonet_checkpoints_total"] >= 3
+    assert exported["nonet_run_restarts"] == exported["nonet_run_failed"] == 0
 
 
 def test_a_run_leaves_everything_it_promises(whole):

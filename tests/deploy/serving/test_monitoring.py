@@ -90,7 +90,7 @@ tests:
   - eval_time: 12m
     alertname: NonetFallsBack
     exp_alerts:
-    - {exp_labels: {severity: page}, exp_annotations: {summary: "More than 5 % of answers are not the model's."}}
+    - {exp_labels: {severity: page}, exp_annotations: {summary: "More than 5 % of answers come from a fallback."}}
 """
 
 

@@ -57,6 +57,7 @@ COMMANDS = {
     "new": "--data --items --column --missing --target",
     "doctor": "--json",
     "schema": "",
+    "manifest": "--form --set",
     "parity": "--pools --precision --set --run --steps --limit --json",
     "chaos": "--kill --times --seed --set --run-dir --shared --nodes-return --json",
     "pack": "--key --time --column --set",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -51,10 +52,8 @@ class MlflowSink(TrackerSink):
     def __init__(self, run: TrackedRun, address: str | None = None, experiment: str | None = None):
         for variable, value in _REQUEST_LIMITS.items():
             os.environ.setdefault(variable, value)
-        from mlflow.entities import Param
-        from mlflow.tracking import MlflowClient
-
-        self._client = MlflowClient(address)
+        self._entities: Any = import_module("mlflow.entities")
+        self._client: Any = import_module("mlflow.tracking").MlflowClient(address)
         title = experiment or run.name or "nonet"
         found = self._client.get_experiment_by_name(title)
         experiment_id = found.experiment_id if found else self._client.create_experiment(title)
@@ -65,16 +64,17 @@ class MlflowSink(TrackerSink):
             return
         tags = {_TAG: run.id, "nonet.folder": str(run.folder)}
         self._run_id = self._client.create_run(experiment_id, tags=tags, run_name=run.id).info.run_id
-        params = [Param(_clean_name(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in run.facts.items()]
+        params = [
+            self._entities.Param(_clean_name(key), str(value)[:_MAX_PARAM_LENGTH])
+            for key, value in run.facts.items()
+        ]
         for start in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
 
     def write(self, points: Sequence[MetricPoint]) -> None:
         """Send points; a store ignores those that it has already."""
-        from mlflow.entities import Metric
-
         metrics = [
-            Metric(
+            self._entities.Metric(
                 _clean_name(f"{point.stage}/{point.name}"), point.value, round(point.time * 1000), point.step
             )
             for point in points

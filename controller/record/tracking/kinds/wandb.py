@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -36,8 +37,7 @@ class WandbSink(TrackerSink):
         entity: str | None = None,
         mode: Literal["online", "offline"] = "online",
     ):
-        import wandb
-
+        wandb: Any = import_module("wandb")
         # Nothing of the machine, the console or the code is recorded: a run's own files have these.
         settings = wandb.Settings(
             silent=True,

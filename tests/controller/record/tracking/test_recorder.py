@@ -62,3 +62,21 @@ def test_a_recorder_imports_neither_torch_nor_tensorflow_before_it_draws_a_curve
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_events_are_lines_of_json_with_stable_names_and_without_steps(tmp_path):
+    recorder = Recorder(tmp_path, "shop-1")
+    recorder.begin("rl", 40, 3)
+    recorder.record_step("rl", 4, {"loss": 1.0})
+    recorder.add_event("note", text="the controller was restarted")
+    recorder.add_event("result", name="rl", metrics={"recall@5": 0.5}, shown=[], users=[], baseline=False)
+    recorder.close("stopped")
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert all(line.pop("run") == "shop-1" and line.pop("t") > 0 for line in lines)
+    assert lines == [
+        {"event": "stage", "stage": "rl", "steps": 40, "done": 3},
+        {"event": "note", "text": "the controller was restarted"},
+        {"event": "result", "name": "rl", "metrics": {"recall@5": 0.5}},
+        {"event": "end", "state": "stopped"},
+    ]
+    recorder.add_event("note", text="a tracker failed after the end")

@@ -1,0 +1,101 @@
+"""The dashboard and the rules of training runs ask for metrics that runs export, and fire when they should."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from nonet import yaml
+from nonet.controller.record.tracking.kinds.prometheus import FAMILIES
+from nonet.deploy.run.manifests.monitoring import build_monitoring_files
+
+WORKERS = {"nonet_busy_seconds_total", "nonet_bytes_out_total"}  # what workers export besides
+
+
+def list_expressions() -> tuple[list[str], list[str]]:
+    """Return the expressions of the panels and those of the rules."""
+    files = build_monitoring_files()
+    panels = json.loads(files["training-dashboard.json"])["panels"]
+    rules = yaml.parse(files["training-alerts.yaml"])["groups"][0]["rules"]
+    return [panel["targets"][0]["expr"] for panel in panels], [rule["expr"] for rule in rules]
+
+
+def test_the_dashboard_and_the_rules_ask_for_metrics_that_runs_export():
+    panels, rules = list_expressions()
+    asked = {name for expression in (*panels, *rules) for name in re.findall(r"nonet_\w+", expression)}
+    assert asked <= FAMILIES.keys() | WORKERS
+    assert FAMILIES.keys() - asked == {
+        "nonet_train_steps",
+        "nonet_train_metric",
+        "nonet_train_rows_total",
+        "nonet_checkpoints_total",
+    }
+    assert all(expression.count("(") == expression.count(")") for expression in (*panels, *rules))
+    labels = {label for family in FAMILIES.values() for label in family.labels} | {
+        "run",
+        "WorkerId",
+        "method",
+    }
+    for expression in panels:
+        assert set(re.findall(r"(\w+)(?:=~|!=|=)\"", expression)) <= labels, expression
+
+
+def test_counters_end_in_total_and_other_names_in_their_unit():
+    for name, family in FAMILIES.items():
+        assert name.endswith("_total") == (family.kind == "counter"), name
+
+
+PROMTOOL = shutil.which("promtool")
+# Two controllers of one run: the first was killed at 5 min, the second ends at 20 min; `hung` stops answering at 5 min.
+_TEST = """
+rule_files: [training-alerts.yaml]
+evaluation_interval: 30s
+tests:
+- interval: 1m
+  input_series:
+  - {series: 'ray_nonet_run_updated_timestamp_seconds{run="moved",WorkerId="a"}', values: '0+60x5 300x40'}
+  - {series: 'ray_nonet_run_active{run="moved",WorkerId="a"}', values: '1x45'}
+  - {series: 'ray_nonet_run_updated_timestamp_seconds{run="moved",WorkerId="b"}', values: '_x5 360+60x14 1200x25'}
+  - {series: 'ray_nonet_run_active{run="moved",WorkerId="b"}', values: '_x5 1x14 0x26'}
+  - {series: 'ray_nonet_run_updated_timestamp_seconds{run="hung",WorkerId="c"}', values: '0+60x5 300x40'}
+  - {series: 'ray_nonet_run_active{run="hung",WorkerId="c"}', values: '1x45'}
+  - {series: 'ray_nonet_run_updated_timestamp_seconds{run="broken",WorkerId="d"}', values: '0+60x5 300x40'}
+  - {series: 'ray_nonet_run_active{run="broken",WorkerId="d"}', values: '1x5 0x40'}
+  - {series: 'ray_nonet_run_failed{run="broken",WorkerId="d"}', values: '0x5 1x40'}
+  alert_rule_test:
+  - {eval_time: 4m, alertname: NonetRunSilent, exp_alerts: []}
+  - {eval_time: 4m, alertname: NonetRunFailed, exp_alerts: []}
+  - eval_time: 30m
+    alertname: NonetRunSilent
+    exp_alerts:
+    - exp_labels: {severity: page, run: hung}
+      exp_annotations: {summary: "The controller of a run has not been alive for two minutes; nonet status RUN."}
+  - eval_time: 30m
+    alertname: NonetRunFailed
+    exp_alerts:
+    - exp_labels: {severity: page, run: broken, WorkerId: d}
+      exp_annotations: {summary: "A run has failed; its report and log say why."}
+"""
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+def test_prometheus_accepts_the_files_and_rules_fire_for_runs_that_hang_or_fail_alone(tmp_path):
+    for name, text in build_monitoring_files().items():
+        (tmp_path / name).write_text(text)
+    panels, _ = list_expressions()
+    recorded = [
+        {"record": f"panel{at}", "expr": expr.replace("$run", ".*")} for at, expr in enumerate(panels)
+    ]
+    (tmp_path / "panels.yaml").write_text(yaml.dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    (tmp_path / "test.yaml").write_text(_TEST)
+    for verb in (
+        ["check", "config", "training-prometheus.yaml"],
+        ["check", "rules", "panels.yaml"],
+        ["test", "rules", "test.yaml"],
+    ):
+        done = subprocess.run([str(PROMTOOL), *verb], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
