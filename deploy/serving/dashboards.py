@@ -8,35 +8,75 @@ from typing import Any
 
 from nonet import yaml
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.run.manifests import Alert, Panel, build_alerts, build_dashboard
+from nonet.deploy.run.manifests import AlertRule, DashboardPanel, build_alerts, build_dashboard
 
 _PANELS = (
-    Panel("Requests per second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"),
-    Panel("Response time, p99", "histogram_quantile(0.99, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
-     "version {{version}}", "s"),
-    Panel("Response time, p50", "histogram_quantile(0.5, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
-     "version {{version}}", "s"),
-    Panel("Queued questions", "sum by (version) (nonet_queue)", "version {{version}}", "short"),
-    Panel("Questions per batch", "sum(rate(nonet_batched_questions[1m])) / sum(rate(nonet_batches[1m]))", "merged", "short"),
-    Panel("Tokens per second", "sum(rate(nonet_batched_tokens[1m]))", "tokens", "short"),
-    Panel("Default version", "nonet_version", "{{instance}}", "short"),
-    Panel("Refused with 429", "sum by (why) (rate(nonet_refused_total[1m]))", "{{why}}", "reqps"),
-    Panel("Fallbacks", "sum by (what, reason) (rate(nonet_fallbacks_total[1m]))", "{{what}}: {{reason}}", "reqps"),
-    Panel("Hit rate of cached user states", "sum(rate(nonet_state_hits[5m]))"
-     " / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
-     "hits", "percentunit"),
-)  # fmt: skip
+    DashboardPanel(
+        "Requests per second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"
+    ),
+    DashboardPanel(
+        "Response time, p99",
+        "histogram_quantile(0.99, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
+        "version {{version}}",
+        "s",
+    ),
+    DashboardPanel(
+        "Response time, p50",
+        "histogram_quantile(0.5, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
+        "version {{version}}",
+        "s",
+    ),
+    DashboardPanel("Queued questions", "sum by (version) (nonet_queue)", "version {{version}}", "short"),
+    DashboardPanel(
+        "Questions per batch",
+        "sum(rate(nonet_batched_questions[1m])) / sum(rate(nonet_batches[1m]))",
+        "merged",
+        "short",
+    ),
+    DashboardPanel("Tokens per second", "sum(rate(nonet_batched_tokens[1m]))", "tokens", "short"),
+    DashboardPanel("Default version", "nonet_version", "{{instance}}", "short"),
+    DashboardPanel("Refused with 429", "sum by (why) (rate(nonet_refused_total[1m]))", "{{why}}", "reqps"),
+    DashboardPanel(
+        "Fallbacks",
+        "sum by (what, reason) (rate(nonet_fallbacks_total[1m]))",
+        "{{what}}: {{reason}}",
+        "reqps",
+    ),
+    DashboardPanel(
+        "Hit rate of cached user states",
+        "sum(rate(nonet_state_hits[5m]))"
+        " / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
+        "hits",
+        "percentunit",
+    ),
+)
 _ALERTS = (
-    Alert("NonetSlow", "histogram_quantile(0.99, sum by (le) (rate(nonet_request_seconds_bucket[5m]))) > 0.2", "5m",
-     "The p99 response time is above 200 ms."),
-    Alert("NonetFallsBack", "sum(rate(nonet_fallbacks_total[5m])) > 0.05 * sum(rate(nonet_requests_total[5m]))", "5m",
-     "More than 5 % of answers come from a fallback."),
-    Alert("NonetRefuses", 'sum(rate(nonet_refused_total{why="queue"}[5m])) > 0', "5m",
-     "The queue is full; requests are refused."),
-    Alert("NonetCannotServe", "max(nonet_problems) > 0", "1m",
-     "A version or a checkpoint cannot be served; GET /versions says why."),
-    Alert("NonetGone", 'up{job="nonet"} == 0', "1m", "A server does not answer."),
-)  # fmt: skip
+    AlertRule(
+        "NonetSlow",
+        "histogram_quantile(0.99, sum by (le) (rate(nonet_request_seconds_bucket[5m]))) > 0.2",
+        "5m",
+        "The p99 response time is above 200 ms.",
+    ),
+    AlertRule(
+        "NonetFallsBack",
+        "sum(rate(nonet_fallbacks_total[5m])) > 0.05 * sum(rate(nonet_requests_total[5m]))",
+        "5m",
+        "More than 5 % of answers come from a fallback.",
+    ),
+    AlertRule(
+        "NonetRefuses",
+        'sum(rate(nonet_refused_total{why="queue"}[5m])) > 0',
+        "5m",
+        "The queue is full; requests are refused.",
+    ),
+    AlertRule(
+        "NonetCannotServe",
+        "max(nonet_problems) > 0",
+        "1m",
+        "A version or a checkpoint cannot be served; GET /versions says why.",
+    ),
+    AlertRule("NonetGone", 'up{job="nonet"} == 0', "1m", "A server does not answer."),
+)
 
 
 def write_monitoring(folder: Path, target: str) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class DashboardPanel:
     """A chart of a dashboard.
 
     Attributes:
@@ -25,7 +25,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
+class AlertRule:
     """An alert rule.
 
     Attributes:
@@ -42,7 +42,7 @@ class Alert:
 
 
 def build_dashboard(
-    title: str, uid: str, panels: Sequence[Panel], variables: Sequence[dict[str, Any]] = ()
+    title: str, uid: str, panels: Sequence[DashboardPanel], variables: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
     """Build a Grafana dashboard as its JSON object.
 
@@ -72,7 +72,7 @@ def build_dashboard(
     }  # fmt: skip
 
 
-def build_alerts(group: str, alerts: Sequence[Alert]) -> dict[str, Any]:
+def build_alerts(group: str, alerts: Sequence[AlertRule]) -> dict[str, Any]:
     """Build a file of alert rules for Prometheus, with one group."""
     rules = [
         {
