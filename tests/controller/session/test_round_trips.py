@@ -15,10 +15,23 @@ SHORT = ("stages.pretrain.epochs=1", "stages.finetune.epochs=1", "checkpoint.eve
 
 
 class Trips:
-    """Waits for what is not there yet. Asking again for what was waited for before is no new one."""
+    """Waits for what is not there yet. Asking again for what was waited for before is no new one.
+
+    The row counts of results come from control threads that no work keeps busy, so they count as a part of the wait for the
+    results. On a fast machine they are there when that wait ends, and on a slow one they follow it.
+    """
 
     def __init__(self, ray, monkeypatch):
         self.waits: list[set] = []
+        self._row_counts: set = set()
+        request = future.GroupFuture.request_row_counts
+
+        def note_row_counts(results):
+            refs = request(results)
+            self._row_counts.update(refs)
+            return refs
+
+        monkeypatch.setattr(future.GroupFuture, "request_row_counts", note_row_counts)
         for name in ("get", "wait"):
             monkeypatch.setattr(future.ray, name, self._noted(ray, getattr(ray, name)))
 
@@ -27,7 +40,7 @@ class Trips:
 
         def noted(refs, **options):
             asked = refs if isinstance(refs, list) else [refs]
-            pending = set(look(asked, num_returns=len(asked), timeout=0)[1])
+            pending = set(look(asked, num_returns=len(asked), timeout=0)[1]) - self._row_counts
             if (
                 pending
                 and options.get("timeout") != 0
