@@ -14,6 +14,7 @@ from pathlib import Path
 from nonet.controller.record.run_folder import RunFolder, find_runs_root
 from nonet.errors import ConfigError
 from nonet.storage import (
+    OPENING_TIMEOUT_S,
     MountedRun,
     find_local_runs,
     is_storage_address,
@@ -99,7 +100,7 @@ def _open_run(run: RunFolder, address: str | None = None) -> RunFolder:
         address: The address of a stored run; by default, it is read from the local copy.
     """
     if address := address or read_address(run.path):
-        mount(MountedRun(address, str(run.path)))
+        mount(MountedRun(address, str(run.path)), retry_timeout_s=OPENING_TIMEOUT_S)
     return run
 
 

@@ -35,7 +35,7 @@ from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
 from nonet.errors import ConfigError, NonetError, StorageError, WorkerFailed, WorkerLost
-from nonet.storage import RunCopy, change_run, find_copy, list_mounts
+from nonet.storage import OPENING_TIMEOUT_S, RunCopy, change_run, find_copy, list_mounts, open_storage
 from nonet.workers import check_ray_environment
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
@@ -395,7 +395,7 @@ def _check_storage(copy: RunCopy, *, resume: bool, single_writer: bool) -> None:
     """
     if not (resume or single_writer):
         try:
-            copy.storage.check_conditions()
+            open_storage(copy.address, retry_timeout_s=OPENING_TIMEOUT_S).check_conditions()
         except StorageError as error:
             raise ConfigError(f"storage: {error}") from None
 

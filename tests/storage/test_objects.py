@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from obstore.store import S3Store
 
+from nonet.deploy.after.chaos.connections import place_proxy
 from nonet.errors import ConfigError, StorageConflict, StorageError
 from nonet.storage import ObjectStorage, open_storage
 from tests.s3 import BUCKET
@@ -73,14 +78,64 @@ def test_a_missing_bucket_and_a_silent_server_are_one_line_without_credentials(
         StorageError, match=r"^s3://no-such-bucket/x: cannot write a: there is no such bucket"
     ):
         open_storage("s3://no-such-bucket/x").put("a", b"1")
-    monkeypatch.setattr("nonet.storage.objects._MAX_RETRIES", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(
         StorageError, match="cannot read a: the server does not answer at http://127"
     ) as error:
-        open_storage(BUCKET).get("a")
+        open_storage(BUCKET, retry_timeout_s=0.5).get("a")
     assert "\n" not in str(error.value)
     assert "test-" not in str(error.value)
+
+
+def test_a_conditional_write_whose_connection_is_lost_is_repeated_and_no_conflict_with_itself(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+):
+    import obstore
+    from obstore.exceptions import GenericError
+
+    real_put, lost = obstore.put, ["create", "replace"]
+
+    def put(store: S3Store, key: str, content: bytes, mode: Any = None) -> Any:
+        """Write, and lose the first two responses."""
+        written = real_put(store, key, content, mode=mode)
+        if lost:
+            lost.pop()
+            raise GenericError("error sending request for url")
+        return written
+
+    monkeypatch.setattr(obstore, "put", put)
+    etag = storage.put_if_absent("head", b"1")
+    storage.replace_if("head", b"2", etag)
+    stored = storage.get("head")
+    assert stored is not None
+    assert stored.content == b"2"
+    assert lost == []
+
+
+def test_requests_are_repeated_while_the_connections_to_the_server_are_cut_for_seconds(
+    s3: dict[str, str], tmp_path: Path
+):
+    (tmp_path / "file").write_bytes(b"1" * 100_000)
+    with place_proxy("127.0.0.1") as proxy, ThreadPoolExecutor(8) as threads:
+        storage = open_storage(f"{BUCKET}/cut")
+        storage.put("old", b"1")
+        head = storage.put_if_absent("head", b"1")
+        cut = threads.submit(proxy.cut, 4.0)
+        time.sleep(0.1)  # until it has begun
+        calls = [
+            threads.submit(storage.get, "old"),
+            threads.submit(storage.put, "new", b"2"),
+            threads.submit(storage.put_if_absent, "absent", b"3"),
+            threads.submit(storage.replace_if, "head", b"4", head),
+            threads.submit(storage.upload, "file", tmp_path / "file"),
+            threads.submit(lambda: list(storage.list_keys("old"))),
+        ]
+        for call in (cut, *calls):
+            call.result(timeout=60)
+        assert set(storage.list_keys("")) == {"old", "head", "new", "absent", "file"}
+        stored = storage.get("head")
+        assert stored is not None
+        assert stored.content == b"4"
 
 
 @pytest.mark.parametrize("address", ["gs://bucket", "s3://", "s3://b?x=1", "s3://UPPER/x", "feed"])

@@ -13,6 +13,7 @@ from .mounts import receive_command as receive_command
 from .mounts import register as register
 from .mounts import send_command as send_command
 from .mounts import upload_written as upload_written
+from .objects import OPENING_TIMEOUT_S as OPENING_TIMEOUT_S
 from .objects import ObjectStorage as ObjectStorage
 from .objects import check_address as check_address
 from .objects import get_request_counts as get_request_counts

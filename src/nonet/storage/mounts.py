@@ -16,7 +16,7 @@ from nonet.atomic import write_whole
 from nonet.errors import ConfigError
 from nonet.storage.local_copy import MountedRun, RunCopy
 from nonet.storage.local_folders import make_room, write_address
-from nonet.storage.objects import open_storage
+from nonet.storage.objects import RETRY_TIMEOUT_S, open_storage
 from nonet.storage.run_tree import COMMANDS, HEAD
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
@@ -25,18 +25,22 @@ _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
 _copies: dict[Path, RunCopy] = {}  # the runs that this process has mounted, by the folder of the copy
 
 
-def mount(mounted: MountedRun, *, replaces: bool | None = None) -> RunCopy:
+def mount(
+    mounted: MountedRun, *, replaces: bool | None = None, retry_timeout_s: float = RETRY_TIMEOUT_S
+) -> RunCopy:
     """Mount a run in this process, and fetch its small files; a run that is mounted already is only refreshed.
 
     Args:
         mounted: The run.
         replaces: As for `RunCopy.fetch_small_files`.
+        retry_timeout_s: Seconds from the first attempt to the last of the request that finds the run.
 
     Raises:
         StorageError: The storage cannot be read.
         ConfigError: There is no such run.
     """
-    if Path(mounted.path) not in _copies and open_storage(mounted.address).get(HEAD) is None:
+    is_new = Path(mounted.path) not in _copies
+    if is_new and open_storage(mounted.address, retry_timeout_s=retry_timeout_s).get(HEAD) is None:
         place = mounted.address.rpartition("/")[0]
         names = open_storage(place).list_names()[-_SHOWN_RUNS:]
         raise ConfigError(

@@ -23,11 +23,17 @@ from typing import Any, Protocol
 from nonet.atomic import replace_file
 from nonet.errors import ConfigError, StorageConflict, StorageError
 
-_RETRY_TIMEOUT_S = 60.0  # from the first attempt of a request to the last
-_MAX_RETRIES = 8
+RETRY_TIMEOUT_S = 60.0  # from the first attempt of a request to the last
+OPENING_TIMEOUT_S = 10.0  # the same for the first request to a storage, whose address may be wrong
+# The time ends the attempts: pauses between them are random, so that ten attempts may take less than two seconds.
+_MAX_RETRIES = 1000
+_CONDITION_RETRY_S = (
+    0.5  # before a conditional write is repeated, which obstore does not do after its connection was lost
+)
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 120.0  # of one attempt
 _CHUNK_BYTES = 8 << 20
+_NO_ANSWER = "error sending request"  # in the text of errors of obstore without an answer of the server
 _ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9](/[^?#\s]+)*/?")
 
 
@@ -84,10 +90,11 @@ class ObjectStorage:
     Args:
         address: The address, for messages.
         store: The store of obstore.
+        retry_timeout_s: Seconds from the first attempt of a conditional write to the last.
     """
 
-    def __init__(self, address: str, store: Any):
-        self.address, self._store = address, store
+    def __init__(self, address: str, store: Any, retry_timeout_s: float = RETRY_TIMEOUT_S):
+        self.address, self._store, self._retry_timeout_s = address, store, retry_timeout_s
 
     def get(self, key: str) -> StoredObject | None:
         """Return an object, or None if there is none."""
@@ -120,17 +127,23 @@ class ObjectStorage:
     def _put_if(self, key: str, content: bytes, mode: Any) -> str:
         """Write an object under a condition, which obstore calls a mode, and return its ETag."""
         import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
+        end = time.monotonic() + self._retry_timeout_s
         with self._convert_errors(f"write {key}"):
-            try:
-                return obstore.put(self._store, key, content, mode=mode)["e_tag"] or ""
-            except (AlreadyExistsError, PreconditionError):
-                # The response to an attempt that succeeded may have been lost, so that its repetition fails.
-                stored = self.get(key)
-                if stored is not None and stored.content == content:
-                    return stored.etag
-                raise StorageConflict(f"{self.address}/{key} was written by another process") from None
+            while True:
+                try:
+                    return obstore.put(self._store, key, content, mode=mode)["e_tag"] or ""
+                except (AlreadyExistsError, PreconditionError):
+                    # The response to an attempt that succeeded may have been lost, so that its repetition fails.
+                    stored = self.get(key)
+                    if stored is not None and stored.content == content:
+                        return stored.etag
+                    raise StorageConflict(f"{self.address}/{key} was written by another process") from None
+                except BaseError as error:
+                    if _NO_ANSWER not in str(error) or time.monotonic() > end:
+                        raise
+                time.sleep(_CONDITION_RETRY_S)
 
     def upload(self, key: str, path: Path) -> None:
         """Write an object with the content of a file, which is read in parts."""
@@ -284,8 +297,12 @@ def check_address(address: str) -> str:
     return address.rstrip("/")
 
 
-def open_storage(address: str) -> ObjectStorage:
+def open_storage(address: str, *, retry_timeout_s: float = RETRY_TIMEOUT_S) -> ObjectStorage:
     """Open the storage below an address, without sending a request.
+
+    Args:
+        address: The address.
+        retry_timeout_s: Seconds from the first attempt of a request to the last.
 
     Raises:
         ConfigError: The address is not one of S3, or obstore is not installed.
@@ -303,8 +320,9 @@ def open_storage(address: str) -> ObjectStorage:
         "timeout": f"{_REQUEST_TIMEOUT_S:g}s",
         "allow_http": uses_http,
     }
-    retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_TIMEOUT_S)}
-    return ObjectStorage(address, S3Store.from_url(address, client_options=options, retry_config=retries))
+    retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=retry_timeout_s)}
+    store = S3Store.from_url(address, client_options=options, retry_config=retries)
+    return ObjectStorage(address, store, retry_timeout_s)
 
 
 def download_file(storage: Storage, keys: Iterable[str], path: Path) -> None:
@@ -329,7 +347,7 @@ def _describe_error(error: Exception) -> str:
     if code and code[1] == "NoSuchBucket":
         return "there is no such bucket"
     described = causes.get(type(error).__name__)
-    if described is None and "error sending request" in text:
+    if described is None and _NO_ANSWER in text:
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         described = f"the server does not answer{f' at {endpoint}' if endpoint else ''}"
     if described is None:
