@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nonet.controller.cluster import read_isolations
 from nonet.controller.record import (
     CommandQueue,
     RunFolder,
@@ -91,6 +93,8 @@ def make_report(
     }
     if interruptions := read_interruptions(run):
         report["interruptions"] = interruptions
+    if isolations := read_isolations(run.path):
+        report["isolated"] = [asdict(entry) for entry in isolations]
     run.write_json("report.json", report)
     return report
 

@@ -268,13 +268,19 @@ class SingleController:
         def describe_own_activity(elapsed_s: float) -> str:
             return describe_activity("the controller", phase or "a stage", elapsed_s, thread_id).describe()
 
-        groups = getattr(session, "groups", None)
+        groups, probes = getattr(session, "groups", None), getattr(session, "probes", None)
+        isolated = [entry.describe() for entry in probes.list_isolated()] if probes else []
         if groups is None and self._missing_place:
-            return SessionView("replace", activity=lambda _: f"waits for nodes: {self._missing_place}")
+            missing_place = self._missing_place
+            return SessionView(
+                "replace", activity=lambda _: f"waits for nodes: {missing_place}", isolated=isolated
+            )
         if groups is None:
-            return SessionView(phase, activity=describe_own_activity)
+            return SessionView(phase, activity=describe_own_activity, isolated=isolated)
         roles = {group.name: group.roles for group in groups.binding.groups}
-        return SessionView(phase, roles, dict(groups.hosts), describe_own_activity, groups.silent_workers)
+        return SessionView(
+            phase, roles, dict(groups.hosts), describe_own_activity, groups.silent_workers, isolated
+        )
 
     def _list_groups(self) -> dict[str, tuple[int, tuple[str, ...]]]:
         """Return the number of workers and the roles of each group that the run has now."""

@@ -1,3 +1,4 @@
+from .health import read_isolations as read_isolations
 from .live import list_dead_actors as list_dead_actors
 from .live import list_draining_nodes as list_draining_nodes
 from .live import read_live_view as read_live_view
@@ -5,6 +6,7 @@ from .live import wait_for_settled_view as wait_for_settled_view
 from .pools import Elastic as Elastic
 from .pools import Env as Env
 from .pools import Pool as Pool
+from .probes import ClusterProbes as ClusterProbes
 from .topology import ANYWHERE as ANYWHERE
 from .topology import Domain as Domain
 from .topology import Topology as Topology

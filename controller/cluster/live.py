@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -31,10 +31,19 @@ _MEMORY_GB = {
 _NOT_DEVICES = ("CPU", "memory", "object_store_memory")  # Ray's resources that are no accelerators
 
 
+_left_out: frozenset[str] = frozenset()  # nodes on which this process places nothing
+
+
+def leave_out_nodes(ids: Iterable[str]) -> None:
+    """Leave some nodes, and no others, out of the views that this process reads."""
+    global _left_out
+    _left_out = frozenset(ids)
+
+
 def read_live_view() -> ClusterView:
     """Return the nodes of the connected Ray cluster with their free resources, and who holds the others.
 
-    Nodes that Ray drains are left out, because they are about to end.
+    Nodes that Ray drains are left out, because they are about to end, and those of `leave_out_nodes`.
     """
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
     holdings = tuple(_list_holdings())
@@ -45,7 +54,7 @@ def read_live_view() -> ClusterView:
     nodes = (
         _make_node(node, free.get(node["NodeID"], {}), held)
         for node in ray.nodes()
-        if node["Alive"] and node["NodeID"] not in draining
+        if node["Alive"] and node["NodeID"] not in draining | _left_out
     )
     return ClusterView(tuple(nodes), holdings)
 

@@ -19,6 +19,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from nonet.controller.record import RunFolder
+from nonet.storage import describe_pending_requests
 from nonet.workers.runtime import ActorGroup, list_pending_waits
 
 FORMAT = 1
@@ -38,6 +39,7 @@ class SessionView:
         hosts: The processes of each group.
         activity: Returns a clause about what the controller's own thread has done for some seconds.
         silent_workers: The number of workers that did not answer the last heartbeat.
+        isolated: A clause about each node and device that is not used because its probes failed.
     """
 
     phase: str = ""
@@ -45,6 +47,7 @@ class SessionView:
     hosts: Mapping[str, ActorGroup] = field(default_factory=dict)
     activity: Callable[[float], str] = lambda elapsed_s: ""
     silent_workers: int = 0
+    isolated: Sequence[str] = ()
 
 
 class StatusReporter:
@@ -122,6 +125,7 @@ class StatusReporter:
             for name, roles in dict(view.groups).items()
             if name in view.hosts
         }
+        self._status["isolated"] = list(view.isolated)
         now = time.time()
         if now - self._event_at < _QUIET_S:
             self._waits = []
@@ -180,8 +184,10 @@ def list_waits(run: str, view: SessionView, quiet_s: float) -> list[str]:
             for activity in hosts.describe_activities()
             if activity.call or activity.silent
         ]
+    waits += describe_pending_requests()
     if not waits and (activity := view.activity(quiet_s)):
         waits.append(activity)
+    waits += view.isolated
     return [
         *waits[:_MAX_WAITS],
         *([f"and {len(waits) - _MAX_WAITS} more"] if len(waits) > _MAX_WAITS else []),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nonet.controller.cluster import ClusterProbes
 from nonet.controller.groups import (
     EmbeddingHandle,
     GroupChange,
@@ -58,7 +59,7 @@ from nonet.controller.session.stage_checkpoints import (
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.session.steering import begin_steering, replay_weights
 from nonet.controller.setup import fix_sources, read_copies, write_run
-from nonet.errors import ConfigError, WorkerLost
+from nonet.errors import ConfigError, PlacementError, WorkerLost
 from nonet.renamed import keep_old_name
 from nonet.storage import RunWriter, open_writer
 from nonet.workers import check_ray_environment
@@ -89,6 +90,7 @@ class Session:
         facts: What the tokenise stage reported about the data and artifacts, once entered.
         plan: The plan of the run, once entered.
         stages: The settings of all stages by name, once entered.
+        probes: The probes of the cluster's nodes and devices, once entered.
         groups: The worker groups, once entered.
         checkpoint_log: The checkpoints and the journal, once entered.
         scaling: The changes of the number of workers within stages.
@@ -196,7 +198,19 @@ class Session:
             _, manifest = self.checkpoint_log.find_resume_checkpoint()
             first_stage = manifest.stage
         self.scenario = self.scaling.restore_scenario(self.scenario, manifest)
-        self.plan = plan_live(self.scenario)
+        pools = {
+            name: self.scenario.pools[name]
+            for _, name in self.scenario.list_pool_names()
+            if name in self.scenario.pools
+        }
+        self.probes = ClusterProbes(
+            self.run.path, pools, self.deadlines.probe, lambda text: self.add_note(text)
+        )
+        self.probes.check()
+        try:
+            self.plan = plan_live(self.scenario)
+        except PlacementError as error:
+            raise self.probes.explain(error) from None
         self.run.write_json("plan.json", self.plan.as_dict())
         if self._writer:
             self._writer.commit()  # so that workers find the copies of the user's files
@@ -215,6 +229,8 @@ class Session:
         """
         if self._writer:
             self._writer.collect = dict
+        if hasattr(self, "probes"):
+            self.probes.close()
         if hasattr(self, "groups"):
             self.groups.stop(at_once=at_once)
         if hasattr(self, "checkpoint_log"):

@@ -53,7 +53,8 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
     """Collect the findings of a report, most important first.
 
     The order is: comparisons of stages with baselines and with one another, the memory, rewards of RL, limits of the
-    data, validation, repeated items, interruptions, and trackers that lack metrics.
+    data, validation, repeated items, interruptions, isolated
+    nodes, and trackers that lack metrics.
     """
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", tone=0)]
@@ -71,6 +72,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
         + validations
         + _describe_repeats(report)
         + _describe_interruptions(report)
+        + _describe_isolations(report)
         + _describe_trackers(report)
     )
 
@@ -213,6 +215,20 @@ def _describe_interruptions(report: Mapping[str, Any]) -> list[Finding]:
         findings.append(
             Finding(f"The run continued from a checkpoint after a loss: {'; '.join(losses)}.", tone=0)
         )
+    return findings
+
+
+def _describe_isolations(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe which nodes and devices were not used because their probes failed."""
+    findings = []
+    for entry in report.get("isolated") or ():
+        subject = (
+            f"{entry['device']} of node {entry['node'][:8]}"
+            if entry["device"]
+            else f"Node {entry['node'][:8]}"
+        )
+        ended = f", for {entry['until'] - entry['since']:.0f} s" if entry["until"] else ""
+        findings.append(Finding(f"{subject} was isolated{ended}: {entry['why']}.", tone=-1))
     return findings
 
 

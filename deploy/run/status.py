@@ -62,6 +62,8 @@ def format_status(status: Mapping[str, Any]) -> str:
         lines["folder"] = f"{status['folder']}{' on ' + status['host'] if status.get('host') else ''}"
     if groups := status.get("groups"):
         lines["workers"] = ", ".join(f"{name} x{group['workers']}" for name, group in groups.items())
+    if isolated := status.get("isolated"):
+        lines["isolated"] = "; ".join(isolated)
     for key in ("error", "message"):
         if status.get(key):
             lines[key] = status[key]

@@ -27,7 +27,7 @@ class World:
         self.run, self.acts, self.log = RunFolder(folder), list(acts), []
         made = object.__new__(Conductor)
         made._task = ControllerTask(_SCENARIO, str(folder), str(folder), resume=resume)
-        made._missing_place = ""
+        made._missing_place, made._restarts = "", 0
         made._run, made._is_restarted, made._writer = self.run, again, None
         made._recorder = SimpleNamespace(add_event=lambda kind, **body: self.log.append(body["text"]))
         made._stop_requested, made._lease = (

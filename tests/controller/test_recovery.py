@@ -37,7 +37,7 @@ def conduct(monkeypatch, tmp_path):
         conductor = cls.__new__(cls)
         scenario = SimpleNamespace(deadlines=SimpleNamespace(replace=replace_s))
         conductor._task = SimpleNamespace(resume=False, scenario=scenario, folder=".", timeout_s=1.0)
-        conductor._missing_place = ""
+        conductor._missing_place, conductor._restarts = "", 0
         conductor._run, conductor._is_restarted, conductor._writer = RunFolder(tmp_path), None, None
         conductor._stop_requested = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: None)
         conductor._lease = SimpleNamespace(is_expired=False)

@@ -129,6 +129,16 @@ class Device:
             self.import_torch_module().set_device(index)
         return self.to_torch_device(index)
 
+    def probe(self, index: int = 0) -> str:
+        """Compute a product with a known result on a device; return what is wrong with it, "" if nothing is."""
+        import torch
+
+        name = self.claim(index)
+        values = torch.arange(256 * 256).reshape(256, 256) % 7  # exact in every precision of the product
+        operand = values.to(torch.float32).to(name)
+        product = (operand @ operand).cpu()
+        return "" if torch.equal(product.to(torch.int64), values @ values) else "it computed a wrong product"
+
     def get_collective_backends(self) -> str:
         """Return the backends of a process group whose tensors are on this device, for `init_process_group` and `new_group`.
 

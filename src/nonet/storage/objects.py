@@ -238,6 +238,8 @@ class ObjectStorage:
     def _convert_errors(self, action: str) -> Iterator[None]:
         """Count a request, and convert errors of obstore into a StorageError of one line, without the text of requests."""
         operation, began, failed = action.partition(" ")[0], time.monotonic(), False
+        with _counts_lock:
+            _pending_requests[began, threading.get_ident()] = f"{action} in {self.address}"
         try:
             yield
         except StorageError:
@@ -246,11 +248,17 @@ class ObjectStorage:
             failed = True
             raise StorageError(f"{self.address}: cannot {action}: {_describe_error(error)}") from None
         finally:
+            with _counts_lock:
+                _pending_requests.pop((began, threading.get_ident()), None)
             _count_request(operation, time.monotonic() - began, failed=failed)
 
 
 _request_counts: dict[str, dict[str, float]] = {}  # of this process, by operation
+_pending_requests: dict[
+    tuple[float, int], str
+] = {}  # what each does, by its start in monotonic seconds and thread
 _counts_lock = threading.Lock()
+_SLOW_REQUEST_S = 3.0  # after which a request is shown as a wait
 
 
 def _count_request(operation: str, seconds: float, *, failed: bool) -> None:
@@ -271,6 +279,17 @@ def get_request_counts() -> dict[str, dict[str, float]]:
     """
     with _counts_lock:
         return {operation: dict(counts) for operation, counts in _request_counts.items()}
+
+
+def describe_pending_requests() -> list[str]:
+    """Describe the requests of this process to storages that have not returned for some seconds, one clause per request."""
+    with _counts_lock:
+        pending = {text: time.monotonic() - began for (began, _), text in _pending_requests.items()}
+    return [
+        f"the storage has not answered for {seconds:.0f} s: {text}"
+        for text, seconds in pending.items()
+        if seconds >= _SLOW_REQUEST_S
+    ]
 
 
 def is_storage_address(text: str) -> bool:
