@@ -96,6 +96,7 @@ def test_a_run_that_lost_a_worker_clears_up_and_goes_on_from_its_newest_commit(w
         "trainer-0 died; continuing from its newest checkpoint",
         "from a commit",
     ]
+    assert world.controller._restarts == 1
 
 
 def test_without_a_commit_it_begins_again_and_the_journal_is_void(world_of):

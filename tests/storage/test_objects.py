@@ -13,7 +13,13 @@ from obstore.store import S3Store
 
 from nonet.deploy.after.chaos.connections import place_proxy
 from nonet.errors import ConfigError, StorageConflict, StorageError
-from nonet.storage import ObjectStorage, open_storage
+from nonet.storage import (
+    ObjectStorage,
+    describe_pending_requests,
+    get_request_counts,
+    open_storage,
+    request_log,
+)
 from tests.s3 import BUCKET
 
 
@@ -142,3 +148,27 @@ def test_requests_are_repeated_while_the_connections_to_the_server_are_cut_for_s
 def test_an_address_that_is_not_of_s3_is_refused(address: str):
     with pytest.raises(ConfigError, match="it must be s3://bucket or s3://bucket/folder"):
         open_storage(address)
+
+
+def test_requests_are_counted_by_operation_and_conflicts_are_no_failures(storage: ObjectStorage):
+    before = get_request_counts().get("write", {"requests": 0, "failures": 0, "seconds": 0.0})
+    storage.put_if_absent("head", b"1")
+    with pytest.raises(StorageConflict):
+        storage.put_if_absent("head", b"2")
+    after = get_request_counts()["write"]
+    assert after["requests"] - before["requests"] == 2
+    assert after["failures"] == before["failures"]
+    assert after["seconds"] > before["seconds"]
+    missing = open_storage("s3://no-such-bucket-of-this-server")
+    with pytest.raises(StorageError):
+        missing.put("a", b"1")
+    assert get_request_counts()["write"]["failures"] == after["failures"] + 1
+
+
+def test_a_request_that_does_not_return_is_described_as_a_wait(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(request_log, "_SLOW_S", 0.0)
+    with request_log.log_request("write", "write head in s3://feed/run"):
+        assert describe_pending_requests() == [
+            "the storage has not answered for 0 s: write head in s3://feed/run"
+        ]
+    assert describe_pending_requests() == []

@@ -75,6 +75,12 @@ _PANELS = (
         "s",
     ),
     DashboardPanel(
+        "Repeated writes to storage",
+        f"sum by (run, operation) (ray_nonet_storage_repetitions_total{{{_RUN}}})",
+        "{{run}} {{operation}}",
+        "short",
+    ),
+    DashboardPanel(
         "Failed requests to storage",
         f"sum by (run, operation) (ray_nonet_storage_failures_total{{{_RUN}}})",
         "{{run}} {{operation}}",

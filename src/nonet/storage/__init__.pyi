@@ -16,11 +16,11 @@ from .mounts import upload_written as upload_written
 from .objects import OPENING_TIMEOUT_S as OPENING_TIMEOUT_S
 from .objects import ObjectStorage as ObjectStorage
 from .objects import check_address as check_address
-from .objects import describe_pending_requests as describe_pending_requests
-from .objects import get_request_counts as get_request_counts
 from .objects import is_storage_address as is_storage_address
 from .objects import join_address as join_address
 from .objects import open_storage as open_storage
+from .request_log import describe_pending_requests as describe_pending_requests
+from .request_log import get_request_counts as get_request_counts
 from .run_tree import FileEntry as FileEntry
 from .run_tree import RunHead as RunHead
 from .run_tree import RunTree as RunTree

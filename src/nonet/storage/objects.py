@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 from nonet.atomic import replace_file
 from nonet.errors import ConfigError, StorageConflict, StorageError
+from nonet.storage.request_log import count_repetition, log_request
 
 RETRY_TIMEOUT_S = 60.0  # from the first attempt of a request to the last
 OPENING_TIMEOUT_S = 10.0  # the same for the first request to a storage, whose address may be wrong
@@ -143,6 +143,7 @@ class ObjectStorage:
                 except BaseError as error:
                     if _NO_ANSWER not in str(error) or time.monotonic() > end:
                         raise
+                count_repetition("write")
                 time.sleep(_CONDITION_RETRY_S)
 
     def upload(self, key: str, path: Path) -> None:
@@ -237,59 +238,13 @@ class ObjectStorage:
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:
         """Count a request, and convert errors of obstore into a StorageError of one line, without the text of requests."""
-        operation, began, failed = action.partition(" ")[0], time.monotonic(), False
-        with _counts_lock:
-            _pending_requests[began, threading.get_ident()] = f"{action} in {self.address}"
         try:
-            yield
+            with log_request(action.partition(" ")[0], f"{action} in {self.address}"):
+                yield
         except StorageError:
             raise
         except Exception as error:
-            failed = True
             raise StorageError(f"{self.address}: cannot {action}: {_describe_error(error)}") from None
-        finally:
-            with _counts_lock:
-                _pending_requests.pop((began, threading.get_ident()), None)
-            _count_request(operation, time.monotonic() - began, failed=failed)
-
-
-_request_counts: dict[str, dict[str, float]] = {}  # of this process, by operation
-_pending_requests: dict[
-    tuple[float, int], str
-] = {}  # what each does, by its start in monotonic seconds and thread
-_counts_lock = threading.Lock()
-_SLOW_REQUEST_S = 3.0  # after which a request is shown as a wait
-
-
-def _count_request(operation: str, seconds: float, *, failed: bool) -> None:
-    """Count a request to any storage, with its repetitions as one."""
-    with _counts_lock:
-        counts = _request_counts.setdefault(operation, {"requests": 0, "failures": 0, "seconds": 0.0})
-        counts["requests"] += 1
-        counts["failures"] += failed
-        counts["seconds"] += seconds
-
-
-def get_request_counts() -> dict[str, dict[str, float]]:
-    """Return the requests of this process to storages, by operation (read, write, list, delete).
-
-    Returns:
-        `requests`, those that failed after all repetitions as `failures`, and the `seconds` that they took together. Repetitions
-        happen within obstore, which does not count them: they show as seconds.
-    """
-    with _counts_lock:
-        return {operation: dict(counts) for operation, counts in _request_counts.items()}
-
-
-def describe_pending_requests() -> list[str]:
-    """Describe the requests of this process to storages that have not returned for some seconds, one clause per request."""
-    with _counts_lock:
-        pending = {text: time.monotonic() - began for (began, _), text in _pending_requests.items()}
-    return [
-        f"the storage has not answered for {seconds:.0f} s: {text}"
-        for text, seconds in pending.items()
-        if seconds >= _SLOW_REQUEST_S
-    ]
 
 
 def is_storage_address(text: str) -> bool:

@@ -56,6 +56,7 @@ FAMILIES = {
     "nonet_checkpoint_timestamp_seconds": MetricFamily("gauge", "When the newest checkpoint was complete"),
     "nonet_checkpoints_total": MetricFamily("counter", "Complete checkpoints"),
     "nonet_storage_requests_total": MetricFamily("counter", "Requests of the controller to storage", ("operation",)),
+    "nonet_storage_repetitions_total": MetricFamily("counter", "Repeated conditional writes", ("operation",)),
     "nonet_storage_failures_total": MetricFamily("counter", "Requests that failed after repetitions", ("operation",)),
     "nonet_storage_seconds_total": MetricFamily("counter", "Seconds of requests to storage", ("operation",)),
 }  # fmt: skip
