@@ -5,8 +5,8 @@
     nonet run build/feed/feed.yaml
 
 It serves an S3 API with the tables, semantic ids and models; a Thrift server of HBase with versions of the items' features; and a
-Ray cluster of two nodes, one of them with NPUs that are simulated on the CPU, with the actor that computes margins. Install
-Nonet from a checkout with `make setup`, which has the servers.
+Ray cluster of two nodes, one of them with NPUs that are simulated on the CPU, with the actor that computes margins. A node that is
+killed is started again. Install Nonet from a checkout with `make setup`, which has the servers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import urllib.request
 import venv
 from datetime import UTC, datetime, timedelta
@@ -102,6 +103,15 @@ def make_ranker(rng: np.random.Generator) -> str:
     return json.dumps(
         {"items": items, "vectors": vectors.round(4).tolist(), "bias": -0.5, "price_weight": -0.1}
     )
+
+
+# The arguments of the node with the stand-ins for NPUs.
+NPU_NODE = {
+    "num_cpus": 2,
+    "resources": {"NPU": 2},
+    "labels": {"zone": "b"},
+    "object_store_memory": 200_000_000,
+}
 
 
 class ObjectStore:
@@ -197,7 +207,7 @@ def start_cluster(variables: dict[str, str], items: pa.Table) -> tuple[Any, str]
         initialize_head=True,
         head_node_args={"num_cpus": 4, "labels": {"zone": "a"}, "object_store_memory": 200_000_000},
     )
-    cluster.add_node(num_cpus=2, resources={"NPU": 2}, labels={"zone": "b"}, object_store_memory=200_000_000)
+    cluster.add_node(**NPU_NODE)
     ray.init(cluster.address, namespace="pricing", log_to_driver=False, logging_level=logging.ERROR)
 
     class Margin:
@@ -218,6 +228,15 @@ def start_cluster(variables: dict[str, str], items: pa.Table) -> tuple[Any, str]
     actor = ray.remote(num_cpus=0, max_concurrency=4)(Margin)
     actor.options(name="margin", namespace="pricing", lifetime="detached").remote(FIRST_ITEM, margins)
     return cluster, cluster.address
+
+
+def replace_lost_nodes(cluster: Any, ended: threading.Event) -> None:
+    """Start a node again that was killed, as the operator of a cluster does, until everything ends."""
+    while not ended.wait(1.0):
+        for node in list(cluster.worker_nodes):
+            if node.dead_processes():
+                cluster.remove_node(node, allow_graceful=False)
+                cluster.add_node(**NPU_NODE)
 
 
 def write_files(folder: Path, variables: dict[str, str], address: str, port: int, python: Path) -> None:
@@ -252,9 +271,14 @@ def main() -> None:
     variables = store.variables | {"NONET_CACHE": str(folder / "cache"), "NONET_ATTENTION": "sdpa"}
     cluster, address = start_cluster(variables, items)
     write_files(folder, variables, address, port, python)
+    ended = threading.Event()
+    healer = threading.Thread(target=replace_lost_nodes, args=(cluster, ended))
+    healer.start()
     print("ready", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.read()
+    ended.set()
+    healer.join()
     import ray
 
     ray.shutdown()
