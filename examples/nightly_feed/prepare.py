@@ -5,8 +5,8 @@
     nonet run build/feed/feed.yaml
 
 It serves an S3 API with the tables, semantic ids and models; a Thrift server of HBase with versions of the items' features; and a
-Ray cluster of two nodes, one of them with NPUs that are simulated on the CPU, with the actor that computes margins. A node that is
-killed is started again. Install Nonet from a checkout with `make setup`, which has the servers.
+Ray cluster of two nodes, one of them with NPUs that are simulated on the CPU, with the actor that computes margins. A node that
+is killed is started again. Install Nonet from a checkout with `make setup`, which has the servers.
 """
 
 from __future__ import annotations
