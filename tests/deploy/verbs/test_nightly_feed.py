@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from nonet.controller.record.journal import read_journal
 from nonet.controller.scenario.scenario import load_scenario, read_document
 
-REPOSITORY = Path(__file__).parents[3]
 NONET = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
 
 
@@ -50,30 +47,6 @@ def test_the_laptop_s_scenario_changes_only_sizes_addresses_and_what_stand_ins_c
     scenario, _ = load_scenario("nightly-feed-laptop")
     assert scenario.roles["trainer"].engine.get_options()["zero"] == 2
     assert (scenario.model.get_options()["attention"], scenario.roles["rollout"].pool) == ("sdpa", "npu")
-
-
-@pytest.fixture(scope="module")
-def feed(tmp_path_factory):
-    """Start the stand-ins, and yield the folder of the scenario and the environment of its commands."""
-    folder = tmp_path_factory.mktemp("feed")
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    environment["PYTHONPATH"] = str(REPOSITORY / "src")
-    log = (folder / "log.txt").open("w")
-    server = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "examples" / "nightly_feed" / "prepare.py"), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env=environment,
-    )
-    assert server.stdout is not None
-    ready = any(line == "ready\n" for line in server.stdout)
-    assert ready, (folder / "log.txt").read_text()[-3000:]
-    exports = (folder / "environment.sh").read_text().splitlines()
-    variables = dict(line.removeprefix("export ").split("=", 1) for line in exports)
-    yield folder, environment | variables | {"NONET_RUNS": str(folder / "runs")}
-    server.communicate("", timeout=120)
 
 
 def nonet(feed, *words, timeout_s=1800):
