@@ -133,6 +133,10 @@ BENCHES = {
         "serving.suite:bench_serve",
         "requests per second of an engine at a p99: batched, one at a time, Hugging Face; versions and swaps",
     ),
+    "recovery": (
+        "cluster.recovery:bench_recovery",
+        "a run from a killed trainer to its next step, compared with Ray restarting as many plain actors",
+    ),
     "startup": ("cluster.startup:bench_startup", "seconds of `import nonet` and of `nonet --help`"),
     "stores": (
         "samples.stores:bench_stores",

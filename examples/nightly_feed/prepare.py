@@ -17,11 +17,11 @@ import io
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import urllib.request
 import venv
 from datetime import UTC, datetime, timedelta
@@ -225,14 +225,16 @@ def start_cluster(variables: dict[str, str], items: pa.Table) -> tuple[Any, str]
             ]
 
     margins = (0.05 + 0.4 * np.random.default_rng(3).random(len(items))).round(3).tolist()
-    actor = ray.remote(num_cpus=0, max_concurrency=4)(Margin)
+    actor = ray.remote(num_cpus=0, max_concurrency=4, max_restarts=-1)(
+        Margin
+    )  # restarted if its node is lost
     actor.options(name="margin", namespace="pricing", lifetime="detached").remote(FIRST_ITEM, margins)
     return cluster, cluster.address
 
 
-def replace_lost_nodes(cluster: Any, ended: threading.Event) -> None:
-    """Start a node again that was killed, as the operator of a cluster does, until everything ends."""
-    while not ended.wait(1.0):
+def replace_lost_nodes(cluster: Any) -> None:
+    """Start nodes again that were killed, as the operator of a cluster does, until Ctrl-C or the end of the standard input."""
+    while not select.select([sys.stdin], [], [], 1.0)[0] or os.read(sys.stdin.fileno(), 4096):
         for node in list(cluster.worker_nodes):
             if node.dead_processes():
                 cluster.remove_node(node, allow_graceful=False)
@@ -271,14 +273,9 @@ def main() -> None:
     variables = store.variables | {"NONET_CACHE": str(folder / "cache"), "NONET_ATTENTION": "sdpa"}
     cluster, address = start_cluster(variables, items)
     write_files(folder, variables, address, port, python)
-    ended = threading.Event()
-    healer = threading.Thread(target=replace_lost_nodes, args=(cluster, ended))
-    healer.start()
     print("ready", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        sys.stdin.read()
-    ended.set()
-    healer.join()
+        replace_lost_nodes(cluster)
     import ray
 
     ray.shutdown()

@@ -17,7 +17,7 @@ from nonet.deploy.after.chaos import KINDS_BY_TARGET
 
 NONET = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
 TARGETS = tuple(target for target in KINDS_BY_TARGET if target not in ("node", "storage"))
-SHORT = ("stages.pretrain.epochs=2", "stages.rl.control=false", "checkpoint.every=4", "deadlines.step=30")
+SHORT = ("stages.pretrain.epochs=2", "stages.rl.control=false", "checkpoint.every=4", "deadlines.step=15")
 APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
 
 
@@ -55,12 +55,12 @@ def test_a_hundred_faults_of_every_kind_lose_and_double_nothing(feed, tmp_path: 
             environment,
             tmp_path / "nightly",
             str(folder / "feed.yaml"),
-            24,
+            22,
             *("--kill", ",".join(KINDS_BY_TARGET), "--nodes-return", "--seed", "11"),
-            changes=("checkpoint.every=5", "deadlines.step=30"),
+            changes=("checkpoint.every=5", "deadlines.step=15"),
         ),
         "apart": run_chaos(
-            without_cluster, tmp_path / "apart", "quickstart", 36, "--seed", "12", changes=(*SHORT, APART)
+            without_cluster, tmp_path / "apart", "quickstart", 34, "--seed", "12", changes=(*SHORT, APART)
         ),
         "fused": run_chaos(
             without_cluster, tmp_path / "fused", "quickstart", 50, "--seed", "13", changes=SHORT
