@@ -46,7 +46,8 @@ class Fault:
         duration_s: Seconds for which it lasts; 0 if it has no end of its own.
         victim: The name of what was hit; "" if there was no such process or node, or no permission.
         hit_step: The number of steps that had been applied when it happened.
-        recovery_s: Seconds from the fault to the next step that had not been applied before; None if there was none.
+        recovery_s: Seconds from the fault to the next step that had not been applied before, after the run has continued from a
+            checkpoint if it did so before the next fault; None if there was no such step.
         restarts: How often the run continued from a checkpoint between this fault and the next.
     """
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from nonet.controller.groups import CONTROLLER, Moment
 from nonet.controller.record import RunFolder
-from nonet.controller.setup import read_interruptions
 from nonet.deploy.after.chaos.agents import FaultAgents
 from nonet.deploy.after.chaos.connections import StorageProxy
 from nonet.deploy.after.chaos.faults import NODE, STORAGE, Fault
@@ -52,7 +51,10 @@ class FaultInjector:
         self._run, self._faults, self._agents, self._report = run, list(faults), agents, report
         self._proxy, self._choose_node = proxy, choose_node
         self.done: list[Fault] = []
-        self._losses = 0  # of the run, before the newest fault
+        self._reported = 0  # number of faults
+        # Of the newest fault: the losses of the run before it, when it happened, and why it could not be done.
+        self._losses, self._began, self._reason = 0, 0.0, ""
+        self._furthest_step = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._inject_all, name="chaos", daemon=True)
 
@@ -63,7 +65,6 @@ class FaultInjector:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._count_restarts(len(read_interruptions(self._run)))
 
     def _inject_all(self) -> None:
         """Do one fault after the other, each when the run has recovered from the one before."""
@@ -76,46 +77,61 @@ class FaultInjector:
                 if progress["checkpoint"] != checkpoint:
                     faults_since_checkpoint, checkpoint = 0, progress["checkpoint"]
                 has_room = faults_since_checkpoint < _MAX_FAULTS_PER_CHECKPOINT
-                if progress["applied"] >= fault.step and has_room:
+                if self._follow(progress) and progress["applied"] >= fault.step and has_room:
                     break
+            self._report_newest()
             if self._ended.wait(fault.delay_s):
                 return
             self._inject(fault)
             faults_since_checkpoint += 1
+        while not self._ended.wait(_POLL_S):
+            if (progress := self._read_progress()) is not None:
+                self._follow(progress)
+        self._report_newest()
 
     def _inject(self, fault: Fault) -> None:
-        """Do one fault, and wait until the run has applied a step that it had not applied before."""
+        """Do one fault at its moment, as soon as its target has a process."""
         progress = self._wait_for_moment(fault.moment)
-        if progress is None:
-            return
-        self._count_restarts(progress["losses"])
-        hit_step, moment = progress["applied"], progress["moment"]
-        began = time.monotonic()
-        victim, reason = self._apply(fault, progress)
-        while not victim and not reason:  # while workers are replaced, a role has no process
-            if time.monotonic() - began > _VICTIM_TIMEOUT_S or self._ended.wait(_POLL_S):
-                reason = f"no process of {fault.target}"
-                break
-            progress = self._read_progress() or progress
-            began_hit = time.monotonic()
-            victim, reason = self._apply(fault, progress)
-            began = began_hit if victim else began
-        done = replace(fault, victim=victim, hit_step=hit_step, moment=moment)
-        while victim and not self._ended.wait(_POLL_S):
-            progress = self._read_progress()
-            if progress is not None and progress["applied"] > hit_step:
-                done = replace(done, recovery_s=round(time.monotonic() - began, 2))
-                break
-        self.done.append(done)
-        recovery = "" if done.recovery_s is None else f", next step after {done.recovery_s:.1f} s"
-        place = f"at step {hit_step}" if moment == "step" else f"during a {moment} after step {hit_step}"
-        self._report(f"{done.kind} {victim or f'{fault.target}: {reason}'} {place}{recovery}")
+        victim, self._reason, end = "", "", time.monotonic() + _VICTIM_TIMEOUT_S
+        while progress is not None and not victim and not self._reason:
+            self._losses, self._began = progress["losses"], time.monotonic()
+            self._furthest_step = max(self._furthest_step, progress["applied"])
+            done = replace(fault, hit_step=progress["applied"], moment=progress["moment"])
+            victim, self._reason = self._apply(fault, progress)
+            if not victim and time.monotonic() > end:
+                self._reason = f"no process of {fault.target}"
+            if victim or self._reason:
+                self.done.append(replace(done, victim=victim))
+                return
+            progress = self._wait_for_moment("step")  # while workers are replaced, a role has no process
 
-    def _count_restarts(self, losses: int) -> None:
-        """Attribute the losses since the last fault to that fault, given the number of all losses of the run."""
-        if self.done:
-            self.done[-1] = replace(self.done[-1], restarts=losses - self._losses)
-        self._losses = losses
+    def _follow(self, progress: dict[str, Any]) -> bool:
+        """Update the newest fault: whether the run has continued from a checkpoint since, and come further than ever.
+
+        Returns:
+            Whether the run has recovered from it.
+        """
+        if not self.done or not self.done[-1].victim:
+            return True
+        fault, restarts = self.done[-1], progress["losses"] - self._losses
+        if restarts > fault.restarts:
+            fault = replace(fault, restarts=restarts, recovery_s=None)
+        if fault.recovery_s is None and progress["applied"] > self._furthest_step:
+            fault = replace(fault, recovery_s=round(time.monotonic() - self._began, 2))
+        self._furthest_step = max(self._furthest_step, progress["applied"])
+        self.done[-1] = fault
+        return fault.recovery_s is not None
+
+    def _report_newest(self) -> None:
+        """Report the newest fault, unless it has been reported."""
+        if len(self.done) == self._reported:
+            return
+        self._reported, fault = len(self.done), self.done[-1]
+        recovery = "" if fault.recovery_s is None else f", next new step after {fault.recovery_s:.1f} s"
+        restarts = f", {fault.restarts} restarts" if fault.restarts else ""
+        victim = fault.victim or f"{fault.target}: {self._reason}"
+        moment = "at" if fault.moment == "step" else f"during a {fault.moment} after"
+        self._report(f"{fault.kind} {victim} {moment} step {fault.hit_step}{recovery}{restarts}")
 
     def _wait_for_moment(self, moment: Moment) -> dict[str, Any] | None:
         """Wait until the run is at a moment, and return its progress; None if the run has ended."""

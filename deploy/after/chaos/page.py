@@ -80,5 +80,5 @@ def _build_fault_table(faults: list[dict[str, Any]]) -> ReportTable:
         ]
         for fault in faults
     ]
-    head = ["", "hit", "after step", "during", "lasted s", "restarts", "next new step after s"]
+    head = ["", "hit", "after step", "moment", "lasted s", "restarts", "next new step after s"]
     return ReportTable(head, rows)
