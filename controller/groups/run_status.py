@@ -19,7 +19,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from nonet.controller.record import RunFolder
-from nonet.storage import describe_pending_requests
+from nonet.storage import describe_pending_requests, read_address
 from nonet.workers.runtime import ActorGroup, list_pending_waits
 
 FORMAT = 1
@@ -79,6 +79,7 @@ class StatusReporter:
             "format": FORMAT,
             "run": run.id,
             "folder": str(run.path),
+            "address": read_address(run.path),  # of a run in object storage
             "state": "starting",
             "started": round(time.time(), 3),
             "host": socket.gethostname(),

@@ -24,6 +24,7 @@ from .run_folder import make_rerank_name as make_rerank_name
 from .run_folder import make_unselected_name as make_unselected_name
 from .run_names import find_group as find_group
 from .run_names import find_run as find_run
+from .run_names import find_stored_run as find_stored_run
 from .run_names import list_all_runs as list_all_runs
 from .run_names import list_grouped_runs as list_grouped_runs
 from .run_names import list_runs as list_runs

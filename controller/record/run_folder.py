@@ -262,19 +262,26 @@ def is_running(run: RunFolder) -> bool:
     return False
 
 
-def create_run(name: str, folder: str | Path | None = None, storage_address: str | None = None) -> RunFolder:
+def create_run(
+    name: str,
+    folder: str | Path | None = None,
+    storage_address: str | None = None,
+    *,
+    run_id: str | None = None,
+) -> RunFolder:
     """Return the folder of a new run, which may not exist yet.
 
     Args:
         name: The name of the scenario, which is the first part of a new id.
         folder: The folder to use; by default one that is named by a new id, under the root of all runs.
         storage_address: The object storage of the run, whose local copy is returned; None for a run in a folder.
+        run_id: The id of the run; by default a new one.
 
     Raises:
         ConfigError: The folder is in a package that Ray deletes, holds a run that is finished or can be resumed, or holds
             other files, which a failed start would delete; or both a folder and a storage are given.
     """
-    run_id = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    run_id = run_id or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if storage_address is not None:
         if folder is not None:
             raise ConfigError(

@@ -12,14 +12,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nonet.controller.record.run_folder import RunFolder, find_runs_root
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, StorageError
 from nonet.storage import (
     OPENING_TIMEOUT_S,
     MountedRun,
     find_local_runs,
     is_storage_address,
+    join_address,
     make_local_folder,
     mount,
+    open_storage,
     read_address,
 )
 
@@ -52,6 +54,19 @@ def find_run(run: str | Path) -> RunFolder:
         return _open_run(matching[0])
     problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
     raise ConfigError(f"{problem} under {find_runs_root()}; the newest runs: {_join_names(known_runs)}")
+
+
+def find_stored_run(storage_address: str, run_id: str) -> RunFolder | None:
+    """Return the run of an id in an object storage; None if there is none.
+
+    Raises:
+        ConfigError: The storage cannot be read.
+    """
+    try:
+        is_stored = run_id in open_storage(storage_address).list_names()
+    except StorageError as error:
+        raise ConfigError(f"storage: {error}") from None
+    return find_run(join_address(storage_address, run_id)) if is_stored else None
 
 
 def find_group(name: str | Path) -> Path | None:

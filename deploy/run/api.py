@@ -87,13 +87,13 @@ def scenario(
 
 
 def start(
-    source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = ""
+    source: ScenarioFile | str | Path, *, run_dir: str | Path | RunFolder | None = None, command: str = ""
 ) -> DriverRun:
     """Start a run without waiting for it; `wait()` of the result blocks.
 
     Args:
         source: A scenario, the name of a shipped one, or a path.
-        run_dir: The run's folder, by default a new one.
+        run_dir: The run's folder, by default a new one; a RunFolder if the run has an id already.
         command: The command line that the report shows.
 
     Returns:
@@ -115,8 +115,10 @@ def _start(*args: Any, **options: Any) -> DriverRun:
     return driver.start(*args, **options)
 
 
-def _create_run(scenario: Scenario, run_dir: str | Path | None) -> RunFolder:
+def _create_run(scenario: Scenario, run_dir: str | Path | RunFolder | None) -> RunFolder:
     """Return the folder of a new run of a scenario, or the local copy of a run in object storage."""
+    if isinstance(run_dir, RunFolder):
+        return run_dir
     return create_run(scenario.name, run_dir, scenario.storage and scenario.storage.url)
 
 
@@ -144,7 +146,7 @@ def start_detached(
 def run(
     source: ScenarioFile | str | Path,
     *,
-    run_dir: str | Path | None = None,
+    run_dir: str | Path | RunFolder | None = None,
     panel: Panel | None = None,
     command: str = "",
 ) -> DriverRun:
@@ -152,7 +154,7 @@ def run(
 
     Args:
         source: A scenario, the name of a shipped one, or a path.
-        run_dir: The run's folder, by default a new one.
+        run_dir: The run's folder, by default a new one; a RunFolder if the run has an id already.
         panel: Where the progress is shown, by default standard error.
         command: The command line that the report shows.
 

@@ -58,7 +58,9 @@ def format_status(status: Mapping[str, Any]) -> str:
     if "job" in status:
         code = f", exit code {status['exit_code']}" if "exit_code" in status else ""
         lines["job"] = f"{status['job']} {status['job_state']}{code}"
-    if "folder" in status:
+    if status.get("address"):
+        lines["address"] = status["address"]
+    elif "folder" in status:
         lines["folder"] = f"{status['folder']}{' on ' + status['host'] if status.get('host') else ''}"
     if groups := status.get("groups"):
         lines["workers"] = ", ".join(f"{name} x{group['workers']}" for name, group in groups.items())

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import nonet
-from nonet.controller.record import RunFolder, create_run, find_runs_root
+from nonet.controller.record import RunFolder, create_run, describe_place, find_runs_root, find_stored_run
 from nonet.controller.scenario import hide_in_command
 from nonet.deploy.run import api
-from nonet.deploy.run.jobs.package import read_listing
+from nonet.deploy.run.jobs.package import PackageListing, read_listing
 from nonet.errors import ConfigError
 
 
@@ -41,20 +41,28 @@ def run_submitted(run: str, folder: Path) -> Any:
             "the cluster's nodes are started, since Ray shows the values that a job sends to everybody"
         )
     scenario_path = folder / listing.scenario
-    run_folder = RunFolder(find_runs_root() / run)
-    if run_folder.report.exists():
+    scenario_file = api.scenario(scenario_path, listing.changes)
+    storage = scenario_file.scenario.storage
+    run_folder = find_stored_run(storage.url, run) if storage else RunFolder(find_runs_root() / run)
+    if run_folder and run_folder.report.exists():
         raise ConfigError(
-            f"run {run} has finished: see {run_folder.path / 'report.html'}; to run again, submit with another --name"
+            f"run {run} has finished: see {describe_place(run_folder)}; to run again, submit with another --name"
         )
-    if list(run_folder.checkpoints.glob("step-*")):
+    if run_folder and list(run_folder.checkpoints.glob("step-*")):
         scenario_file = api.scenario(scenario_path, listing.changes, stored=run_folder.scenario)
         return api.resume(run_folder.path, scenario_file=scenario_file)
-    scenario_file = api.scenario(scenario_path, listing.changes)
+    command = _describe_submission(run, listing)
+    storage_url = storage.url if storage else None
+    new_run = create_run(run, None if storage else find_runs_root() / run, storage_url, run_id=run)
+    return api.run(scenario_file, run_dir=new_run, command=command)
+
+
+def _describe_submission(run: str, listing: PackageListing) -> str:
+    """Return the command that submitted a run, without secret values."""
     words = [
         "nonet",
         "submit",
         listing.scenario,
         *(word for change in listing.changes for word in ("--set", change)),
     ]
-    command = shlex.join(hide_in_command([*words, "--name", run]))
-    return api.run(scenario_file, run_dir=create_run(run, run_folder.path).path, command=command)
+    return shlex.join(hide_in_command([*words, "--name", run]))

@@ -98,11 +98,15 @@ def submit_job(
 def _print_end(client: ClusterClient, run_id: str, source: str, exit_code: int) -> None:
     """Print where the run's report is, what to do next, and the exit code of its job."""
     status = describe_run(client, next(run for run in list_cluster_runs(client) if run.id == run_id))
+    address = status.get("address")
     page = f"{status['folder']}/report.html on {status['host']}" if "folder" in status else "-"
+    place, command = (
+        (address, f"nonet report {address}") if address else (page, f"nonet report {run_id}, on that machine")
+    )
     again = f"nonet submit {shlex.quote(source)} --name {run_id} --address {client.address}"
     print(f"\nrun        {run_id}: {status['state']}")
     if status["state"] == "done":
-        print(f"report     {page}\nnext       nonet report {run_id}, on that machine")
+        print(f"report     {place}\nnext       {command}")
     else:
         print(f"continue   {again}")
     print(f"exit code  {exit_code}", flush=True)

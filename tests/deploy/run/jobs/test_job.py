@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 import nonet
-from nonet.controller.record.run_folder import create_run, find_runs_root
+from nonet.controller.record.run_folder import create_run, describe_place, find_runs_root
 from nonet.controller.scenario import load_scenario
 from nonet.deploy.run import api
 from nonet.deploy.run.jobs.job import run_submitted
@@ -16,6 +16,8 @@ from nonet.deploy.run.jobs.package import write_package
 from nonet.deploy.run.panel import Panel
 from nonet.deploy.verbs import running
 from nonet.errors import ConfigError
+from nonet.storage import change_run, read_address
+from tests.s3 import BUCKET, serve_s3
 
 PACKAGE = "ray/session_x/runtime_resources/working_dir_files/_ray_pkg_12ab"
 
@@ -106,7 +108,7 @@ def test_a_job_runs_the_scenario_with_its_changes_under_the_given_name_and_the_r
     assert verb == "run"
     assert source.scenario.stages["pretrain"].epochs == 7
     assert source.folder == folder
-    assert options["run_dir"] == tmp_path / "all" / "mine"
+    assert options["run_dir"].path == tmp_path / "all" / "mine"
     assert options["command"].startswith("nonet submit ring.yaml --set stages.pretrain.epochs=7")
     assert "secret" not in options["command"]
 
@@ -119,8 +121,34 @@ def test_a_job_continues_a_run_that_has_a_checkpoint_and_refuses_one_that_has_fi
     run_submitted("mine", folder)
     assert [(verb, path) for verb, path, _ in started] == [("resume", run)]
     (run / "report.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"run mine has finished: see .*report.html; .* another --name"):
+    with pytest.raises(ConfigError, match=r"run mine has finished: see .*mine on .*; .* another --name"):
         run_submitted("mine", folder)
+
+
+def test_a_job_keeps_its_run_in_the_storage_of_its_scenario_and_continues_the_one_that_is_there(
+    unpacked, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path / "cache"))
+    with serve_s3() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        folder, started = unpacked(changes=[f"storage={BUCKET}/feed"])
+        run_submitted("mine", folder)
+        ((verb, _, options),) = started
+        run = options["run_dir"]
+        assert (verb, run.id, describe_place(run)) == ("run", "mine", f"{BUCKET}/feed/mine")
+        with change_run(run.path):
+            run.scenario.write_text((folder / "ring.yaml").read_text())
+            (run.checkpoints / "step-000003").mkdir(parents=True)
+            (run.checkpoints / "step-000003" / "manifest.json").write_text("{}")
+        monkeypatch.setenv("NONET_CACHE", str(tmp_path / "another"))
+        run_submitted("mine", folder)
+        verb, path, _ = started[-1]
+        assert (verb, read_address(path)) == ("resume", f"{BUCKET}/feed/mine")
+        with change_run(path):
+            (path / "report.json").write_text("{}")
+        with pytest.raises(ConfigError, match=f"run mine has finished: see {BUCKET}/feed/mine; "):
+            run_submitted("mine", folder)
 
 
 def test_variables_that_the_cluster_lacks_are_all_named_before_anything_starts(unpacked, monkeypatch):
