@@ -134,7 +134,7 @@ BENCHES = {
         "requests per second of an engine at a p99: batched, one at a time, Hugging Face; versions and swaps",
     ),
     "recovery": (
-        "cluster.recovery:bench_recovery",
+        "runs.recovery:bench_recovery",
         "a run from a killed trainer to its next step, compared with Ray restarting as many plain actors",
     ),
     "startup": ("cluster.startup:bench_startup", "seconds of `import nonet` and of `nonet --help`"),

@@ -1,8 +1,9 @@
 """Recovery of a run from a killed worker, against Ray restarting plain actors, in turns.
 
-Ours: a training process of a small run is killed; measured until the run applies a step that it had not applied before, less
-the loading of the checkpoint. By hand: as many actors as the run has worker processes, with the imports of the same roles, are
-killed; measured until Ray has restarted all and they answer. Each round begins with new processes on both sides.
+Ours: the training process of the quickstart is killed in pretraining; measured until the run applies a step that it had not
+applied before, less the loading of the checkpoint. By hand: as many actors as the run has worker processes, with the imports of
+the same roles, are killed; measured until Ray has restarted all and they answer. Each round begins with new processes on both
+sides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from nonet.bench.rl.small_world import write_world
 from nonet.controller.groups import CONTROLLER
 from nonet.deploy.after.chaos import list_processes, select_process
 from nonet.deploy.run import api
@@ -45,7 +45,7 @@ def bench_recovery(rounds: int = 5) -> dict[str, Any]:
     recovery_s, loading_s, by_hand = list[float](), list[float](), LapTimer()
     ensure_ray()
     with tempfile.TemporaryDirectory() as folder:
-        scenario_file = api.scenario(write_world(Path(folder), "off"), _CHANGES)
+        scenario_file = api.scenario("quickstart", _CHANGES)
         for turn in range(rounds):
             seconds, loading, roles = _kill_trainer(scenario_file, Path(folder) / f"run-{turn}")
             recovery_s.append(seconds - loading)
