@@ -87,11 +87,13 @@ def count_applied(run: RunFolder) -> Counter[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["", "engine: {use: deepspeed, zero: 2}"], ids=["own", "zero"])
-def test_trainers_scaled_within_stages_end_as_a_run_that_was_stopped_and_restarted_there(ring, engine):
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("own", ""), ("zero", "engine: {use: deepspeed, zero: 2}"), ("fsdp2", "engine: {use: fsdp2}")],
+)
+def test_trainers_scaled_within_stages_end_as_a_run_that_was_stopped_and_restarted_there(ring, name, engine):
     changes = (f"roles={{trainer: {{workers: 2, {engine}}}}}", "checkpoint={every: 3, keep: {last: 20}}")
     first, second = ("pretrain", 6), ("rl", 2)
-    name = "zero" if engine else "own"
     scaled = drive(ring, f"{name}-scaled", *changes, scale={first: {"trainer": 1}, second: {"trainer": 3}})
     restarted = drive(ring, f"{name}-restarted", *changes, stop=first)
     change_workers(restarted, trainer=1)
