@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +49,41 @@ def store(server, tmp_path, monkeypatch):
     yield system
     system.delete_dir("models")
     end_use()
+
+
+@pytest.fixture
+def stored_run(store, tmp_path, monkeypatch):
+    """A stored run of clicks with two checkpoints, whose address is returned; this process has not read it."""
+    from nonet.controller.record.run_folder import create_run
+    from nonet.storage import change_run, mounts
+
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setattr(mounts, "_copies", {})
+    run = create_run("clicks", storage_address="s3://models/runs", run_id="clicks-1")
+    with change_run(run.path):
+        for step in (3, 6):
+            folder = run.checkpoints / f"step-{step:06d}"
+            (folder / "clicks").mkdir(parents=True)
+            (folder / "clicks" / "model.json").write_text("{}")
+            (folder / "clicks" / "model.safetensors").write_bytes(bytes([step]) * (1 << 20))
+    mounts._copies.clear()
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path / "another-node"))
+    return "s3://models/runs/clicks-1"
+
+
+def test_a_stored_run_is_a_model_with_its_newest_checkpoint(stored_run):
+    folder = Path(fetch_folder(stored_run, "reward 'click': model"))
+    newest = folder / "checkpoints" / "step-000006" / "clicks" / "model.safetensors"
+    assert newest.read_bytes() == bytes([6]) * (1 << 20)
+    assert not (folder / "checkpoints" / "step-000003" / "clicks" / "model.safetensors").exists()
+    reward = load_reward("ctr", options={"model": stored_run})
+    assert reward.folder == folder / "checkpoints" / "step-000006"
+
+
+def test_a_checkpoint_of_a_stored_run_is_a_model(stored_run):
+    folder = Path(fetch_folder(f"{stored_run}/checkpoints/step-000003", "reward 'click': model"))
+    assert (folder / "clicks" / "model.safetensors").read_bytes() == bytes([3]) * (1 << 20)
+    assert load_reward("ctr", options={"model": str(folder)}).folder == folder
 
 
 def end_use():

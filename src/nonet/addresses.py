@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from nonet.atomic import make_folder
 from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, StorageError
+from nonet.storage import fetch_stored, is_storage_address
 
 _WAITS_S = (0.2, 1.0)  # before the second and third attempt to read
 _CHUNK_BYTES = 16 << 20
@@ -38,6 +40,8 @@ def is_address(text: str) -> bool:
 def fetch_folder(address: str, label: str) -> str:
     """Return the path of a local folder or file with the content of an address; a path is returned unchanged.
 
+    The address of a run in object storage gives the local copy of the run, with its newest checkpoint.
+
     Args:
         address: A URI or a path.
         label: The key of the scenario that has the address, for messages.
@@ -47,6 +51,8 @@ def fetch_folder(address: str, label: str) -> str:
     """
     if not is_address(address):
         return address
+    if (stored := _fetch_stored(address)) is not None:
+        return str(stored)
     listing = _list_files(address, label)
     if listing.system.type_name == "local":
         return listing.root
@@ -63,6 +69,16 @@ def fetch_folder(address: str, label: str) -> str:
             _download(listing, copy, address, label)
     os.utime(cache / f"{key}.lock")
     return str(copy if listing.is_folder else copy / listing.files[0][0])
+
+
+def _fetch_stored(address: str) -> Path | None:
+    """Return the local copy of a stored run, or of a part of it; None if the address belongs to no stored run."""
+    if not is_storage_address(address) or find_spec("obstore") is None:
+        return None
+    try:
+        return fetch_stored(address)
+    except StorageError:  # Arrow reads it, for example without credentials, or says what is wrong
+        return None
 
 
 def check_readable(address: str, label: str) -> None:

@@ -5,6 +5,7 @@ from .local_folders import make_local_folder as make_local_folder
 from .local_folders import read_address as read_address
 from .mounts import fetch as fetch
 from .mounts import fetch_arguments as fetch_arguments
+from .mounts import fetch_stored as fetch_stored
 from .mounts import find_copy as find_copy
 from .mounts import find_digest as find_digest
 from .mounts import list_mounts as list_mounts

@@ -15,11 +15,13 @@ from typing import Any, cast
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError
 from nonet.storage.local_copy import MountedRun, RunCopy
-from nonet.storage.local_folders import make_room, write_address
-from nonet.storage.objects import RETRY_TIMEOUT_S, open_storage
+from nonet.storage.local_folders import make_local_folder, make_room, write_address
+from nonet.storage.objects import OPENING_TIMEOUT_S, RETRY_TIMEOUT_S, open_storage
 from nonet.storage.run_tree import COMMANDS, HEAD
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
+_MAX_DEPTH = 4  # of the folders of a run
+_SLASHES_OF_BUCKET = 2  # in an address such as s3://bucket
 _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
 
 _copies: dict[Path, RunCopy] = {}  # the runs that this process has mounted, by the folder of the copy
@@ -81,6 +83,36 @@ def fetch(path: Path) -> None:
     """Bring the stored files at or below a path into the local copy; do nothing for a path in no mounted run."""
     if copy := find_copy(path):
         copy.fetch(path)
+
+
+def fetch_stored(address: str) -> Path | None:
+    """Fetch the newest checkpoint of a stored run, or what an address names in the run.
+
+    Args:
+        address: The address of a run, or of a folder or file in it, such as s3://bucket/runs/ID/checkpoints/step-000123.
+
+    Returns:
+        The path in the local copy of the run; None if the address belongs to no stored run.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
+    root, parts = address.rstrip("/"), list[str]()
+    for _ in range(_MAX_DEPTH):
+        if root.count("/") <= _SLASHES_OF_BUCKET:
+            return None
+        if open_storage(root, retry_timeout_s=OPENING_TIMEOUT_S).get(HEAD) is not None:
+            break
+        root, _, name = root.rpartition("/")
+        parts.insert(0, name)
+    else:
+        return None
+    place, _, run_id = root.rpartition("/")
+    copy = mount(MountedRun(root, str(make_local_folder(place, run_id))))
+    path = copy.path.joinpath(*parts)
+    checkpoints = [] if parts else sorted((copy.path / "checkpoints").glob("step-*"))
+    copy.fetch(checkpoints[-1] if checkpoints else path)
+    return path
 
 
 def find_digest(path: Path) -> str | None:
