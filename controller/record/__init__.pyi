@@ -28,7 +28,9 @@ from .run_names import find_stored_run as find_stored_run
 from .run_names import list_all_runs as list_all_runs
 from .run_names import list_grouped_runs as list_grouped_runs
 from .run_names import list_runs as list_runs
+from .run_names import list_stored_runs as list_stored_runs
 from .run_names import name_run as name_run
+from .run_names import read_start_time as read_start_time
 from .shared_folder import check_reached as check_reached
 from .shared_folder import check_shared as check_shared
 from .shared_folder import write_token as write_token

@@ -23,6 +23,7 @@ from nonet.storage import (
     mount,
     open_storage,
     read_address,
+    register,
 )
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
@@ -67,6 +68,35 @@ def find_stored_run(storage_address: str, run_id: str) -> RunFolder | None:
     except StorageError as error:
         raise ConfigError(f"storage: {error}") from None
     return find_run(join_address(storage_address, run_id)) if is_stored else None
+
+
+def list_stored_runs(place: str) -> list[RunFolder]:
+    """Return the runs at an address of object storage, oldest first, with only the files that describe them.
+
+    Raises:
+        ConfigError: The storage cannot be read, or has no run at the address.
+    """
+    try:
+        names = open_storage(place, retry_timeout_s=OPENING_TIMEOUT_S).list_names()
+        runs = [run for name in names if (run := _fetch_description(place, name)) is not None]
+    except StorageError as error:
+        raise ConfigError(f"storage: {error}") from None
+    if not runs:
+        raise ConfigError(
+            f"there is no run at {place}; it has: {', '.join(names[:_SHOWN_RUNS]) or 'nothing'}"
+        )
+    return _sort_by_start([run.path for run in runs])
+
+
+def _fetch_description(place: str, run_id: str) -> RunFolder | None:
+    """Fetch the scenario, the status and the report of a stored run; return None if there is no run of this id."""
+    run = RunFolder(make_local_folder(place, run_id))
+    copy = register(MountedRun(join_address(place, run_id), str(run.path)))
+    if copy.read_head() is None:
+        return None
+    for file in (run.scenario, run.status, run.report):
+        copy.fetch(file)
+    return run
 
 
 def find_group(name: str | Path) -> Path | None:
@@ -125,9 +155,14 @@ def _is_run(folder: Path) -> bool:
 
 
 def _sort_by_start(folders: Iterable[Path]) -> list[RunFolder]:
-    """Return the folders that are runs, in the order in which their scenarios were written."""
-    runs = [RunFolder(folder) for folder in folders if _is_run(folder)]
-    return sorted(runs, key=lambda run: run.scenario.stat().st_mtime)
+    """Return the folders that are runs, in the order in which they were started."""
+    return sorted((RunFolder(folder) for folder in folders if _is_run(folder)), key=read_start_time)
+
+
+def read_start_time(run: RunFolder) -> float:
+    """Return when a run was started, in unix seconds; a local copy of a stored run knows it by its status only."""
+    status = (run.read_json(run.status.name) or {}) if read_address(run.path) else {}
+    return status.get("started") or run.scenario.stat().st_mtime
 
 
 def _join_names(runs: list[RunFolder]) -> str:

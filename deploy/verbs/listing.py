@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
@@ -10,7 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import RunFolder, is_running, list_all_runs, name_run
+from nonet.controller.record import (
+    RunFolder,
+    is_running,
+    list_all_runs,
+    list_stored_runs,
+    name_run,
+    read_start_time,
+)
 from nonet.controller.scenario import (
     LIBRARY,
     find_scenario,
@@ -22,6 +30,9 @@ from nonet.controller.setup import list_named_files
 from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
+from nonet.storage import find_copy
+
+_LATE_S = 60.0  # without a status, after which a stored run is no longer shown as running
 
 
 def describe_scenarios() -> list[dict[str, str]]:
@@ -35,16 +46,22 @@ def describe_scenarios() -> list[dict[str, str]]:
     ]
 
 
-def describe_runs() -> list[dict[str, Any]]:
+def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
     """Return {"run", "state", "started", "seconds", "stage"} with the last stage's metrics of each run, oldest first.
 
     `started` is an ISO 8601 time. `seconds` and the metrics are missing until the run has finished; until then a run has the
     `step` of its stage.
+
+    Args:
+        place: The address of runs in object storage, such as s3://bucket/runs; None for the runs of this machine.
+
+    Raises:
+        ConfigError: There is no run at the address, or it cannot be read.
     """
     rows = []
-    for folder in list_all_runs():
+    for folder in list_all_runs() if place is None else list_stored_runs(place):
         report = folder.read_json("report.json")
-        started = datetime.fromtimestamp(folder.scenario.stat().st_mtime).astimezone()
+        started = datetime.fromtimestamp(read_start_time(folder)).astimezone()
         row: dict[str, Any] = {
             "run": name_run(folder),
             "state": "finished" if report else _describe_unfinished(folder),
@@ -66,7 +83,14 @@ def _describe_unfinished(run: RunFolder) -> str:
     with suppress(OSError):  # a folder that cannot be written has no lock
         if is_running(run):
             return "running"
-    checkpoints = sorted(path.name for path in run.checkpoints.glob("step-*"))
+    if copy := find_copy(run.path):
+        status = run.read_json(run.status.name) or {}
+        if status.get("state") in ("starting", "running") and time.time() - status["at"] < _LATE_S:
+            return "running"
+        stored = copy.get_tree().select("checkpoints")
+        checkpoints = sorted({name.split("/")[1] for name in stored if name.endswith("/manifest.json")})
+    else:
+        checkpoints = sorted(path.name for path in run.checkpoints.glob("step-*"))
     return f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from nonet.errors import ConfigError
+from nonet.storage import is_storage_address
 
 ScenarioArg = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
@@ -38,16 +39,27 @@ AddressOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def runs(address: AddressOption = None, as_json: JsonOption = False) -> None:
+def runs(
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="s3://BUCKET/FOLDER", help="Object storage, by default runs of this machine."),
+    ] = None,
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the runs, oldest first, with the metrics of their last stage; on a cluster, with their jobs."""
     from nonet.deploy.verbs.listing import describe_runs, format_runs
 
-    if address:
+    if place is not None and not is_storage_address(place):
+        raise ConfigError(
+            f"runs takes the address of an object storage, such as s3://bucket/runs, got {place!r}"
+        )
+    if address and place is None:
         from nonet.deploy.run.jobs import ClusterClient, describe_cluster_runs
 
         rows = describe_cluster_runs(ClusterClient(address))
     else:
-        rows = describe_runs()
+        rows = describe_runs(place)
     if as_json:
         print(json.dumps(rows, indent=1))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import pytest
 
@@ -89,3 +90,36 @@ def test_seeds_are_continued_with_their_scenario_and_changes_but_without_stored_
     monkeypatch.setattr(seeds, "run_seeds", lambda *given: called.append(given) or (given[3], {}))
     seeds.resume_seeds(tmp_path / "many", changes[1:])
     assert called == [(str(tmp_path / "mine.yaml"), [7, 8], changes, tmp_path / "many", "nonet run")]
+
+
+def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, monkeypatch):
+    from nonet.controller.record.run_folder import create_run
+    from nonet.storage import change_run, mounts
+    from tests.s3 import BUCKET, serve_s3
+
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path / "writer"))
+    with serve_s3() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        for index, run_id in enumerate(("z-done", "a-killed", "b-running")):
+            run = create_run("ring", storage_address=f"{BUCKET}/feed", run_id=run_id)
+            with change_run(run.path):
+                run.scenario.write_text("name: ring\n")
+                at = time.time() - (1000 if run_id == "a-killed" else 0)
+                run.write_json(run.status.name, {"state": "running", "started": 1000.0 + index, "at": at})
+                checkpoint = run.checkpoints / "step-000006"
+                checkpoint.mkdir(parents=True)
+                (checkpoint / "manifest.json").write_text("{}")
+                if run_id == "z-done":
+                    report = {"wall_s": {"total": 12.0}, "stages": {"rl": {"recall@10": 0.25}}}
+                    run.write_json("report.json", report)
+        mounts._copies.clear()
+        monkeypatch.setenv("NONET_CACHE", str(tmp_path / "reader"))
+        code, out, _ = command("runs", f"{BUCKET}/feed", "--json")
+        assert code == 0
+        rows = {row["run"]: row for row in json.loads(out)}
+        assert list(rows) == ["z-done", "a-killed", "b-running"]
+        assert [row["state"] for row in rows.values()] == ["finished", "resumable at step-000006", "running"]
+        assert (rows["z-done"]["seconds"], rows["z-done"]["recall@10"]) == (12.0, 0.25)
+        assert "there is no run at" in command("runs", f"{BUCKET}/empty")[2]
+        assert "runs takes the address" in command("runs", "last")[2]
