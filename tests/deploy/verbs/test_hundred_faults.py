@@ -12,13 +12,20 @@ from statistics import median
 from typing import Any
 
 import pytest
+from tests_ring import make_ring
 
 from nonet.deploy.after.chaos import KINDS_BY_TARGET
 
 NONET = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
-TARGETS = tuple(target for target in KINDS_BY_TARGET if target not in ("node", "storage"))
-SHORT = ("stages.pretrain.epochs=2", "stages.rl.control=false", "checkpoint.every=4", "deadlines.step=15")
-APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
+SHORT = ("deadlines.step=15", "stages.rl.control=false")
+QUICKSTART = ("stages.pretrain.epochs=1", "stages.finetune.epochs=1", "checkpoint.every=4", *SHORT)
+RING = (
+    "stages.rl.steps=80",
+    "checkpoint.every=2",
+    "storage=s3://feed-runs/ring",
+    "roles={rollout: {workers: 1}, embedding: {workers: 1}}",
+    *SHORT,
+)
 
 
 def run_chaos(
@@ -59,11 +66,17 @@ def test_a_hundred_faults_of_every_kind_lose_and_double_nothing(feed, tmp_path: 
             *("--kill", ",".join(KINDS_BY_TARGET), "--nodes-return", "--seed", "11"),
             changes=("checkpoint.every=5", "deadlines.step=15"),
         ),
-        "apart": run_chaos(
-            without_cluster, tmp_path / "apart", "quickstart", 34, "--seed", "12", changes=(*SHORT, APART)
+        "ring": run_chaos(
+            without_cluster,
+            tmp_path / "ring",
+            str(make_ring(tmp_path) / "ring.yaml"),
+            40,
+            "--seed",
+            "12",
+            changes=RING,
         ),
-        "fused": run_chaos(
-            without_cluster, tmp_path / "fused", "quickstart", 50, "--seed", "13", changes=SHORT
+        "quickstart": run_chaos(
+            without_cluster, tmp_path / "quickstart", "quickstart", 42, "--seed", "13", changes=QUICKSTART
         ),
     }
     print(f"{(time.monotonic() - began) / 60:.1f} minutes in all")
