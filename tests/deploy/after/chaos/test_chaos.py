@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import ray
 
 from nonet.deploy.after.chaos import format_chaos, run_chaos
 from nonet.deploy.after.chaos.page import render_chaos_page
@@ -114,3 +116,33 @@ def test_a_run_in_object_storage_has_the_bits_of_an_undisturbed_one_though_its_c
     assert json.loads((ring / "chaos/chaos.json").read_text()) == result
     assert all(place.startswith(f"{BUCKET}/chaos/") for place in result["runs"])
     assert (ring / "chaos/chaos.html").exists()
+
+
+@pytest.fixture
+def spare_cluster(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start a cluster of a head without room for the ring scenario, and two nodes with room for it each."""
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 4, "object_store_memory": 200_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=options | {"num_cpus": 0})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    for _ in range(2):
+        cluster.add_node(**options)
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_node_has_the_bits_of_an_undisturbed_one(ring: Path, spare_cluster: None):
+    result = run_chaos(
+        api.scenario(ring / "ring.yaml", ["checkpoint.every=2", "stages.rl.steps=20"]),
+        targets=["node"],
+        times=1,
+        seed=7,
+        run_dir=ring / "chaos",
+    )
+    assert result["lost"] == []
+    (fault,) = result["faults"]
+    assert fault["victim"].startswith("node ")
+    assert fault["restarts"] > 0
