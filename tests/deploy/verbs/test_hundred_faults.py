@@ -17,7 +17,8 @@ from tests_ring import make_ring
 from nonet.deploy.after.chaos import KINDS_BY_TARGET
 
 NONET = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
-SHORT = ("deadlines.step=15", "stages.rl.control=false")
+DEADLINES = ("deadlines.step=15", "deadlines.save=30")
+SHORT = ("stages.rl.control=false", *DEADLINES)
 QUICKSTART = ("stages.pretrain.epochs=1", "stages.finetune.epochs=1", "checkpoint.every=4", *SHORT)
 RING = (
     "stages.rl.steps=80",
@@ -62,9 +63,9 @@ def test_a_hundred_faults_of_every_kind_lose_and_double_nothing(feed, tmp_path: 
             environment,
             tmp_path / "nightly",
             str(folder / "feed.yaml"),
-            22,
+            32,
             *("--kill", ",".join(KINDS_BY_TARGET), "--nodes-return", "--seed", "11"),
-            changes=("checkpoint.every=5", "deadlines.step=15"),
+            changes=("checkpoint.every=4", "stages.rl.control={rerank: true}", *DEADLINES),
         ),
         "ring": run_chaos(
             without_cluster,
