@@ -8,6 +8,7 @@ from .planner import Plan as Plan
 from .planner import RunningGroups as RunningGroups
 from .planner import plan as plan
 from .requests import LIGHT_CPUS as LIGHT_CPUS
+from .requests import make_group_requests as make_group_requests
 from .resolved import derive_model_size as derive_model_size
 from .resolved import get_feature_dims as get_feature_dims
 from .resolved import resolve_run as resolve_run

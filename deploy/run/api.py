@@ -205,8 +205,9 @@ def resume(
     if folder.report.exists():
         raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
     stored, _ = load_scenario(folder.scenario, changes)
-    if scenario_file is not None:  # deadlines may differ from those of the run's start
-        stored = stored.model_copy(update={"deadlines": scenario_file.scenario.deadlines})
+    if scenario_file is not None:  # deadlines and trackers may differ from those of the run's start
+        given = scenario_file.scenario
+        stored = stored.model_copy(update={"deadlines": given.deadlines, "tracking": given.tracking})
     loaded, restored_keys = restore_values(stored, scenario_file and scenario_file.scenario)
     with panel or Panel() as open_panel:
         if restored_keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -93,13 +94,25 @@ def manifest(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
     form: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="monitoring; by default all; may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="kuberay, slurm, containers, compose or monitoring; by default all; may be repeated.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Image of containers, by default a placeholder per device.")
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(help="Queue of Kueue, volcano:QUEUE for one of Volcano, or partition of Slurm."),
     ] = None,
     change: SetOption = None,
 ) -> None:
-    """Write files for the cluster of a scenario: a dashboard and alert rules."""
-    from nonet.deploy.run import api
+    """Write files that run a scenario on Kubernetes or Slurm, build its images, and monitor its runs."""
     from nonet.deploy.run.manifests import write_manifests
 
-    for path in write_manifests(api.scenario(scenario, change), target, form):
+    paths, left_out = write_manifests(scenario, target, form, changes=change, image=image, queue=queue)
+    for path in paths:
         print(path)
+    for reason in left_out:
+        print(reason, file=sys.stderr)

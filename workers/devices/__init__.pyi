@@ -6,5 +6,6 @@ from .probe import probe_devices as probe_devices
 from .probe import probe_host as probe_host
 from .vendors import HOST as HOST
 from .vendors import PRECISIONS as PRECISIONS
+from .vendors import Device as Device
 from .vendors import claim as claim
 from .vendors import get_device as get_device

@@ -54,6 +54,7 @@ class Device:
         backend: Backend of torch.distributed.
         package: Package that must be imported to add the device to torch, "" if torch has it built in.
         vars: Environment variables for processes that use the device, for example to make sums deterministic.
+        pod_resource: Name of the resource on Kubernetes, "" if it is not known.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Device:
     backend: str
     package: str = ""
     vars: Mapping[str, str] = field(default_factory=dict)
+    pod_resource: str = ""
 
     # --- For Ray -----------------------------------------------------------------------------------------------------
 
@@ -293,6 +295,7 @@ register(
         visible="CUDA_VISIBLE_DEVICES",
         backend="nccl",
         vars={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+        pod_resource="nvidia.com/gpu",
     )
 )
 register(
@@ -303,5 +306,6 @@ register(
         backend="hccl",
         package="torch_npu",
         vars={"HCCL_DETERMINISTIC": "true"},
+        pod_resource="huawei.com/Ascend910",
     )
 )

@@ -57,7 +57,7 @@ COMMANDS = {
     "new": "--data --items --column --missing --target",
     "doctor": "--json",
     "schema": "",
-    "manifest": "--form --set",
+    "manifest": "--form --image --queue --set",
     "parity": "--pools --precision --set --run --steps --limit --json",
     "chaos": "--kill --times --seed --set --run-dir --shared --nodes-return --json",
     "pack": "--key --time --column --set",
