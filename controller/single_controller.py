@@ -37,7 +37,7 @@ from nonet.controller.record.tracking.kinds import TrackedRun
 from nonet.controller.scenario import Scenario, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
-from nonet.errors import NonetError, PlacementError
+from nonet.errors import NonetError, PlacementError, ServiceMissing
 from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer
 from nonet.workers import describe_activity
 
@@ -223,14 +223,14 @@ class SingleController:
             self._session = session
             try:
                 return Pipeline(session, self._recorder, self._stop_requested.is_set).run()
-            except PlacementError as error:
+            except (PlacementError, ServiceMissing) as error:
                 if (
                     time.monotonic() > replacement_end
                     or self._lease.is_expired
                     or self._stop_requested.is_set()
                 ):
                     raise
-                self._wait_for_place(str(error))
+                self._wait_for_place(error)
                 resume = self._remove_processes()
                 continue
             except (NonetError, RayError) as error:
@@ -250,11 +250,13 @@ class SingleController:
         record_loss(self._run, why)
         self._restarts += 1
 
-    def _wait_for_place(self, reason: str) -> None:
-        """Show why the lost workers of a run cannot be placed, if it has changed, and wait a moment."""
+    def _wait_for_place(self, error: NonetError) -> None:
+        """Show why the lost workers of a run cannot be placed or opened, if it has changed, and wait a moment."""
+        reason = str(error)
         if reason != self._missing_place:
             limit = self._task.scenario.deadlines.replace
-            self._recorder.add_event("note", text=f"waiting at most {limit:g} s for nodes: {reason}")
+            subject = "nodes" if isinstance(error, PlacementError) else "an actor"
+            self._recorder.add_event("note", text=f"waiting at most {limit:g} s for {subject}: {reason}")
         self._missing_place = reason
         self._stop_requested.wait(_REPLACE_POLL_S)
 

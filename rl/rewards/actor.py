@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from nonet.errors import ConfigError, DataError
+from nonet.errors import ConfigError, DataError, ServiceMissing
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.checks import Unreachable
 from nonet.rl.rewards.remote import make_message
@@ -34,7 +34,8 @@ class ActorReward(Reward):
         """Find the actor.
 
         Raises:
-            ConfigError: The actor is not running or has no such method.
+            ServiceMissing: The actor is not running.
+            ConfigError: The actor has no such method.
         """
         self._actor_method: Any = self._find_method()
 
@@ -45,7 +46,7 @@ class ActorReward(Reward):
         try:
             actor = ray.get_actor(self._name, namespace=self._namespace)
         except ValueError:
-            raise ConfigError(
+            raise ServiceMissing(
                 f"{self.url}: no actor {self._name!r} runs in the namespace {self._namespace!r} of this Ray cluster; start it "
                 "first, named and detached"
             ) from None

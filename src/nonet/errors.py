@@ -2,6 +2,7 @@
 
     NonetError              exit code 1 unless stated otherwise
     ├── ConfigError         a mistake of the caller: a scenario, an argument, a command line (exit code 2)
+    │   ├── ServiceMissing      an actor that the scenario names does not run (exit code 2)
     │   ├── ClusterUnreachable  no Ray dashboard answers at the given address (exit code 2)
     │   └── DataError       invalid input data: a table, a column, a row, the return value of a reward (exit code 2)
     ├── PlacementError      the cluster does not have the resources that the plan needs
@@ -36,6 +37,10 @@ class ConfigError(NonetError):
 
 class DataError(ConfigError):
     """A table, a column, a row or the return value of a reward is invalid."""
+
+
+class ServiceMissing(ConfigError):
+    """An actor that the scenario names does not run; a run that has lost a node waits for it."""
 
 
 class ClusterUnreachable(ConfigError):

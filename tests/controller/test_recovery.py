@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from nonet.controller import single_controller
 from nonet.controller.record import RunFolder
 from nonet.controller.setup import read_interruptions
-from nonet.errors import ConfigError, DeadlineExceeded, PlacementError
+from nonet.errors import ConfigError, DeadlineExceeded, PlacementError, ServiceMissing
 
 
 @pytest.fixture
@@ -66,6 +66,15 @@ def test_a_run_that_lost_a_worker_waits_for_a_node_however_often_it_asks(conduct
     ended, notes = conduct(DeadlineExceeded("late"), *[missing] * 9)
     assert ended
     assert notes[1:] == ["waiting at most 60 s for nodes: group 'rollout' needs 1 NPU"]
+
+
+def test_a_run_that_lost_a_node_waits_for_an_actor_that_a_reward_calls_and_a_new_run_does_not(conduct):
+    missing = ServiceMissing("actor://pricing/margin: no actor 'margin' runs")
+    ended, notes = conduct(DeadlineExceeded("late"), *[missing] * 9)
+    assert ended
+    assert notes[1:] == [f"waiting at most 60 s for an actor: {missing}"]
+    with pytest.raises(ServiceMissing):
+        conduct(missing, lost=None)
 
 
 @pytest.mark.parametrize(("errors", "replace_s"), [((), 60.0), ((DeadlineExceeded("late"),), -1.0)])
