@@ -60,7 +60,9 @@ def ensure_ray(variables: Mapping[str, str] | None = None) -> None:
                 logging_level=logging.ERROR,
                 **options,
             )
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        except (
+            Exception
+        ) as error:  # Ray raises Exception itself, for example if its processes are slow to start
             cause = " ".join(str(error).split())[:300]
             setting = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
             raise ConfigError(f"Ray does not start ({setting}): {type(error).__name__}: {cause}") from error
