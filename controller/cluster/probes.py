@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,8 @@ class ClusterProbes:
                 for node in nodes
                 if pool.labels.items() <= node.labels.items() and node.free.get(resource, 0) >= 1
             }
+            if not self._can_probe(pool, counts):
+                continue
             probe = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(probe_devices)
             refs = {
                 node: probe.options(
@@ -134,6 +136,17 @@ class ClusterProbes:
                     for device_id in problems:
                         self._update(node, "", f"{kind} {device_id}")
             self._hold_faulty(kind, pool, faulty_nodes)
+
+    def _can_probe(self, pool: Pool, nodes: Collection[str]) -> bool:
+        """Return whether the environment of a pool starts at once on some nodes; if not, the start of workers reports it."""
+        env = PoolEnvironment.from_options(pool.env.model_dump() if pool.env else None)
+        if env.image or env.pip:
+            return False
+        try:
+            env.check_interpreter("probed", nodes, self._timeout_s)
+        except PlacementError:
+            return False
+        return True
 
     def _hold_faulty(self, kind: str, pool: Pool, counts: Mapping[str, int]) -> None:
         """Probe each free device of some nodes by an actor of its own, and keep the actors of those that fail again."""

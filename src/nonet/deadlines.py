@@ -77,7 +77,7 @@ class Deadlines(StrictModel):
     replace: _Wait = _make_field(
         600.0, "the wait for nodes that can take the place of lost ones, before the run fails"
     )
-    probe: _Wait = _make_field(60.0, "the probe of a node or of its devices before workers are placed")
+    probe: _Wait = _make_field(120.0, "the probe of a node or of its devices before workers are placed")
     reshard: _Wait = _make_field(3600.0, "the moving of all tables' rows")
 
 

@@ -15,7 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 from tests_ring import make_ring
 
-from nonet.controller.cluster import Pool, health, probes, read_isolations, read_live_view
+from nonet.controller.cluster import Env, Pool, health, probes, read_isolations, read_live_view
 from nonet.controller.cluster.live import leave_out_nodes
 from nonet.controller.cluster.probes import ClusterProbes
 from nonet.controller.record import RunFolder
@@ -120,6 +120,16 @@ def test_a_probe_that_does_not_end_isolates_its_node(cluster, tmp_path, monkeypa
     assert {entry.node for entry in made.list_isolated()} == {find_node("disk"), find_node("device")} - {own}
     assert {entry.why for entry in made.list_isolated()} == {"a probe did not end within 1 s"}
     assert [node.id for node in read_live_view().nodes] == [own]
+
+
+@pytest.mark.parametrize(
+    "env", [Env(python="/no/such/python"), Env(image="registry/nonet:1"), Env(pip=["torch"])]
+)
+def test_devices_are_not_blamed_for_an_environment_that_does_not_start_at_once(cluster, tmp_path, env):
+    made = ClusterProbes(tmp_path, {"gpu": Pool(device="fake", env=env)}, WAIT_S, lambda text: None)
+    made.check()
+    made.close()
+    assert [entry.node for entry in made.list_isolated()] == [find_node("disk")]
 
 
 def test_a_run_leaves_out_an_isolated_node_and_its_status_and_report_say_so(cluster, tmp_path):
