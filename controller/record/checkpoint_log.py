@@ -219,10 +219,12 @@ class CheckpointLog:
         Returns:
             The directory and the new manifest of the checkpoint that ends the stage.
         """
-        path, manifest = self.checkpoints.mark_stage_end(stage.first + applied_steps)
+        selected_step = stage.first + applied_steps
+        # Before the later ones are deleted: which are kept must not depend on how early the last validations ended.
+        self.checkpoints.prune(self._keep_last, {selected_step})
+        path, manifest = self.checkpoints.mark_stage_end(selected_step)
         self.write_record(ended=manifest.step, stage=stage.name)
         self.checkpoints.delete_after(manifest.step)
-        self.checkpoints.prune(self._keep_last)
         self.newest, self._open_step, self.kept_steps = (path, manifest), None, frozenset()
         self._stage_ends[stage.name] = path
         self.store_changes()

@@ -86,15 +86,18 @@ class StageValidation:
         return next((point for point in self.points if point > step), self._stage.steps)
 
     def request(self, step: int) -> None:
-        """Request the validation of the checkpoint after `step` applied steps.
+        """Request the validations of all points up to `step` applied steps, in their order.
 
-        No request is sent if that is no validation point, if it has a request or a result, or if its checkpoint is missing.
+        No request is sent for a point that has a request or a result, or whose checkpoint is missing. Points before `step` lack
+        a request if a part of the run before a resume had requested them: their results must be recorded first.
         """
-        if step not in self.points or step in self._pending or step in self._list_validated_steps():
-            return
-        folder = self._find_checkpoint(self._stage.first + step)
-        if folder is not None:
-            self._pending[step] = self._validate(self._stage.name, str(folder))
+        validated_steps = self._list_validated_steps()
+        for point in self.points:
+            if point > step or point in self._pending or point in validated_steps:
+                continue
+            folder = self._find_checkpoint(self._stage.first + point)
+            if folder is not None:
+                self._pending[point] = self._validate(self._stage.name, str(folder))
 
     def should_stop(self, step: int) -> bool:
         """Wait for all validations before a step, and return whether the stage stops at this step."""
@@ -107,9 +110,7 @@ class StageValidation:
 
     def wait_until(self, step: int) -> None:
         """Wait for the results of all points up to a step, including those that an earlier part of the run had requested."""
-        for point in self.points:
-            if point <= step:
-                self.request(point)
+        self.request(step)
         self._collect_results(wait_for=step)
 
     def pop_news(self) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def list_differences(calm: RunFolder, disturbed: RunFolder, free_stages: Collect
         *_compare_checkpoints(calm, disturbed, free_stages),
         *_compare_steps(calm, disturbed),
         *_compare_groups(calm, disturbed),
-        *_compare_ranks(calm, disturbed, free_stages),
+        *_compare_results(calm, disturbed, free_stages),
     ]
 
 
@@ -113,18 +113,20 @@ def _compare_groups(calm: RunFolder, disturbed: RunFolder) -> Iterator[str]:
             yield f"{stage}: prompt group {number} was trained {count} times in the disturbed run"
 
 
-def _compare_ranks(calm: RunFolder, disturbed: RunFolder, free_stages: Collection[str]) -> Iterator[str]:
-    """Yield the subjects whose ranks are missing or differ."""
-    expected, actual = _hash_ranks(calm), _hash_ranks(disturbed)
+def _compare_results(calm: RunFolder, disturbed: RunFolder, free_stages: Collection[str]) -> Iterator[str]:
+    """Yield the subjects whose ranks are missing or differ, and the stages and controls whose validations do."""
+    expected, actual = _hash_results(calm), _hash_results(disturbed)
     free_subjects = {
         subject for stage in free_stages for subject in (stage, *list_subjects_beside(stage))
     } - {make_rerank_name(stage) for stage in list(free_stages)[:1]}
     for name in sorted(expected.keys() | actual.keys()):
-        if name in free_subjects or name.partition(".")[0] in free_subjects:
-            if name in free_stages and name not in actual:
-                yield f"ranks of {name} are missing"
+        subject, is_ranks = name.partition(".")[0], name.endswith(".npz")
+        shown = f"ranks of {name.removesuffix('.npz')}" if is_ranks else f"validations of {subject}"
+        if subject in free_subjects:
+            if name == f"{subject}.npz" and subject in free_stages and name not in actual:
+                yield f"{shown} are missing"
         elif expected.get(name) != actual.get(name):
-            yield f"ranks of {name} differ"
+            yield f"{shown} differ"
 
 
 def _read_manifests(run: RunFolder) -> dict[int, dict[str, Any]]:
@@ -155,7 +157,8 @@ def _count_trained_groups(run: RunFolder) -> Counter[tuple[str, int]]:
     )
 
 
-def _hash_ranks(run: RunFolder) -> dict[str, str]:
-    """Return the SHA-256 of the ranks of each subject that was evaluated, by its name."""
+def _hash_results(run: RunFolder) -> dict[str, str]:
+    """Return the SHA-256 of the ranks of each subject that was evaluated, and of the validations of each stage, by file name."""
     files = [path for path in run.results.glob("*.npz") if ".valid." not in path.name]
-    return {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files += run.results.glob("*.validation.json")
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

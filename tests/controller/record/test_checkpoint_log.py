@@ -159,6 +159,19 @@ def test_a_commit_that_is_chosen_later_ends_its_stage_and_later_ones_go(run):
     assert history(run).find_resume_checkpoint()[1] == manifest, "its files are whole as before"
 
 
+def test_a_commit_that_waited_for_its_validation_until_the_stage_ended_is_not_kept(run):
+    past = history(run, keep_last=2)
+    past.kept_steps = frozenset({1, 3})
+    for done in (1, 2, 3, 4, 5):
+        aside = past.begin_checkpoint(PRETRAIN, done, 1, {"sids": "a"}, {"trainer": 1}, last=False)
+        (aside / "model").write_bytes(b"weights")
+        past.complete_checkpoint(written(aside))
+    names = [f"step-00000{step}" for step in (1, 3, 4, 5)]
+    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == names
+    past.end_stage(PRETRAIN, 3)
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["step-000003"]
+
+
 def test_commits_that_are_spared_outlive_the_newest_ones(run):
     past = history(run, keep_last=1)
     past.kept_steps = frozenset({2})

@@ -58,6 +58,26 @@ def test_the_highest_reward_among_steps_that_keep_the_metric_goes_on(tmp_path):
     assert [Path(folder).name for folder in asked] == ["start", "step-10", "step-20", "step-30", "step-40"]
 
 
+def test_a_resumed_stage_first_validates_the_steps_whose_validations_were_lost(tmp_path):
+    record = ValidationRecord(RunFolder(tmp_path), "rl")
+    record.add(10, Answer(0.1).get(None))
+    asked = []
+
+    def validate(stage: str, folder: str) -> Answer:
+        asked.append(Path(folder).name)
+        return Answer(0.1)
+
+    stage = SimpleNamespace(name="rl", first=100, steps=40)
+    validation = StageValidation(
+        stage, RULE, (10, 20, 30, 40), record, validate, lambda step: tmp_path / f"step-{step - 100}", None
+    )  # resumed from a checkpoint after step 24, when the evaluator had not answered for step 20
+    validation.request(30)
+    validation.pop_news()
+    validation.wait_until(40)
+    assert asked == ["step-20", "step-30", "step-40"]
+    assert [entry["step"] for entry in record.history] == [10, 20, 30, 40]
+
+
 def test_where_no_step_keeps_the_metric_the_one_that_ranks_best_goes_on(tmp_path):
     validation, _ = judged(
         tmp_path, {10: 0.08, 20: 0.09, 30: 0.07, 40: 0.06}, {10: 0.2, 20: 0.1, 30: 0.9, 40: 1.0}

@@ -75,6 +75,14 @@ def test_a_comparison_finds_what_was_lost(tmp_path: Path, changes: dict, differe
     assert list_differences(calm, disturbed)[0] == difference
 
 
+def test_validations_that_were_recorded_in_another_order_are_found(tmp_path: Path):
+    calm, disturbed = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for run, steps in ((calm, [10, 20]), (disturbed, [20, 10])):
+        run.write_json("results/rl.validation.json", {"history": [{"step": step} for step in steps]})
+    assert list_differences(calm, disturbed) == ["validations of rl differ"]
+    assert list_differences(calm, disturbed, ["rl"]) == []
+
+
 def test_a_checkpoint_whose_files_are_not_those_of_its_manifest_is_found(tmp_path: Path):
     calm, disturbed = make_run(tmp_path / "a"), make_run(tmp_path / "b", damaged=True)
     differences = list_differences(calm, disturbed)
