@@ -98,21 +98,23 @@ def test_a_run_with_two_faults_has_the_bits_of_an_undisturbed_one(ring: Path, ra
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("targets", "times", "restarts"), [((), 14, True), (("storage",), 6, False)])
 def test_a_run_in_object_storage_has_the_bits_of_an_undisturbed_one_though_its_connections_are_cut(
-    ring: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ring: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, targets, times, restarts
 ):
     monkeypatch.setenv("NONET_CACHE", str(tmp_path / "cache"))
-    changes = ["checkpoint.every=2", "stages.rl.steps=40", APART, "deadlines.step=20"]
+    changes = ["checkpoint.every=2", "stages.rl.steps=40", APART, "deadlines.step=20", "deadlines.save=30"]
     with serve_s3():
         result = run_chaos(
             api.scenario(ring / "ring.yaml", [*changes, f"storage={BUCKET}/chaos"]),
-            times=14,
+            targets=targets,
+            times=times,
             seed=7,
             run_dir=ring / "chaos",
         )
     assert result["lost"] == []
     assert {"slow storage", "cut storage"} <= result["recovery_s"].keys()
-    assert not any(fault["restarts"] for fault in result["faults"] if fault["target"] == "storage")
+    assert any(fault["restarts"] for fault in result["faults"]) == restarts
     assert json.loads((ring / "chaos/chaos.json").read_text()) == result
     assert all(place.startswith(f"{BUCKET}/chaos/") for place in result["runs"])
     assert (ring / "chaos/chaos.html").exists()
