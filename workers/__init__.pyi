@@ -1,5 +1,6 @@
 from .activity import WorkerActivity as WorkerActivity
 from .activity import describe_activity as describe_activity
+from .activity import is_lost_connection as is_lost_connection
 from .activity import is_peer_timeout as is_peer_timeout
 from .frozen_policy import FrozenPolicy as FrozenPolicy
 from .reach import check_address as check_address

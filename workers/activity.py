@@ -26,6 +26,7 @@ _FOREIGN_PREFIXES = tuple(
 # Parts of the paths of the code in which a thread waits for other ranks.
 _EXCHANGES = ("torch/distributed/", "embedding/exchange/all_to_all.py", "embedding/exchange/shared_memory.py")
 _TIMEOUT_MESSAGE = re.compile(r"timed out|timeout|no message from rank", re.IGNORECASE)
+_LOST_MESSAGE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
 _QUEUE_FUNCTIONS = (
     "_next",
     "_put",
@@ -117,9 +118,18 @@ def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: 
 
 def is_peer_timeout(error: BaseException) -> bool:
     """Return whether an error is the time-out of an exchange or a collective, which other ranks caused by being late."""
+    return _is_of_exchange(error) and bool(_TIMEOUT_MESSAGE.search(str(error)))
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether an error is that of an exchange or a collective whose connection to another rank was closed."""
+    return _is_of_exchange(error) and bool(_LOST_MESSAGE.search(str(error)))
+
+
+def _is_of_exchange(error: BaseException) -> bool:
+    """Return whether an error was raised in an exchange or a collective."""
     frames = traceback.extract_tb(error.__traceback__)
-    is_in_exchange = any(path in frame.filename for frame in frames for path in _EXCHANGES)
-    return is_in_exchange and bool(_TIMEOUT_MESSAGE.search(str(error)))
+    return any(path in frame.filename for frame in frames for path in _EXCHANGES)
 
 
 def dump_stacks() -> str:

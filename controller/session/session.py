@@ -243,7 +243,7 @@ class Session:
 
     def describe_loss(self, error: Exception) -> str | None:
         """Describe an error that the loss of a worker caused, or return None if no worker was lost."""
-        if isinstance(error, WorkerLost):
+        if isinstance(error, WorkerLost) and (error.rank >= 0 or not self.dead_workers):
             return str(error)
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 

@@ -22,9 +22,23 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from nonet.deadlines import suggest_longer_deadline
-from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    NonetError,
+    NotAdmitted,
+    StaleVersion,
+    WorkerFailed,
+    WorkerLost,
+)
 from nonet.storage import FileEntry, MountedRun, fetch_arguments, find_copy, mount
-from nonet.workers import WorkerActivity, describe_activity, explain_unreachable, is_peer_timeout
+from nonet.workers import (
+    WorkerActivity,
+    describe_activity,
+    explain_unreachable,
+    is_lost_connection,
+    is_peer_timeout,
+)
 from nonet.workers.runtime.dispatch import assemble_arguments, parse_task_name, unpack_header
 from nonet.workers.runtime.methods import get_declaration
 from nonet.workers.runtime.orphan_guard import OrphanGuard
@@ -350,6 +364,8 @@ class WorkerActor:
             return DeadlineExceeded(
                 f"{self!r}: {method} gave up waiting for other ranks: {error}{suggest_longer_deadline(limit)}"
             )
+        if is_lost_connection(error):  # the other rank may have died, or only the connection between both
+            return WorkerLost(f"{self!r}: {method} lost the connection to another rank: {error}")
         caller_fault = isinstance(error, ConfigError)
         text = str(error) if caller_fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
         return WorkerFailed(

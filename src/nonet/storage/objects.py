@@ -12,12 +12,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nonet.atomic import replace_file
 from nonet.errors import ConfigError, StorageConflict, StorageError
@@ -27,13 +28,14 @@ RETRY_TIMEOUT_S = 60.0  # from the first attempt of a request to the last
 OPENING_TIMEOUT_S = 10.0  # the same for the first request to a storage, whose address may be wrong
 # The time ends the attempts: pauses between them are random, so that ten attempts may take less than two seconds.
 _MAX_RETRIES = 1000
-_CONDITION_RETRY_S = (
-    0.5  # before a conditional write is repeated, which obstore does not do after its connection was lost
-)
+_RETRY_PAUSE_S = 0.5  # before a request is repeated that obstore does not repeat
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 120.0  # of one attempt
 _CHUNK_BYTES = 8 << 20
 _NO_ANSWER = "error sending request"  # in the text of errors of obstore without an answer of the server
+# In the text of errors about a connection that was lost.
+_NO_ANSWERS = (_NO_ANSWER, "error decoding response body", "request or response body error")
+_Result = TypeVar("_Result")
 _ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9](/[^?#\s]+)*/?")
 
 
@@ -90,7 +92,7 @@ class ObjectStorage:
     Args:
         address: The address, for messages.
         store: The store of obstore.
-        retry_timeout_s: Seconds from the first attempt of a conditional write to the last.
+        retry_timeout_s: Seconds from the first attempt of a request to the last.
     """
 
     def __init__(self, address: str, store: Any, retry_timeout_s: float = RETRY_TIMEOUT_S):
@@ -102,8 +104,7 @@ class ObjectStorage:
 
         with self._convert_errors(f"read {key}"):
             try:
-                result = obstore.get(self._store, key)
-                return StoredObject(bytes(result.bytes()), result.meta["e_tag"] or "")
+                return self._repeat("read", lambda: _read_object(obstore.get(self._store, key)))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
@@ -114,7 +115,7 @@ class ObjectStorage:
         import obstore
 
         with self._convert_errors(f"write {key}"):
-            obstore.put(self._store, key, content)
+            self._repeat("write", lambda: obstore.put(self._store, key, content))
 
     def put_if_absent(self, key: str, content: bytes) -> str:
         """Write an object and return its ETag. Raises StorageConflict if the key has an object already."""
@@ -127,54 +128,75 @@ class ObjectStorage:
     def _put_if(self, key: str, content: bytes, mode: Any) -> str:
         """Write an object under a condition, which obstore calls a mode, and return its ETag."""
         import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._convert_errors(f"write {key}"):
+            try:
+                written = self._repeat("write", lambda: obstore.put(self._store, key, content, mode=mode))
+                return written["e_tag"] or ""
+            except (AlreadyExistsError, PreconditionError):
+                # The response to an attempt that succeeded may have been lost, so that its repetition fails.
+                stored = self.get(key)
+                if stored is not None and stored.content == content:
+                    return stored.etag
+                raise StorageConflict(f"{self.address}/{key} was written by another process") from None
+
+    def _repeat(self, operation: str, call: Callable[[], _Result]) -> _Result:
+        """Send a request again while the server does not answer; obstore does not repeat one whose body was on its way.
+
+        Args:
+            operation: The name of the operation, for the count of repetitions.
+            call: Sends the request, which may be sent several times.
+        """
+        from obstore.exceptions import BaseError
 
         end = time.monotonic() + self._retry_timeout_s
-        with self._convert_errors(f"write {key}"):
-            while True:
-                try:
-                    return obstore.put(self._store, key, content, mode=mode)["e_tag"] or ""
-                except (AlreadyExistsError, PreconditionError):
-                    # The response to an attempt that succeeded may have been lost, so that its repetition fails.
-                    stored = self.get(key)
-                    if stored is not None and stored.content == content:
-                        return stored.etag
-                    raise StorageConflict(f"{self.address}/{key} was written by another process") from None
-                except BaseError as error:
-                    if _NO_ANSWER not in str(error) or time.monotonic() > end:
-                        raise
-                count_repetition("write")
-                time.sleep(_CONDITION_RETRY_S)
+        while True:
+            try:
+                return call()
+            except BaseError as error:
+                if time.monotonic() > end or not any(text in str(error) for text in _NO_ANSWERS):
+                    raise
+            count_repetition(operation)
+            time.sleep(_RETRY_PAUSE_S)
 
     def upload(self, key: str, path: Path) -> None:
         """Write an object with the content of a file, which is read in parts."""
         import obstore
 
         with self._convert_errors(f"write {key}"):
-            obstore.put(self._store, key, path)
+            self._repeat("write", lambda: obstore.put(self._store, key, path))
 
     def download(self, key: str, path: Path) -> None:
         """Append the content of an object to a file, which is written in parts."""
         import obstore
 
         with self._convert_errors(f"read {key}"), path.open("ab") as file:
-            for chunk in obstore.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
-                file.write(chunk)
+            size = file.tell()
+
+            def append_object() -> None:
+                """Append the content, in place of what an earlier attempt has written."""
+                file.truncate(size)
+                for chunk in obstore.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
+                    file.write(chunk)
+
+            self._repeat("read", append_object)
 
     def list_keys(self, prefix: str) -> Iterator[str]:
         """Yield the keys below a prefix, which is a whole path without a trailing slash."""
         import obstore
 
         with self._convert_errors(f"list {prefix}"):
-            for page in obstore.list(self._store, prefix=prefix or None):
-                yield from (entry["path"] for entry in page)
+            pages = self._repeat("list", lambda: list(obstore.list(self._store, prefix=prefix or None)))
+        yield from (entry["path"] for page in pages for entry in page)
 
     def list_names(self) -> list[str]:
         """Return the first parts of all keys, sorted, without reading all keys."""
         import obstore
 
         with self._convert_errors("list runs"):
-            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            listed = self._repeat("list", lambda: obstore.list_with_delimiter(self._store))
+            prefixes = listed["common_prefixes"]
             return sorted(prefix.rstrip("/") for prefix in prefixes)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -185,7 +207,7 @@ class ObjectStorage:
         with self._convert_errors("delete"):
             for start in range(0, len(listed), 1000):
                 try:
-                    obstore.delete(self._store, listed[start : start + 1000])
+                    self._repeat("delete", partial(obstore.delete, self._store, listed[start : start + 1000]))
                 except FileNotFoundError:
                     for key in listed[start : start + 1000]:  # stores other than S3 report absent keys
                         self._delete_one(key)
@@ -245,6 +267,11 @@ class ObjectStorage:
             raise
         except Exception as error:
             raise StorageError(f"{self.address}: cannot {action}: {_describe_error(error)}") from None
+
+
+def _read_object(result: Any) -> StoredObject:
+    """Return the object of an answer, after its content has arrived."""
+    return StoredObject(bytes(result.bytes()), result.meta["e_tag"] or "")
 
 
 def is_storage_address(text: str) -> bool:

@@ -12,7 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.groups.watchdog import Watchdog, describe_hang
+from nonet.controller.session import Session
+from nonet.errors import WorkerFailed, WorkerLost
 from nonet.workers.activity import WorkerActivity, describe_activity, is_peer_timeout
+from nonet.workers.runtime.dispatch import format_task_name
+from nonet.workers.runtime.host import WorkerActor
 
 
 class Threads:
@@ -144,6 +148,38 @@ def test_a_collective_that_gave_up_is_told_from_other_errors():
     assert raised(wire, "no message from rank 1 in 240 s")
     assert not raised(gloo, "Connection closed by peer"), "it died"
     assert not raised("/x/own.py", "timed out"), "an error of the worker's own"
+
+
+def test_a_connection_that_closed_within_a_collective_is_the_loss_of_a_worker_and_other_errors_are_not():
+    def convert(place: str, text: str) -> Exception:
+        scope: dict = {}
+        exec(compile(f"def f():\n    raise RuntimeError({text!r})\n", place, "exec"), scope)
+        cls = WorkerActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+        worker = cls.__new__(cls)
+        worker._place = SimpleNamespace(rank=0, role="trainer", device="cpu", deadline_s=1.0)
+        worker._location = SimpleNamespace(devices=(), node="a")
+        try:
+            scope["f"]()
+        except RuntimeError as error:
+            return worker._to_worker_error(format_task_name("trainer", "update", 0), error)
+        raise AssertionError
+
+    gloo = "/lib/torch/distributed/distributed_c10d.py"
+    lost = convert(gloo, "[pair.cc:553] Connection closed by peer [127.0.0.1]:38211")
+    assert isinstance(lost, WorkerLost)
+    assert str(lost).startswith("trainer-0@a: update lost the connection to another rank: [pair.cc:553]")
+    assert isinstance(convert("/x/own.py", "Connection closed by peer"), WorkerFailed)
+    assert isinstance(convert(gloo, "tensors have different shapes"), WorkerFailed)
+
+
+def test_a_lost_connection_is_a_loss_though_all_workers_live_and_dead_ones_are_named():
+    session = Session.__new__(Session)
+    session.dead_workers = []
+    lost = WorkerLost("trainer-0: update lost the connection to another rank")
+    assert session.describe_loss(lost) == str(lost)
+    assert session.describe_loss(WorkerFailed("no")) is None
+    session.dead_workers = ["trainer-1"]
+    assert session.describe_loss(lost) == f"trainer-1 died: {lost}"
 
 
 def test_a_rank_that_does_not_even_answer_is_named():
