@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests_ring import make_ring
 
+from nonet.controller.record import read_journal
 from nonet.storage import RunCopy, open_storage
 from nonet.storage.local_copy import MountedRun
 from tests.s3 import BUCKET, serve_s3
@@ -31,26 +32,33 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 300.0) -> Non
         time.sleep(0.1)
 
 
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Nodes:
-    """Ray nodes on loopback, each in a mount namespace in which the cache is a disk of its own."""
+    """Ray nodes on loopback, each in a mount namespace in which the cache and Ray's folder are disks of their own."""
 
     def __init__(self, folder: Path, variables: dict[str, str]):
         self.folder, self.cache = folder, folder / "cache"
         self.cache.mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        Path("/tmp/ray").mkdir(exist_ok=True)
+        self.address = f"127.0.0.1:{find_free_port()}"
+        self.dashboard = f"http://127.0.0.1:{find_free_port()}"
         self.env = os.environ | variables
+        self.env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env |= {"NONET_CACHE": str(self.cache), "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": self.address}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, zone: str) -> None:
         """Start a node and wait until it has joined; the first one is the head."""
-        port = self.address.rpartition(":")[2]
+        port, dashboard_port = (url.rpartition(":")[2] for url in (self.address, self.dashboard))
         place = (
             ["--address", self.address]
             if self.processes
-            else ["--head", "--port", port, "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+            else ["--head", "--port", port, "--node-ip-address=127.0.0.1", "--dashboard-port", dashboard_port]
         )
         ray = [
             str(Path(sys.executable).with_name("ray")),
@@ -61,6 +69,8 @@ class Nodes:
         ]
         ray += [
             "--object-store-memory=200000000",
+            f"--dashboard-agent-listen-port={find_free_port()}",
+            f"--dashboard-agent-grpc-port={find_free_port()}",
             "--labels",
             f"zone={zone}",
             *place,
@@ -74,7 +84,7 @@ class Nodes:
                     "-m",
                     "bash",
                     "-c",
-                    f'mount -t tmpfs none "$NONET_CACHE" && exec {" ".join(ray)}',
+                    f'mount -t tmpfs none "$NONET_CACHE" && mount -t tmpfs none /tmp/ray && exec {" ".join(ray)}',
                 ],
                 env=env,
                 stdout=output,
@@ -112,6 +122,19 @@ class Nodes:
         return subprocess.Popen(
             [*enter, *command], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+
+    def ask(self, *words: object) -> str:
+        """Run a command on a machine that is no node, with a cache of its own, and return what it prints."""
+        code = "from nonet.deploy.cli import main; main()"
+        env = self.env | {
+            "NONET_CACHE": str(self.folder / "laptop"),
+            "RAY_API_SERVER_ADDRESS": self.dashboard,
+        }
+        del env["RAY_ADDRESS"]
+        command = [sys.executable, "-c", code, *map(str, words)]
+        ended = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=600)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
 
 @pytest.fixture
@@ -161,3 +184,36 @@ def test_a_run_without_a_shared_folder_survives_a_killed_node_with_the_same_bits
     assert len(expected) > 2
     ranks = [(copy.path / "results/rl.npz").read_bytes() for copy in (calm_copy, disturbed_copy)]
     assert ranks[0] == ranks[1]
+
+
+def test_a_submitted_run_is_steered_from_elsewhere_and_continues_on_a_new_cluster_when_the_head_is_lost(
+    nodes: Nodes, tmp_path: Path
+):
+    (tmp_path / "ring").mkdir()
+    ring, run = make_ring(tmp_path / "ring"), f"{BUCKET}/feed/feed-1"
+    changes = [f"storage={BUCKET}/feed", POOLS, ROLES, "checkpoint.every=10", "stages.rl.steps=150"]
+    options = [f"--set={change}" for change in changes]
+    submit = ["submit", ring / "ring.yaml", "--name", "feed-1", "--detach", *options]
+    assert "feed-1" in nodes.ask(*submit)
+
+    def has_begun_rl() -> bool:
+        return "rl" in nodes.ask("status", "feed-1").partition("stage")[2].split()[:1]
+
+    wait_until(has_begun_rl)
+    assert "attached reward 'fresh'" in nodes.ask(
+        "attach", run, "--reward", "novelty", "--name", "fresh", "--weight", "0.2", "--wait", "120"
+    )
+    assert "scaled rollout to 2" in nodes.ask("scale", run, "rollout=2", "--wait", "120")
+    assert "rollout x2" in nodes.ask("status", "feed-1")
+    for name in ("a", "b", "c"):
+        nodes.kill(name)
+    for name in ("d", "e", "f"):
+        nodes.start(name, {"d": "a", "e": "b", "f": "c"}[name])
+    nodes.ask(*submit)
+    wait_until(lambda: "done" in nodes.ask("status", "feed-1").splitlines()[0])
+    copy, _ = read_stored(f"{BUCKET}/feed", tmp_path / "copy")
+    report = json.loads((copy.path / "report.json").read_text())
+    assert [command["verb"] for command in report["commands"]] == ["attach", "scale"]
+    assert [part["why"] for part in report["interruptions"]] == ["resumed"]
+    steps = [record["applied"] for record in read_journal(copy.path / "journal.jsonl") if "applied" in record]
+    assert steps == list(range(len(steps)))
