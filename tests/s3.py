@@ -13,12 +13,16 @@ BUCKET = "s3://feed-runs"
 
 @contextmanager
 def serve_s3() -> Iterator[dict[str, str]]:
-    """Serve an empty bucket `feed-runs` on a free port of this machine.
+    """Serve a bucket `feed-runs` on a free port of this machine; servers of one process have the same content.
+
+    At the end, this process forgets the runs that it has mounted meanwhile, which later tests would mount in their workers.
 
     Yields:
         The environment variables with which processes reach it; they are also set in this process.
     """
     from moto.server import ThreadedMotoServer
+
+    from nonet.storage import mounts
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise a line per request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -30,6 +34,7 @@ def serve_s3() -> Iterator[dict[str, str]]:
         "AWS_SECRET_ACCESS_KEY": "test-secret-that-no-file-may-have",
         "AWS_REGION": "us-east-1",
     }
+    mounted = dict(mounts._copies)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -40,3 +45,5 @@ def serve_s3() -> Iterator[dict[str, str]]:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
         server.stop()
+        mounts._copies.clear()
+        mounts._copies.update(mounted)

@@ -98,11 +98,9 @@ def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, m
     from tests.s3 import BUCKET, serve_s3
 
     monkeypatch.setenv("NONET_CACHE", str(tmp_path / "writer"))
-    with serve_s3() as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+    with serve_s3():
         for index, run_id in enumerate(("z-done", "a-killed", "b-running")):
-            run = create_run("ring", storage_address=f"{BUCKET}/feed", run_id=run_id)
+            run = create_run("ring", storage_address=f"{BUCKET}/listed", run_id=run_id)
             with change_run(run.path):
                 run.scenario.write_text("name: ring\n")
                 at = time.time() - (1000 if run_id == "a-killed" else 0)
@@ -115,7 +113,7 @@ def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, m
                     run.write_json("report.json", report)
         mounts._copies.clear()
         monkeypatch.setenv("NONET_CACHE", str(tmp_path / "reader"))
-        code, out, _ = command("runs", f"{BUCKET}/feed", "--json")
+        code, out, _ = command("runs", f"{BUCKET}/listed", "--json")
         assert code == 0
         rows = {row["run"]: row for row in json.loads(out)}
         assert list(rows) == ["z-done", "a-killed", "b-running"]

@@ -129,14 +129,12 @@ def test_a_job_keeps_its_run_in_the_storage_of_its_scenario_and_continues_the_on
     unpacked, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("NONET_CACHE", str(tmp_path / "cache"))
-    with serve_s3() as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        folder, started = unpacked(changes=[f"storage={BUCKET}/feed"])
+    with serve_s3():
+        folder, started = unpacked(changes=[f"storage={BUCKET}/jobs"])
         run_submitted("mine", folder)
         ((verb, _, options),) = started
         run = options["run_dir"]
-        assert (verb, run.id, describe_place(run)) == ("run", "mine", f"{BUCKET}/feed/mine")
+        assert (verb, run.id, describe_place(run)) == ("run", "mine", f"{BUCKET}/jobs/mine")
         with change_run(run.path):
             run.scenario.write_text((folder / "ring.yaml").read_text())
             (run.checkpoints / "step-000003").mkdir(parents=True)
@@ -144,10 +142,10 @@ def test_a_job_keeps_its_run_in_the_storage_of_its_scenario_and_continues_the_on
         monkeypatch.setenv("NONET_CACHE", str(tmp_path / "another"))
         run_submitted("mine", folder)
         verb, path, _ = started[-1]
-        assert (verb, read_address(path)) == ("resume", f"{BUCKET}/feed/mine")
+        assert (verb, read_address(path)) == ("resume", f"{BUCKET}/jobs/mine")
         with change_run(path):
             (path / "report.json").write_text("{}")
-        with pytest.raises(ConfigError, match=f"run mine has finished: see {BUCKET}/feed/mine; "):
+        with pytest.raises(ConfigError, match=f"run mine has finished: see {BUCKET}/jobs/mine; "):
             run_submitted("mine", folder)
 
 
