@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -9,6 +10,15 @@ from typing import Any, ClassVar
 from nonet.controller.groups.handles import PromptRequest
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
+
+
+def replace_globals(monkeypatch: Any, method: Any, **values: Any) -> None:
+    """Replace names that a method of an actor class reads from its module.
+
+    Ray pickles an actor class by value. If a pickle is read in this process, the methods of the class get globals of their own.
+    """
+    for name, value in values.items():
+        monkeypatch.setitem(inspect.unwrap(method).__globals__, name, value)
 
 
 class Now:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stand_ins import replace_globals
 
-from nonet.controller import single_controller
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
@@ -63,9 +63,9 @@ def world_of(tmp_path, monkeypatch):
         def run(self) -> bool:
             return made[0].acts.pop(0)(made[0])
 
-    monkeypatch.setattr(single_controller, "Session", Session)
-    monkeypatch.setattr(single_controller, "Pipeline", Pipeline)
-    monkeypatch.setattr(single_controller, "reap_run", lambda run: made[0].log.append("cleared away"))
+    replace_globals(monkeypatch, Conductor._run_with_recoveries, Session=Session, Pipeline=Pipeline)
+    clear_away = lambda run: made[0].log.append("cleared away")  # noqa: E731
+    replace_globals(monkeypatch, Conductor._remove_processes, reap_run=clear_away)
 
     def make(*acts: Any, **given: Any) -> World:
         made[:] = [World(tmp_path, list(acts), **given)]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
+from stand_ins import replace_globals
 
 from nonet.controller import single_controller
 from nonet.controller.record import RunFolder
@@ -29,11 +30,11 @@ def conduct(monkeypatch, tmp_path):
                     raise left.pop(0)
                 return True
 
-        monkeypatch.setattr(single_controller, "Pipeline", Pipeline)
-        monkeypatch.setattr(
-            single_controller, "Session", lambda *_, **__: SimpleNamespace(describe_loss=lambda error: lost)
-        )
         cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+        session = SimpleNamespace(describe_loss=lambda error: lost)
+        replace_globals(
+            monkeypatch, cls._run_with_recoveries, Pipeline=Pipeline, Session=lambda *_, **__: session
+        )
         conductor = cls.__new__(cls)
         scenario = SimpleNamespace(deadlines=SimpleNamespace(replace=replace_s))
         conductor._task = SimpleNamespace(resume=False, scenario=scenario, folder=".", timeout_s=1.0)
