@@ -40,9 +40,14 @@ class Isolation:
     failures: int = 2
     next_probe: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """The node, or the device and its node, such as "cuda 3 of node 48e3f34f"."""
+        return f"{f'{self.device} of ' if self.device else ''}node {self.node[:8]}"
+
     def describe(self) -> str:
         """Describe it in one clause."""
-        return f"{f'{self.device} of ' if self.device else ''}node {self.node[:8]} is isolated: {self.why}"
+        return f"{self.name} is isolated: {self.why}"
 
 
 class HealthRecord:

@@ -75,7 +75,7 @@ class ClusterProbes:
             self._thread.start()
 
     def close(self) -> None:
-        """End the probes; devices that are isolated become free."""
+        """Stop probing, and release the isolated devices that actors hold."""
         self._ended.set()
         for holder in self._holders.values():
             ray.kill(holder)
@@ -99,7 +99,7 @@ class ClusterProbes:
             self._update(node, problems[node])
 
     def _probe_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return what is wrong with each node, "" for a healthy one."""
+        """Probe nodes, and return what is wrong with each, "" for a healthy one."""
         own_node = ray.get_runtime_context().get_node_id()
         others = [node for node in nodes if node != own_node]
         probe = ray.remote(num_cpus=0, max_retries=0)(probe_cache)
@@ -198,9 +198,7 @@ class ClusterProbes:
         if why and (entry := self._record.record_failure(node, why, device)):
             self._note(f"warning: {entry.describe()}; it is probed again")
         elif not why and (entry := self._record.record_success(node, device)):
-            self._note(
-                f"{entry.device or 'node'} {'of node ' if entry.device else ''}{node[:8]} has passed a probe and is used again"
-            )
+            self._note(f"{entry.name} has passed a probe and is used again")
 
     def _probe_again(self) -> None:
         """Probe isolated nodes and devices when their pauses are over, until `close`."""

@@ -49,15 +49,24 @@ class CommandQueue:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def list_waiting(self) -> list[dict[str, Any]]:
-        """Return the commands without an answer, oldest first."""
+        """Return the commands without an answer, oldest first.
+
+        A command that the journal has already is answered now, because the run ended before its answer was written.
+        """
         if not self._folder.is_dir():
             return []
         files = {path.name for path in self._folder.iterdir()}
         ids = sorted(file.removesuffix(".asked.json") for file in files if file.endswith(".asked.json"))
         waiting_ids = [command_id for command_id in ids if f"{command_id}.answer.json" not in files]
+        recorded_by_id = {command["id"]: command for command in self.list_taken()} if waiting_ids else {}
+        for command_id in recorded_by_id.keys() & waiting_ids:
+            recorded = recorded_by_id[command_id]
+            state = "refused" if "refused" in recorded else "taken"
+            self.reply(command_id, state, recorded.get("refused", recorded.get("text", "")))
         return [
             json.loads((self._folder / f"{command_id}.asked.json").read_text(encoding="utf-8"))
             for command_id in waiting_ids
+            if command_id not in recorded_by_id
         ]
 
     def list_taken(self) -> list[dict[str, Any]]:
@@ -86,11 +95,6 @@ class CommandQueue:
             text: What the command did, or the reason of the refusal.
         """
         self._write(f"{command_id}.answer.json", {"state": state, "text": text})
-
-    def reply_as_recorded(self, recorded: dict[str, Any]) -> None:
-        """Answer a command that the journal already has, because the run ended before its answer was written."""
-        state = "refused" if "refused" in recorded else "taken"
-        self.reply(recorded["id"], state, recorded.get("refused", recorded.get("text", "")))
 
     def _record(self, **record: Any) -> None:
         """Append a record to commands.jsonl, which is created with the first one."""

@@ -17,6 +17,7 @@ from nonet.storage import (
     OPENING_TIMEOUT_S,
     MountedRun,
     find_local_runs,
+    has_run,
     is_storage_address,
     join_address,
     make_local_folder,
@@ -63,11 +64,11 @@ def find_stored_run(storage_address: str, run_id: str) -> RunFolder | None:
     Raises:
         ConfigError: The storage cannot be read.
     """
+    address = join_address(storage_address, run_id)
     try:
-        is_stored = run_id in open_storage(storage_address).list_names()
+        return find_run(address) if has_run(address) else None
     except StorageError as error:
         raise ConfigError(f"storage: {error}") from None
-    return find_run(join_address(storage_address, run_id)) if is_stored else None
 
 
 def list_stored_runs(place: str) -> list[RunFolder]:
@@ -90,10 +91,11 @@ def list_stored_runs(place: str) -> list[RunFolder]:
 
 def _fetch_description(place: str, run_id: str) -> RunFolder | None:
     """Fetch the scenario, the status and the report of a stored run; return None if there is no run of this id."""
-    run = RunFolder(make_local_folder(place, run_id))
-    copy = register(MountedRun(join_address(place, run_id), str(run.path)))
-    if copy.read_head() is None:
+    address = join_address(place, run_id)
+    if not has_run(address):
         return None
+    run = RunFolder(make_local_folder(place, run_id))
+    copy = register(MountedRun(address, str(run.path)))
     for file in (run.scenario, run.status, run.report):
         copy.fetch(file)
     return run

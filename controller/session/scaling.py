@@ -246,17 +246,8 @@ class WorkerScaling:
         return RunningGroups(session.stage.name, session.groups.binding.groups, grows)
 
     def _list_waiting(self) -> list[dict[str, Any]]:
-        """Return the commands that wait; those that were answered in the journal only are answered now."""
-        answered_by_id = {command["id"]: command for command in self._commands.list_taken()}
-        waiting = []
-        for command in self._commands.list_waiting():
-            if command["verb"] != SCALE:
-                continue
-            if answered := answered_by_id.get(command["id"]):
-                self._commands.reply_as_recorded(answered)
-            else:
-                waiting.append(command)
-        return waiting
+        """Return the commands about numbers of workers without an answer, oldest first."""
+        return [command for command in self._commands.list_waiting() if command["verb"] == SCALE]
 
     def _refuse(self, command: dict[str, Any], reason: str) -> None:
         """Record and answer the refusal of a command, and show it as a note of the run."""

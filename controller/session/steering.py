@@ -65,11 +65,10 @@ class RewardSteering:
     def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
         self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
-        self._answered_commands = _select_reward_commands(self._commands.list_taken())
         # The commands that an earlier part of the run applied in this stage, in the order of their steps.
         self._commands_to_replay = [
             command
-            for command in self._answered_commands
+            for command in _select_reward_commands(self._commands.list_taken())
             if command.get("stage") == stage and "refused" not in command
         ]
         self._changed = False
@@ -98,11 +97,7 @@ class RewardSteering:
     def apply_commands(self, step: int) -> None:
         """Replay the commands of an earlier part of the run up to a step, then apply or refuse the waiting ones."""
         self.replay(step)
-        answered_by_id = {command["id"]: command for command in self._answered_commands}
         for command in self._list_waiting():
-            if answered := answered_by_id.get(command["id"]):
-                self._commands.reply_as_recorded(answered)
-                continue
             self._apply_or_refuse(command, step)
 
     def _apply_or_refuse(self, command: dict[str, Any], step: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from nonet.controller.record import read_journal
 from nonet.storage import RunCopy, open_storage
 from nonet.storage.local_copy import MountedRun
 from tests.s3 import BUCKET, serve_s3
+from tests.samples.redis_server import free_port
 
 pytestmark = pytest.mark.slow
 POOLS = "pools={b: {device: cpu, labels: {zone: b}}, c: {device: cpu, labels: {zone: c}}}"
@@ -32,12 +32,6 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 300.0) -> Non
         time.sleep(0.1)
 
 
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Nodes:
     """Ray nodes on loopback, each in a mount namespace in which the cache and Ray's folder are disks of their own."""
 
@@ -45,8 +39,8 @@ class Nodes:
         self.folder, self.cache = folder, folder / "cache"
         self.cache.mkdir()
         Path("/tmp/ray").mkdir(exist_ok=True)
-        self.address = f"127.0.0.1:{find_free_port()}"
-        self.dashboard = f"http://127.0.0.1:{find_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
+        self.dashboard = f"http://127.0.0.1:{free_port()}"
         self.env = os.environ | variables
         self.env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env |= {"NONET_CACHE": str(self.cache), "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": self.address}
@@ -69,8 +63,8 @@ class Nodes:
         ]
         ray += [
             "--object-store-memory=200000000",
-            f"--dashboard-agent-listen-port={find_free_port()}",
-            f"--dashboard-agent-grpc-port={find_free_port()}",
+            f"--dashboard-agent-listen-port={free_port()}",
+            f"--dashboard-agent-grpc-port={free_port()}",
             "--labels",
             f"zone={zone}",
             *place,

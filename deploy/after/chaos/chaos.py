@@ -17,10 +17,10 @@ from statistics import median
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record import RunFolder, create_run, describe_place, read_journal
+from nonet.controller.record import RunFolder, create_run, describe_place
 from nonet.deploy.after.chaos.agents import FaultAgents
 from nonet.deploy.after.chaos.connections import ENDPOINT, StorageProxy, check_endpoint, place_proxy
-from nonet.deploy.after.chaos.differences import list_differences, list_free_stages
+from nonet.deploy.after.chaos.differences import list_applied_steps, list_differences, list_free_stages
 from nonet.deploy.after.chaos.faults import (
     NODE,
     PROCESS_TARGETS,
@@ -89,8 +89,9 @@ def run_chaos(
         calm = _start(scenario_file, folder / f"{folder.name}-undisturbed")
         with Panel() as panel:
             calm.wait(panel)
-        step_s = (time.monotonic() - began) / max(1, count_applied_steps(calm.folder))
-        faults = _draw_faults(scenario_file, targets, times, seed, calm.folder, step_s)
+        faults = _draw_faults(
+            scenario_file, targets, times, seed, list_applied_steps(calm.folder), time.monotonic() - began
+        )
         agents = stack.enter_context(FaultAgents())
         disturbed = _start(scenario_file, folder / f"{folder.name}-disturbed")
         choose_node = {"choose_node": nodes.choose} if nodes else {}
@@ -157,22 +158,13 @@ def _draw_faults(
     targets: Sequence[str],
     times: int,
     seed: int,
-    calm: RunFolder,
-    step_s: float,
+    steps: Sequence[tuple[int, str]],
+    seconds: float,
 ) -> list[Fault]:
-    """Draw the faults of a run that does the steps of an undisturbed one."""
-    applied = [record for record in read_journal(calm.journal) if "applied" in record]
-    publishing_steps = {
-        record["applied"] + 1
-        for record in applied
-        if scenario_file.scenario.stages[record["stage"]].kind.rolls_out
-    }
-    return draw_faults(targets, times, seed, len(applied), step_s, publishing_steps)
-
-
-def count_applied_steps(run: RunFolder) -> int:
-    """Return the number of steps that a finished run has applied, by its journal."""
-    return sum("applied" in record for record in read_journal(run.journal))
+    """Draw the faults of a run that does the steps (global step, stage) of an undisturbed one, which took some seconds."""
+    stages = scenario_file.scenario.stages
+    publishing_steps = {step + 1 for step, stage in steps if stages[stage].kind.rolls_out}
+    return draw_faults(targets, times, seed, len(steps), seconds / max(1, len(steps)), publishing_steps)
 
 
 def check_unshared() -> None:

@@ -95,13 +95,13 @@ def _compare_checkpoints(
 def _compare_steps(calm: RunFolder, disturbed: RunFolder) -> Iterator[str]:
     """Yield steps that were applied more than once, and differences between the applied steps."""
     for run, name in ((calm, "undisturbed"), (disturbed, "disturbed")):
-        counts = Counter(step for step, _ in _list_applied(run))
+        counts = Counter(step for step, _ in list_applied_steps(run))
         yield from (
             f"step {step}: applied {count} times in the {name} run"
             for step, count in counts.items()
             if count > 1
         )
-    if (steps := _list_applied(calm)) != (others := _list_applied(disturbed)):
+    if (steps := list_applied_steps(calm)) != (others := list_applied_steps(disturbed)):
         yield f"journal: {len(steps)} steps undisturbed, {len(others)} disturbed, or in another order"
 
 
@@ -140,7 +140,7 @@ def _select_bits(manifest: dict[str, Any]) -> dict[str, Any]:
     return {key: manifest[key] for key in _PLACE} | manifest["files"]
 
 
-def _list_applied(run: RunFolder) -> list[tuple[int, str]]:
+def list_applied_steps(run: RunFolder) -> list[tuple[int, str]]:
     """Return (global step, stage) of the applied steps of a run, in the order of its journal."""
     return [
         (record["applied"], record["stage"]) for record in read_journal(run.journal) if "applied" in record

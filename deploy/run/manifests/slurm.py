@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from nonet.deploy.run.manifests.request import ManifestRequest
+from nonet.errors import ConfigError
 
 _NOTICE_S = 300  # how long before its time limit Slurm signals the job, which then writes a checkpoint
 
@@ -81,9 +82,14 @@ def build_slurm_files(request: ManifestRequest) -> dict[str, str]:
     """Build slurm.sh.
 
     Raises:
-        ConfigError: The scenario has pools of several kinds of devices.
+        ConfigError: The scenario has pools of several kinds of devices, or keeps its run in object storage.
     """
     group = request.find_accelerator()
+    if request.is_stored:
+        raise ConfigError(
+            "--form slurm: the scenario has storage, and the script keeps the run in a shared folder; add --set storage=null, "
+            "or use --form kuberay"
+        )
     options, ray_options = "", ""
     if group is not None:
         is_gpu = group.device.resource == "GPU"

@@ -8,6 +8,7 @@ from .mounts import fetch_arguments as fetch_arguments
 from .mounts import fetch_stored as fetch_stored
 from .mounts import find_copy as find_copy
 from .mounts import find_digest as find_digest
+from .mounts import has_run as has_run
 from .mounts import list_mounts as list_mounts
 from .mounts import mount as mount
 from .mounts import receive_command as receive_command

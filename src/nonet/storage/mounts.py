@@ -41,8 +41,7 @@ def mount(
         StorageError: The storage cannot be read.
         ConfigError: There is no such run.
     """
-    is_new = Path(mounted.path) not in _copies
-    if is_new and open_storage(mounted.address, retry_timeout_s=retry_timeout_s).get(HEAD) is None:
+    if Path(mounted.path) not in _copies and not has_run(mounted.address, retry_timeout_s):
         place = mounted.address.rpartition("/")[0]
         names = open_storage(place).list_names()[-_SHOWN_RUNS:]
         raise ConfigError(
@@ -51,6 +50,11 @@ def mount(
     copy = register(mounted)
     copy.fetch_small_files(replaces=replaces)
     return copy
+
+
+def has_run(address: str, retry_timeout_s: float = RETRY_TIMEOUT_S) -> bool:
+    """Return whether a run is stored at an address. Raises StorageError if the storage cannot be read."""
+    return open_storage(address, retry_timeout_s=retry_timeout_s).get(HEAD) is not None
 
 
 def register(mounted: MountedRun) -> RunCopy:
@@ -101,7 +105,7 @@ def fetch_stored(address: str) -> Path | None:
     for _ in range(_MAX_DEPTH):
         if root.count("/") <= _SLASHES_OF_BUCKET:
             return None
-        if open_storage(root, retry_timeout_s=OPENING_TIMEOUT_S).get(HEAD) is not None:
+        if has_run(root, OPENING_TIMEOUT_S):
             break
         root, _, name = root.rpartition("/")
         parts.insert(0, name)

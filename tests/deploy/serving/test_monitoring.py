@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +13,7 @@ from nonet import yaml
 from nonet.deploy.serving import write_monitoring
 from nonet.deploy.serving.service import ServerMetrics
 from nonet.deploy.serving.top import compute_figures, parse_metrics
+from tests.promtool import check_with_promtool, needs_promtool
 
 
 class Nothing:
@@ -76,7 +75,6 @@ def test_the_dashboard_and_the_rules_ask_for_metrics_that_a_server_has(metrics, 
     assert yaml.read(files[2])["scrape_configs"][0]["static_configs"][0]["targets"] == ["127.0.0.1:8000"]
 
 
-PROMTOOL = shutil.which("promtool")
 _FALLS_BACK = """
 rule_files: [alerts.yaml]
 evaluation_interval: 30s
@@ -94,17 +92,9 @@ tests:
 """
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+@needs_promtool
 def test_prometheus_takes_the_rules_and_the_dashboards_questions(tmp_path):
     files = write_monitoring(tmp_path, "127.0.0.1:8000")
     panels = json.loads(files[0].read_text())["panels"]
-    asked = [{"record": f"panel{at}", "expr": panel["targets"][0]["expr"]} for at, panel in enumerate(panels)]
-    (tmp_path / "panels.yaml").write_text(yaml.dump({"groups": [{"name": "panels", "rules": asked}]}))
-    (tmp_path / "test.yaml").write_text(_FALLS_BACK)
-    for verb in (
-        ["check", "config", "prometheus.yaml"],
-        ["check", "rules", "panels.yaml"],
-        ["test", "rules", "test.yaml"],
-    ):
-        done = subprocess.run([str(PROMTOOL), *verb], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    expressions = [panel["targets"][0]["expr"] for panel in panels]
+    check_with_promtool(tmp_path, "prometheus.yaml", expressions, _FALLS_BACK)

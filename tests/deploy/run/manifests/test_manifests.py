@@ -142,6 +142,14 @@ def test_a_slurm_script_is_one_that_bash_reads_and_asks_for_the_nodes_of_the_sce
     assert "#SBATCH --gres=npu:2\n" in (tmp_path / "slurm.sh").read_text()
 
 
+def test_a_slurm_job_of_a_run_in_object_storage_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"--form slurm: the scenario has storage, .*; add --set storage=null, or"
+    ):
+        write(QUICK, tmp_path, "slurm", changes=["storage=s3://feed-runs/nightly"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_slurm_job_of_two_kinds_of_devices_is_refused_by_name_and_left_out_of_all_forms(tmp_path):
     with pytest.raises(
         ConfigError, match="pools of cuda and npu, and a Slurm job of equal nodes has one kind"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-
-import pytest
 
 from nonet import yaml
 from nonet.controller.record.tracking.kinds.prometheus import FAMILIES
 from nonet.deploy.run.manifests.monitoring import build_monitoring_files
+from tests.promtool import check_with_promtool, needs_promtool
 
 WORKERS = {"nonet_busy_seconds_total", "nonet_bytes_out_total"}  # what workers export besides
 
@@ -49,7 +46,6 @@ def test_counters_end_in_total_and_other_names_in_their_unit():
         assert name.endswith("_total") == (family.kind == "counter"), name
 
 
-PROMTOOL = shutil.which("promtool")
 # Two controllers of one run: the first was killed at 5 min, the second ends at 20 min; `hung` stops answering at 5 min.
 _TEST = """
 rule_files: [training-alerts.yaml]
@@ -82,20 +78,9 @@ tests:
 """
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+@needs_promtool
 def test_prometheus_accepts_the_files_and_rules_fire_for_runs_that_hang_or_fail_alone(tmp_path):
     for name, text in build_monitoring_files().items():
         (tmp_path / name).write_text(text)
-    panels, _ = list_expressions()
-    recorded = [
-        {"record": f"panel{at}", "expr": expr.replace("$run", ".*")} for at, expr in enumerate(panels)
-    ]
-    (tmp_path / "panels.yaml").write_text(yaml.dump({"groups": [{"name": "panels", "rules": recorded}]}))
-    (tmp_path / "test.yaml").write_text(_TEST)
-    for verb in (
-        ["check", "config", "training-prometheus.yaml"],
-        ["check", "rules", "panels.yaml"],
-        ["test", "rules", "test.yaml"],
-    ):
-        done = subprocess.run([str(PROMTOOL), *verb], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    expressions = [expression.replace("$run", ".*") for expression in list_expressions()[0]]
+    check_with_promtool(tmp_path, "training-prometheus.yaml", expressions, _TEST)
