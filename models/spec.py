@@ -7,7 +7,7 @@ otherwise they are estimates and marked as such.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -115,6 +115,7 @@ class ModelSpec:
             for all others.
         learner: Dotted path of the learner of stages whose kind names none; "" for the learner of users' histories.
         features: Sparse features that it reads; None for all that have a table.
+        reads_graphs: Whether neighbours in the graphs of `data.graph` are features of it.
         makes_lists: Whether it recommends lists; then there are rollouts, RL, and a policy for repeats.
         rows: Unit of which a step's batch consists: "users" or "events".
         cuts_steps: Whether trainers divide a step into chunks that are computed one after another.
@@ -140,6 +141,7 @@ class ModelSpec:
     roles: ClassVar[Mapping[str, Any]] = {}
     learner: ClassVar[str] = ""
     features: ClassVar[tuple[str, ...] | None] = None
+    reads_graphs: ClassVar[bool] = False
     makes_lists: ClassVar[bool] = True
     rows: ClassVar[str] = "users"
     cuts_steps: ClassVar[bool] = True
@@ -177,8 +179,12 @@ class ModelSpec:
         """
         return None
 
-    def list_baselines(self) -> Sequence[str]:
-        """Return the names of the baselines to compare with if `evaluate.baselines` is not set."""
+    def list_baselines(self, graphs: Collection[str] = ()) -> Sequence[str]:
+        """Return the names of the baselines to compare with if `evaluate.baselines` is not set.
+
+        Args:
+            graphs: Names of the graphs of the scenario.
+        """
         return ("popularity", "transition_counter")
 
     def check_metric(self, metric: str, width: int) -> None:

@@ -20,8 +20,9 @@ from nonet.errors import ConfigError
 from nonet.models import Model
 from nonet.plugins import is_reference
 from nonet.rl.rewards import check_options, find_reward
+from nonet.samples.batches.graphs import list_graph_features, list_read_graphs
 from nonet.samples.sources import EventNeeds
-from nonet.suggest import suggest_sentence
+from nonet.suggest import join_names, suggest_sentence
 from nonet.workers.engines import Engine
 from nonet.workers.roles import Weights
 from nonet.workers.roles.kinds import get_shipped_roles
@@ -41,6 +42,7 @@ def check_scenario(scenario: Scenario) -> None:
         raise ConfigError(
             f"{scenario.name}: no run supports {'; '.join(conflicts)}; change or remove these keys"
         )
+    _check_graphs(scenario)
     source = scenario.data.source
     source.spec.needs(
         source.get_options(), list_event_needs(scenario)
@@ -92,7 +94,8 @@ def _has_role_kind(name: str, role: Role) -> bool:
 
 def _check_stage_names(scenario: Scenario) -> None:
     """Raise ConfigError if a stage has the name of a step of every run, or of a baseline."""
-    baselines = scenario.evaluate.make_baseline_configs(scenario.model.spec.list_baselines())
+    defaults = scenario.model.spec.list_baselines(scenario.data.graph)
+    baselines = scenario.evaluate.make_baseline_configs(defaults)
     reserved_names = ("tokenise", "evaluate", *baselines)
     for name in scenario.stages:
         if name in reserved_names:
@@ -128,6 +131,21 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
             yield f"stages.{name}.{key} in a stage that rolls out"
 
 
+def _list_features(scenario: Scenario) -> set[str]:
+    """Return the names of the features of all sparse tables."""
+    return {feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]}
+
+
+def _check_graphs(scenario: Scenario) -> None:
+    """Raise ConfigError if no sparse table has a feature of a graph."""
+    graphs = scenario.data.graph
+    if unread := sorted(set(graphs) - set(list_read_graphs(graphs, _list_features(scenario)))):
+        features = join_names(list_graph_features(unread[:1]))
+        raise ConfigError(
+            f"data.graph.{unread[0]} is read by no table; add one of {features} to sparse.tables.NAME.features, or remove it"
+        )
+
+
 def list_event_needs(scenario: Scenario) -> EventNeeds:
     """Return what the stages read of events besides their items, users and times."""
     targets = {
@@ -137,15 +155,14 @@ def list_event_needs(scenario: Scenario) -> EventNeeds:
     }
     joins = scenario.data.join
     joined_columns = {column for join in joins.values() for column in join.sources}
-    features = {
-        feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]
-    }
+    graph_features = set(list_graph_features(scenario.data.graph))
+    features = _list_features(scenario)
     propensities = {
         options.column
         for stage in scenario.stages.values()
         if (options := getattr(stage, "propensity", None)) is not None
     }
-    columns = sorted((features | propensities) - {"item", "user", "event"} - joined_columns)
+    columns = sorted((features | propensities) - {"item", "user", "event"} - joined_columns - graph_features)
     if any(getattr(stage, "weight", None) for stage in scenario.stages.values()):
         columns.append("event")
     timed_joins = tuple(name for name, join in joins.items() if join.as_of != "newest")
@@ -158,6 +175,8 @@ def _find_source_conflicts(scenario: Scenario) -> Iterator[str]:
     unit = "users" if model.spec.makes_lists else "events"
     if unit not in source.spec.units:
         yield f"data.source: {source.use} with model.use: {model.use} (the model reads {unit}, leave data.source out)"
+    if scenario.data.graph and not model.spec.reads_graphs:
+        yield f"data.graph with model.use: {model.use} (a click model reads neighbours; remove data.graph)"
     if scenario.data.join and not source.spec.targets:
         yield f"data.join with data.source: {source.use}"
     for name, stage in scenario.stages.items():

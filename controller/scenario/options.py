@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
+from nonet.samples.batches.graphs import Graph
 from nonet.samples.sequences import Compress, Keep, Labels, Split
 from nonet.samples.sources import Source
 from nonet.samples.stores import Join
@@ -79,6 +80,12 @@ class Data(StrictModel):
         Field(description="labels that arrive later than their events, added as a column of the events"),
     ] = None
     join: dict[Word, Join] = {}
+    graph: Annotated[
+        dict[Word, Graph],
+        Field(
+            description="graphs of users and items, whose neighbours as of a row's time are features of a click model"
+        ),
+    ] = {}
     sequences: Annotated[
         StoredSequences | None,
         Field(

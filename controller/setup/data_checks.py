@@ -23,6 +23,7 @@ from nonet.controller.setup.worker_setup import (
 from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import describe_missing_column
+from nonet.samples.batches.graphs import read_edges
 from nonet.samples.profiles import measure_profile
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins
@@ -57,6 +58,7 @@ def check_data(
     options, labels = data.options, data.labels
     paths = {"interactions": options.interactions, "items": options.items}
     paths |= {"labels.path": labels and labels.path}
+    paths |= {f"graph.{name}.table": graph.table for name, graph in data.graphs.items()}
     if not checks.accept_addresses("data", paths):
         return
     is_sampled = checks.max_table_bytes is not None and any(
@@ -80,6 +82,14 @@ def check_data(
         _check_stage_columns(name, stage, items.column_names)
         stage.kind.check_items(name, stage, items)
     scenario.model.spec.check_columns(scenario, event_columns, items.schema)
+    for name, graph in data.graphs.items():
+        if graph.table is not None:
+            ids = (
+                {"item": np.asarray(items["item_id"]), "user": np.asarray(seq.user_id)}
+                if seq is not None
+                else None
+            )
+            read_edges(name, graph, ids)
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
     if seq is not None:

@@ -141,7 +141,8 @@ def _copy_file(origin: Path, copy: Path) -> Path:
 
 def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
     """Return the absolute paths of the scenario's tables on this machine, which are not copied but read where they are."""
-    paths = (scenario.data.interactions, scenario.data.items)
+    tables = (graph.table for graph in scenario.data.graph.values())
+    paths = (scenario.data.interactions, scenario.data.items, *tables)
     return {(folder / path).resolve() for path in paths if isinstance(path, str) and "://" not in path}
 
 

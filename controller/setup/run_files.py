@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,17 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
     """
     data = scenario.data
     makes_lists, labels = scenario.model.spec.makes_lists, data.labels
+    resolve = partial(_resolve_path, scenario, folder)
     if labels is not None:
-        path = _resolve_path(scenario, folder, "labels.path", labels.path)
-        labels = labels.model_copy(update={"path": path})
+        labels = labels.model_copy(update={"path": resolve("labels.path", labels.path)})
+    graphs = {
+        name: graph.model_copy(update={"table": graph.table and resolve(f"graph.{name}.table", graph.table)})
+        for name, graph in data.graph.items()
+    }
     return DataSetup(
         options=BuildOptions(
-            _resolve_path(scenario, folder, "interactions", data.interactions),
-            items=_resolve_path(scenario, folder, "items", data.items) if data.items else None,
+            resolve("interactions", data.interactions),
+            items=resolve("items", data.items) if data.items else None,
             columns=dict(data.columns),
             keep=data.keep.model_dump(),
             split={"use": data.split.use, **data.split.get_options()},
@@ -56,6 +61,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         drop_unlabelled=not makes_lists,  # a model that makes lists keeps events without a label in histories
         stored=data.sequences,
         source=make_source_options(scenario),
+        graphs=graphs,
     )
 
 
@@ -129,6 +135,8 @@ def resolve_paths(run: RunFolder, scenario: Scenario, document: dict[str, Any]) 
     for key in ("interactions", "items"):
         resolve(data, key)
     resolve(data.get("labels") or {}, "path")
+    for graph in (data.get("graph") or {}).values():
+        resolve(graph, "table")
     resolve_options = load_heavy(scenario.tokenizer.spec.resolve_paths)
     document["tokenizer"] |= resolve_options(scenario.tokenizer.get_options(), folder)
 

@@ -99,7 +99,7 @@ def make_model_options(scenario: Scenario) -> dict[str, Any]:
 
 def make_baseline_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Return the arguments of `make_baseline` for each baseline of the evaluation, by its name."""
-    return scenario.evaluate.make_baseline_configs(scenario.model.spec.list_baselines())
+    return scenario.evaluate.make_baseline_configs(scenario.model.spec.list_baselines(scenario.data.graph))
 
 
 def get_targets(scenario: Scenario) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Baselines of click models: the item's like rate, and a logistic regression on the same features.
+"""Baselines of click models: the like rate of an item or of neighbours in graphs, and a logistic regression on the same features.
 
 The regression is solved to convergence (L-BFGS, float64), and its L2 penalty is the best of five on validation rows. So if a
 click model is better than the regression, the reason is interactions between features.
@@ -21,7 +21,7 @@ from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TRAIN, VALID
 from nonet.types import Jagged
 
-CLICK_BASELINES = ("popularity", "logistic_regression")
+CLICK_BASELINES, NEIGHBOURS = ("popularity", "logistic_regression"), "neighbours"
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # L2 penalties that the regression tries.
 _PRIOR_ROWS = 5.0  # Additional rows with the mean rate, by which an item's like rate is smoothed.
 
@@ -32,16 +32,38 @@ def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray, fitted: Cl
     Both have the same items.
     """
     if name == "popularity":
-        return _estimate_like_rates(fitted)[clicks.seq.item[index]]
+        return _estimate_like_rates(fitted, "item")[clicks.seq.item[index]]
+    if name == NEIGHBOURS:
+        return _average_like_rates(clicks, index, fitted)
     return LogisticRegression.fit(fitted).predict(clicks.batch(index))
 
 
-def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
-    """Return the share [I] of each item's TRAIN rows that were liked, smoothed towards the mean rate."""
-    rows, n_items = clicks.find_rows(TRAIN), len(clicks.items.year)
-    item, label = clicks.seq.item[rows], clicks.label[rows]
-    total, liked = (np.bincount(item, weights, minlength=n_items) for weights in (None, label))
+def _estimate_like_rates(clicks: ClickRows, kind: str) -> np.ndarray:
+    """Return the share of the TRAIN rows of each item [I] or user [U] that were liked, smoothed towards the mean rate."""
+    rows, seq = clicks.find_rows(TRAIN), clicks.seq
+    node, n_nodes = (seq.item, len(clicks.items.year)) if kind == "item" else (seq.user, len(seq))
+    label = clicks.label[rows]
+    total, liked = (np.bincount(node[rows], weights, minlength=n_nodes) for weights in (None, label))
     return (liked + _PRIOR_ROWS * label.mean()) / (total + _PRIOR_ROWS)
+
+
+def _average_like_rates(clicks: ClickRows, index: np.ndarray, fitted: ClickRows) -> np.ndarray:
+    """Return the mean like rate of the drawn neighbours of events [P] in all graphs; the mean rate for events without any.
+
+    The rates of items are those of `fitted`; the rates of users are of `clicks`, whose users they are.
+    """
+    seq, mean = clicks.seq, float(fitted.label[fitted.find_rows(TRAIN)].mean())
+    rates = {"item": _estimate_like_rates(fitted, "item"), "user": _estimate_like_rates(clicks, "user")}
+    total, count = np.zeros(len(index)), np.zeros(len(index))
+    found = seq.graphs.find_neighbours(
+        list(seq.graphs.options), seq.user[index], seq.item[index], seq.time[index]
+    )
+    for neighbours in found.values():
+        drawn = neighbours.drawn
+        row = np.repeat(np.arange(len(index)), np.diff(drawn.offsets))
+        total += np.bincount(row, rates[neighbours.kind][drawn.values], len(index))
+        count += np.diff(drawn.offsets)
+    return np.where(count > 0, total / np.maximum(count, 1), mean)
 
 
 @dataclass(frozen=True)

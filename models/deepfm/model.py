@@ -2,8 +2,8 @@
 
     <folder>/clicks/{model.json, events.npz}     inputs of the features; weights and rows are in dense/ and sparse/
 
-`events.npz` contains the items, and the TRAIN events with their labels, which features of a user are computed from. So a
-checkpoint is a complete model, and a reward or a service needs only its folder.
+`events.npz` contains the items, the TRAIN events with their labels, which features of a user are computed from, and the edges of
+the graphs that features read. So a checkpoint is a complete model, and a reward or a service needs only its folder.
 """
 
 # Shapes: P questions (pairs of a context and an item), Q contexts, U users, I items, N TRAIN events.
@@ -35,6 +35,7 @@ from nonet.samples.batches import (
     make_bags,
     select_values,
 )
+from nonet.samples.batches.graphs import Graphs, History
 from nonet.samples.stores import Join, StoreJoins
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.stored_tensors import StoredTensors
@@ -42,6 +43,7 @@ from nonet.types import Jagged
 
 CONFIG, EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
 """The files of a click model in a checkpoint, besides weights and rows."""
+_GRAPH = "graph:"  # Prefix of the names of the arrays of graphs.
 _CHUNK_EVENTS, _CHUNK_PAIRS = 4096, 8192  # Events and pairs that are predicted at once, which bounds memory.
 
 
@@ -97,6 +99,8 @@ class ClickContexts:
         since: Seconds since the user's previous event [Q]; -1 if there is none.
         timeless: Mask [Q] of the questions without time features.
         columns: Columns of the interactions by name, [Q] each.
+        past_time: Unix seconds of the past events, of which those that are newer than the model's data add edges to graphs; None
+            if none is.
     """
 
     user: np.ndarray
@@ -108,6 +112,7 @@ class ClickContexts:
     since: np.ndarray
     timeless: np.ndarray
     columns: Mapping[str, np.ndarray]
+    past_time: np.ndarray | None = None
 
 
 class ClickModel:
@@ -157,6 +162,16 @@ class ClickModel:
         self.known = KnownClicks(
             arrays["item_id"], arrays["user_id"], config["rate"], arrays["pair"], arrays["liked"], columns
         )
+        self.graphs = None
+        if "graphs" in config and self.keys is not None:
+            names = [name for name in arrays.files if name.startswith(_GRAPH)]
+            self.graphs = Graphs.from_arrays(
+                config["graphs"],
+                {name.removeprefix(_GRAPH): arrays[name] for name in names},
+                self.setup.seed,
+                {"item": self.keys.item, "user": self.keys.user},
+                arrays["newest_time"],
+            )
 
     def _make_keys(self, user_id: np.ndarray, item_id: np.ndarray) -> SparseKeys:
         """Compute the sparse keys of users and items from their ids."""
@@ -216,8 +231,14 @@ class ClickModel:
         recent, recent_offsets = expand_ranges(np.maximum(begin_P, end_P - self.setup.history), end_P)
         past, label = contexts.past.values[recent], contexts.label[recent]
         columns = {name: values[context_P] for name, values in contexts.columns.items()} | dict(joined)
+        features, user = tuple(self.setup.features), contexts.user[context_P]
+        neighbours = {}
+        if self.graphs is not None:
+            history = _select_histories(contexts, context_P)
+            time_P = contexts.time[context_P]
+            neighbours = self.graphs.find_neighbours(features, user, item_P, time_P, history)
         questions = ClickQuestions(
-            user=contexts.user[context_P],
+            user=user,
             item=item_P,
             liked=select_values(past, recent_offsets, (label == LIKED) & (past >= 0)),
             disliked=select_values(past, recent_offsets, (label == NOT_LIKED) & (past >= 0)),
@@ -226,8 +247,19 @@ class ClickModel:
             since=contexts.since[context_P],
             timeless=contexts.timeless[context_P],
             columns=columns,
+            neighbours=neighbours,
         )
-        return self.predict(make_bags(questions, self.items, tuple(self.setup.features), self.keys))
+        return self.predict(make_bags(questions, self.items, features, self.keys))
+
+
+def _select_histories(contexts: ClickContexts, context_P: np.ndarray) -> History | None:
+    """Return the past events of the contexts [P] of pairs; None if all of them are in the data of the model."""
+    if contexts.past_time is None:
+        return None
+    context, pair_context_P = np.unique(context_P, return_inverse=True)
+    index, offsets = expand_ranges(contexts.past.offsets[context], contexts.past.offsets[context + 1])
+    past = Jagged(contexts.past.values[index], offsets)
+    return History(contexts.user[context], past, contexts.past_time[index], pair_context_P)
 
 
 def save_clicks(
@@ -263,11 +295,17 @@ def save_clicks(
         config["item_columns"] = list(clicks.items.columns)
     if joins:
         config["joins"] = {name: join.model_dump() for name, join in joins.items()}
+    graphs = clicks.seq.graphs
+    if graphs:
+        config["graphs"] = {name: options.model_dump() for name, options in graphs.options.items()}
     (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
     arrays: dict[str, Any] = {f"column:{name}": values for name, values in known.columns.items()}
     arrays |= {name: getattr(known, name) for name in ("item_id", "user_id", "pair", "liked")}
     arrays |= {f"item column:{name}": values for name, values in clicks.items.columns.items()}
     arrays |= {"year": clicks.items.year, "category": clicks.items.categories.values}
+    if graphs:
+        arrays |= {_GRAPH + name: values for name, values in graphs.to_arrays().items()}
+        arrays["newest_time"] = graphs.until
     np.savez(folder / EVENTS, category_offsets=clicks.items.categories.offsets, **arrays)
     return [folder / CONFIG, folder / EVENTS]
 

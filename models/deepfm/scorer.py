@@ -160,6 +160,7 @@ class ClickScorer:
             ),
             timeless=np.array([request.time is None for request in requests], bool),
             columns=columns,
+            past_time=np.concatenate([np.asarray(request.past_time, np.int64) for request in requests]),
         )
 
     def _make_user_ids(self, requests: Sequence[ClickRequest]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -34,6 +34,7 @@ class DeepFmSpec(ModelSpec):
         "tokenise": "nonet.workers.roles.click:ClickTokeniser",
     }
     learner: ClassVar[str] = "nonet.workers.roles.click:ClickLearner"
+    reads_graphs: ClassVar[bool] = True
     makes_lists: ClassVar[bool] = False
     rows: ClassVar[str] = "events"
     cuts_steps: ClassVar[bool] = False
@@ -58,11 +59,11 @@ class DeepFmSpec(ModelSpec):
         size = MODELS.get("sid_decoder").size(options, around)
         return replace(size, assumed="deepfm is at most as large as the SID decoder")
 
-    def list_baselines(self) -> Sequence[str]:
-        """Return the names of the baselines for clicks."""
-        from nonet.models.deepfm.baselines import CLICK_BASELINES
+    def list_baselines(self, graphs: Collection[str] = ()) -> Sequence[str]:
+        """Return the names of the baselines for clicks, of which one needs graphs."""
+        from nonet.models.deepfm.baselines import CLICK_BASELINES, NEIGHBOURS
 
-        return CLICK_BASELINES
+        return (*CLICK_BASELINES, NEIGHBOURS) if graphs else CLICK_BASELINES
 
     def check_metric(self, metric: str, width: int) -> None:
         """Raise ConfigError unless the metric is a click metric."""
@@ -86,7 +87,7 @@ class DeepFmSpec(ModelSpec):
             )
         if scenario.evaluate.baselines is not None:
             raise ConfigError(
-                f"evaluate.baselines: deepfm is compared with {' and '.join(self.list_baselines())}; remove it"
+                f"evaluate.baselines: deepfm is compared with {' and '.join(self.list_baselines(scenario.data.graph))}; remove it"
             )
         if scenario.evaluate.shuffle_ties:
             raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; remove it")
@@ -113,10 +114,17 @@ class DeepFmSpec(ModelSpec):
 
     def check_columns(self, scenario: Any, log_columns: Sequence[str], items: Any) -> None:
         """Raise ConfigError unless each feature is computed by the model, or is a column of the data or of a joined store."""
-        from nonet.samples.batches import ItemFacts, check_click_features
+        from nonet.samples.batches import CLICK_FEATURES, ItemFacts, check_click_features
+        from nonet.samples.batches.graphs import list_graph_features
 
         joined = [column for join in scenario.data.join.values() for column in join.sources]
         columns = (*log_columns, *ItemFacts.list_columns(items), *joined)
+        for name in scenario.data.graph:
+            if taken := set(list_graph_features([name])) & {*columns, *CLICK_FEATURES}:
+                raise ConfigError(
+                    f"data.graph.{name}: {min(taken)!r} is a feature or column already; give the graph another name"
+                )
+        columns = (*columns, *list_graph_features(scenario.data.graph))
         for name, table in scenario.sparse.tables.items():
             try:
                 check_click_features(table.features or [name], columns)

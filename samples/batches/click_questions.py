@@ -8,11 +8,14 @@ Each feature has one bag of ids per row:
     hour, weekday, recency       the time: hour and weekday (UTC), log2 of the seconds since the user's previous event
     activity                     log2 of the number of the user's events so far
     taste                        the share of liked items among liked and disliked ones, in twentieths
+    <graph>                      neighbours of the item or user in a graph of `data.graph`, drawn as of the row's time
+    <graph>_1hop, <graph>_2hop   log2 of the number of edges of the node, and of its drawn neighbours together, by then
     <column>                     any column of the interactions, of the items, or joined from a store as of the row's time:
                                  integers and text as ids, other numbers rounded
 
 Keys are hashes of a feature's value in a space of its own (`samples/tables/keys.py`), so they mean the same in every data
-set. Keys of different features never collide, except those of item, liked and disliked, so features may share a table.
+set. Keys of different features never collide, except those of items (item, liked, disliked, neighbours) and those of users (user,
+neighbours), so features may share a table.
 """
 
 # Shapes: P rows, C categories, I items.
@@ -30,6 +33,7 @@ import torch
 
 from nonet.random import hash_words
 from nonet.ranges import expand_ranges
+from nonet.samples.batches.graphs import ONE_HOP, TWO_HOPS, Neighbours
 from nonet.samples.sequences import convert_column, select_carried_columns
 from nonet.samples.tables import NONE, as_numbers, compute_keys
 from nonet.types import Jagged
@@ -120,6 +124,7 @@ class ClickQuestions:
         since: Seconds since the user's previous event [P]; -1 if there is none.
         timeless: Mask [P] of the rows without time features.
         columns: Columns of the interactions and joined columns by name, [P] each.
+        neighbours: Neighbours of the rows by graph.
     """
 
     user: np.ndarray
@@ -131,6 +136,7 @@ class ClickQuestions:
     since: np.ndarray
     timeless: np.ndarray
     columns: Mapping[str, np.ndarray]
+    neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
 
 
 def make_bags(
@@ -152,6 +158,10 @@ def make_bags(
             _compute_liked_share(np.diff(questions.liked.offsets), np.diff(questions.disliked.offsets))
         ),
     }
+    spaces: dict[str, str] = {}  # The feature whose keys a feature has, by name.
+    for name, neighbours in questions.neighbours.items():
+        makers |= _make_neighbour_bags(name, neighbours)
+        spaces[name] = neighbours.kind
     columns = {name: values[questions.item] for name, values in items.columns.items()} | dict(
         questions.columns
     )
@@ -159,9 +169,24 @@ def make_bags(
     for name in features:
         bag = makers[name]() if name in makers else _make_column_bags(columns.get(name), len(questions.item))
         values = np.asarray(bag.values, np.int64)
-        key_N = values + _compute_key_offset(name) if keys is None else keys.get_keys(name, values)
+        key_N = (
+            values + _compute_key_offset(name)
+            if keys is None
+            else keys.get_keys(spaces.get(name, name), values)
+        )
         bags[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
     return bags
+
+
+def _make_neighbour_bags(name: str, neighbours: Neighbours) -> dict[str, Any]:
+    """Return functions that make the bags of a graph's features, by the names of the features."""
+    makers: dict[str, Any] = {
+        name: lambda: neighbours.drawn,
+        name + ONE_HOP: lambda: _make_single_bags(_bucket_log2(neighbours.one_hop)),
+    }
+    if (two_hops := neighbours.two_hops) is not None:
+        makers[name + TWO_HOPS] = lambda: _make_single_bags(_bucket_log2(two_hops))
+    return makers
 
 
 def select_values(values: np.ndarray, offsets: np.ndarray, keep: np.ndarray) -> Jagged:

@@ -24,6 +24,7 @@ from nonet.samples.batches.click_questions import (
     make_bags,
     select_values,
 )
+from nonet.samples.batches.graphs import list_graph_features
 from nonet.samples.sequences import NEVER, TRAIN, Sequences
 from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
@@ -83,7 +84,8 @@ class ClickRows:
             joined: Names of the columns that `seq` joins from stores.
         """
         item_columns = ItemFacts.list_columns(items.schema)
-        check_click_features(features, (*seq.feature_columns, *item_columns, *joined))
+        graph_features = list_graph_features(seq.graphs.options if seq.graphs else ())
+        check_click_features(features, (*seq.feature_columns, *item_columns, *joined, *graph_features))
         from_elsewhere = {*CLICK_FEATURES, *seq.feature_columns, *joined}
         facts = ItemFacts.from_items(
             items, [name for name in item_columns if name in features and name not in from_elsewhere]
@@ -133,16 +135,18 @@ class ClickRows:
         )  # whether the label of each past event is known at the time of the row
         if self.known_from is not None:
             is_known = self.known_from[past] <= np.repeat(seq.time[index], np.diff(past_offsets))
+        item, time = seq.item[index].astype(np.int64), seq.time[index]
         questions = ClickQuestions(
             user=user,
-            item=seq.item[index].astype(np.int64),
+            item=item,
             liked=select_values(seq.item[past], past_offsets, is_known & (self.label[past] > 0)),
             disliked=select_values(seq.item[past], past_offsets, is_known & (self.label[past] == 0)),
             activity=end - begin,
-            time=seq.time[index],
-            since=np.where(end == begin, -1, seq.time[index] - seq.time[np.maximum(end - 1, 0)]),
+            time=time,
+            since=np.where(end == begin, -1, time - seq.time[np.maximum(end - 1, 0)]),
             timeless=np.zeros(len(index), bool) if without_moment is None else without_moment,
-            columns=seq.gather_columns(index, user, seq.time[index]),
+            columns=seq.gather_columns(index, user, time),
+            neighbours=seq.graphs.find_neighbours(self.features, user, item, time) if seq.graphs else {},
         )
         return make_bags(questions, self.items, self.features, self.keys)
 

@@ -71,6 +71,8 @@ class Sequences:
         repeats: "allow" or "mask": whether items that a user has seen can be recommended (`repeats.py`).
         joined: A function that maps dense items [n], user ids [n] and times [n] to columns [n] from stores by name, or None
             without such columns; not saved.
+        graphs: Graphs of these users and items, whose neighbours are features of click models (`Graphs`); None for none; not
+            saved.
         strict: Whether a sample must not see other events of its own second, whatever their order (for compressed logs).
         folded: The rows of the original log that each event of a compressed log stands for; None for other logs.
     """
@@ -89,6 +91,7 @@ class Sequences:
     dropped: tuple[str, ...] = ()
     repeats: str = MASK
     joined: Any = None
+    graphs: Any = None
     strict: bool = False
     folded: FoldedRepeats | None = None
 
@@ -218,6 +221,7 @@ class Sequences:
             columns={name: values[first:last] for name, values in self.columns.items()},
             targets={name: values[first:last] for name, values in self.targets.items()},
             user_key=None if self.user_key is None else self.user_key[start:stop],
+            graphs=None,  # which have indices of all users
             folded=None if self.folded is None else self.folded.slice_events(first, last),
         )
         if "train_lengths" in self.__dict__:

@@ -66,15 +66,36 @@ def draw_first_integers(
     return values
 
 
+def draw_numbers(
+    seed: int, words: tuple[str | int, ...], first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
+    """Return a random 64-bit integer for each of N pairs of integers, without creating generators.
+
+    Args:
+        seed: The seed of the run.
+        words: Words that name the purpose; with the seed, they are the key of Philox.
+        first: First integers of the pairs [N] int64.
+        second: Second integers of the pairs [N] int64; each pair is a counter of Philox.
+
+    Returns:
+        The random integers [N] uint64, which depend only on the seed, the words and the pair.
+    """
+    counters = [np.asarray(values, np.int64).view(np.uint64) for values in (first, second)]
+    key = np.full(len(first), hash_words(seed, *words), np.uint64)
+    return _compute_first_philox_words(key, *counters)
+
+
 _UINT32 = 0xFFFFFFFF
 # Constants of Philox 4x64: the multipliers of a round, and the increments of the key after a round.
 _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_INCREMENTS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
-def _compute_first_philox_words(keys: np.ndarray) -> np.ndarray:
-    """Return the first word [N] uint64 of Philox 4x64-10 at counter (1, 0, 0, 0), for keys (k, 0) with k in `keys` [N]."""
-    words = [np.full(len(keys), start, np.uint64) for start in (1, 0, 0, 0)]
+def _compute_first_philox_words(
+    keys: np.ndarray, first: np.ndarray | int = 1, second: np.ndarray | int = 0
+) -> np.ndarray:
+    """Return the first word [N] uint64 of Philox 4x64-10 at counters (first, second, 0, 0), for keys (k, 0), k in `keys` [N]."""
+    words = [np.broadcast_to(np.asarray(start, np.uint64), keys.shape) for start in (first, second, 0, 0)]
     key_0, key_1 = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)
     for _ in range(10):  # rounds
         high_0, low_0 = _multiply(words[0], _MULTIPLIERS[0])

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.plugins import load_heavy
+from nonet.samples.batches.graphs import Graph, Graphs, read_edges
 from nonet.samples.preparation import (
     BuildOptions,
     EventLog,
@@ -100,6 +101,7 @@ class DataSetup:
         drop_unlabelled: Whether events whose label is not known yet are removed.
         stored: Store that the sequences are written to; None for no store.
         source: The source of the trainers' samples (`use`) and its options in a run.
+        graphs: Graphs of users and items by name.
     """
 
     options: BuildOptions
@@ -114,6 +116,7 @@ class DataSetup:
     drop_unlabelled: bool = False
     stored: StoredSequences | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Mapping[str, Graph] = field(default_factory=dict)
 
     def is_prepared_on_disk(self) -> bool:
         """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than `MEMORY_EVENTS`."""
@@ -214,6 +217,16 @@ class DataSetup:
             },
             self.changes,
         )
+
+    def build_graphs(self, seq: Sequences, items: pa.Table) -> Graphs:
+        """Build the graphs of the sequences and items of a run.
+
+        Raises:
+            DataError: A table of edges cannot be used.
+        """
+        ids = {"item": np.asarray(items["item_id"]), "user": np.asarray(seq.user_id)}
+        tables = {name: read_edges(name, graph, ids) for name, graph in self.graphs.items() if graph.table}
+        return Graphs.build(self.graphs, seq, len(items), tables, self.seed)
 
     def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
         """Count the transitions between training events, and write them.

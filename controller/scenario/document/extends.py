@@ -200,5 +200,5 @@ class _Relocation:
         if path in _PATHS and ":" not in text:
             return self.start != LIBRARY  # tables of a shipped scenario that are relative are the user's
         is_store = path[:2] == ("data", "join") and path[-1] == "use"
-        is_path_like = "/" in text or "." in text or is_store or path[-1:] == ("path",)
+        is_path_like = "/" in text or "." in text or is_store or path[-1:] in (("path",), ("table",))
         return is_path_like and bool(glob.glob(str(Path(glob.escape(str(self.start))) / text)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 
 from nonet.models.deepfm import ClickSetup
 from nonet.models.generation import as_array, load_events, read_items
 from nonet.samples.batches import ClickRows
+from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import Sequences
 from nonet.samples.stores import Join, StoreJoins
 from nonet.workers.roles import RunSetup
@@ -44,12 +46,17 @@ class ClickData:
 
     @cached_property
     def seq(self) -> Sequences:
-        """The events of all users, with the columns that are joined from stores."""
-        return load_events(self._folders, self._run.stored, self.joins, as_array(self.items["item_id"]))
+        """The events of all users, with the columns that are joined from stores, and the run's graphs."""
+        seq = load_events(self._folders, self._run.stored, self.joins, as_array(self.items["item_id"]))
+        if "graphs" not in self._folders:
+            return seq
+        return Graphs.load(Path(self._folders["graphs"]), seq, self._run.seed).attach_to(seq)
 
     def replace_events(self, seq: Sequences) -> ClickData:
-        """Return the data with other events of the same items."""
+        """Return the data with other events of the same items, and with graphs of them."""
         other = ClickData(self._run, self._folders)
+        if self.seq.graphs is not None:
+            seq = self.seq.graphs.replace_events(seq, self.seq.user_id).attach_to(seq)
         other.__dict__["seq"] = seq  # In place of the cached property.
         return other
 

@@ -1,4 +1,4 @@
-"""ClickTokeniser: the tokenise stage of a click model, which writes sequences and items but no semantic ids."""
+"""ClickTokeniser: the tokenise stage of a click model, which writes sequences, items and graphs but no semantic ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 
 from nonet.models.deepfm import find_columns, find_separating_columns
 from nonet.samples.sequences import TRAIN, Sequences
-from nonet.workers.roles import DataSetup, describe_data, make_sequences, read_preparation_facts
+from nonet.workers.roles import (
+    DataSetup,
+    describe_data,
+    make_sequences,
+    read_preparation_facts,
+    store_artifact,
+)
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 
@@ -18,7 +24,7 @@ class ClickTokeniser(DistributeWorker):
 
     @method(collect="first", data=Replicate)
     def prepare(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
-        """Write the sequences and items to run_folder/artifacts.
+        """Write the sequences, items and graphs to run_folder/artifacts.
 
         Args:
             data: The data and how they are read.
@@ -29,15 +35,19 @@ class ClickTokeniser(DistributeWorker):
         """
         if self.rank != 0:
             return {}
-        seq, items, artifact = make_sequences(data, Path(run_folder) / "artifacts")
+        root = Path(run_folder) / "artifacts"
+        seq, items, artifact = make_sequences(data, root)
+        artifacts = {"sequences": artifact}
+        if data.graphs:
+            artifacts["graphs"] = store_artifact(root, "graphs", data.build_graphs(seq, items).save)
         facts = describe_data(seq, items, data)
         if warning := _warn_of_separating_columns(seq, data):
             notice = facts["data"].get("notice", "")
             facts["data"] = {**facts["data"], "notice": f"{notice} {warning}".strip()}
         if data.stored is not None:
             facts["data"]["stored"] = data.stored.write(seq, {"sequences": artifact["path"]})
-        facts["data"] |= read_preparation_facts(Path(run_folder) / "artifacts")
-        return {"artifacts": {"sequences": artifact}, "tokenizer": {}, **facts}
+        facts["data"] |= read_preparation_facts(root)
+        return {"artifacts": artifacts, "tokenizer": {}, **facts}
 
 
 def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:

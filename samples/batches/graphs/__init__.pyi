@@ -1,0 +1,11 @@
+from .adjacency import Adjacency as Adjacency
+from .adjacency import Edges as Edges
+from .graphs import Graphs as Graphs
+from .graphs import History as History
+from .graphs import Neighbours as Neighbours
+from .options import ONE_HOP as ONE_HOP
+from .options import TWO_HOPS as TWO_HOPS
+from .options import Graph as Graph
+from .options import list_graph_features as list_graph_features
+from .options import list_read_graphs as list_read_graphs
+from .tables import read_edges as read_edges

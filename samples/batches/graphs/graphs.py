@@ -1,0 +1,419 @@
+"""Graphs: the graphs of a run by name, and the neighbours of users and items as of a time.
+
+    <folder>/<name>/{edges,back}-{offsets,target,time,weight}.npy     sorted edges, memory-mapped when they are read
+    <folder>/graphs.json                                              options of the graphs
+
+A row at a time t sees the edges that became known before t: never one of its own event or of its own second. The edges are an
+artifact of the run in arrays of their own instead of a store, because a draw needs the newest edges of a node as of a time, and a
+store returns one version of a value by key. The artifact is written once, and all processes of a machine share its pages.
+"""
+
+# Shapes: P rows, U users, I items, N events, Q contexts of requests.
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.atomic import make_folder
+from nonet.random import draw_numbers
+from nonet.ranges import expand_ranges
+from nonet.samples.batches.graphs.adjacency import WEIGHT_1, Adjacency, Candidates, Edges
+from nonet.samples.batches.graphs.options import TWO_HOPS, Graph, list_read_graphs
+from nonet.samples.sequences import Sequences
+from nonet.types import Jagged
+
+_CONFIG = "graphs.json"
+_PARTS, _FIELDS = ("edges", "back"), ("offsets", "target", "time", "weight")
+_CHUNK_CANDIDATES = 1 << 20  # Edges that are drawn from at once; their weights then sum to less than 2^63.
+_DEFAULT_WINDOW = 2
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbours of P rows in one graph.
+
+    Attributes:
+        kind: What they are, "item" or "user".
+        drawn: Indices of the drawn neighbours by row; -1 for a user that is not in the data.
+        one_hop: Number of edges of each row's node [P] that are known by then.
+        two_hops: Number of such edges of the drawn neighbours together [P]; None if no feature reads it.
+    """
+
+    kind: str
+    drawn: Jagged
+    one_hop: np.ndarray
+    two_hops: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class History:
+    """The past events of Q requests, from which edges are added that the graphs do not have yet.
+
+    Attributes:
+        user: Index of each request's user [Q]; -1 if unknown.
+        past: Indices of the items of the past events, oldest first; -1 for unknown ones.
+        time: Unix seconds of the past events.
+        context: The request that each of the rows [P] belongs to.
+    """
+
+    user: np.ndarray
+    past: Jagged
+    time: np.ndarray
+    context: np.ndarray
+
+
+@dataclass(frozen=True)
+class _AddedEdges:
+    """Edges that only the rows of one request see: `edges`, sorted by request, and the first edge of each request [Q + 1]."""
+
+    edges: Edges
+    offsets: np.ndarray
+
+    def match(self, context: np.ndarray, node: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs (row, edge) of the edges that lead from the node [P] of a row of a request before a time [P]."""
+        edge, offsets = expand_ranges(self.offsets[context], self.offsets[context + 1])
+        row = np.repeat(np.arange(len(context)), np.diff(offsets))
+        is_seen = (self.edges.source[edge] == node[row]) & (self.edges.time[edge] < time[row])
+        return row[is_seen], edge[is_seen]
+
+
+@dataclass(frozen=True)
+class NeighbourGraph:
+    """A graph with its edges.
+
+    Attributes:
+        options: The options of the graph.
+        edges: The edges by the node that they lead from.
+        back: The edges in the other direction, which lead from neighbours; `edges` if both kinds of nodes are the same.
+    """
+
+    options: Graph
+    edges: Adjacency
+    back: Adjacency
+
+    @classmethod
+    def build(cls, options: Graph, edges: Edges, n_nodes: Mapping[str, int]) -> NeighbourGraph:
+        """Sort edges; `n_nodes` is the number of items and users, by kind."""
+        source, target = options.kinds
+        forward = Adjacency.build(edges, n_nodes[source])
+        back = forward if source == target else Adjacency.build(edges.reverse(), n_nodes[target])
+        return cls(options, forward, back)
+
+    def draw(
+        self,
+        node: np.ndarray,
+        time: np.ndarray,
+        numbers: np.ndarray,
+        with_hops: bool,
+        added: tuple[_AddedEdges, _AddedEdges, np.ndarray] | None,
+    ) -> tuple[Jagged, np.ndarray, np.ndarray | None]:
+        """Draw neighbours.
+
+        Args:
+            node: The node of each row [P]; -1 if unknown.
+            time: Unix seconds of each row [P].
+            numbers: Random numbers of the rows [P].
+            with_hops: Whether to count the edges of neighbours.
+            added: Edges of requests from nodes and from neighbours, and the request of each row [P]; None without requests.
+
+        Returns:
+            The neighbours by row, the number of edges of each node [P], and that of its neighbours [P].
+        """
+        options = self.options
+        begin, end = self.edges.find_known(node, time)
+        one_hop = end - begin
+        candidates = Candidates.gather(self.edges, begin, end, options.newest)
+        if added is not None:
+            forward, _, context = added
+            row, edge = forward.match(context, node, time)
+            one_hop = one_hop + np.bincount(row, minlength=len(node))
+            candidates = candidates.add(row, forward.edges.select(edge), options.newest)
+        drawn = candidates.draw(options.k, options.half_life, time, numbers)
+        if not with_hops:
+            return drawn, one_hop, None
+        row = np.repeat(np.arange(len(node)), np.diff(drawn.offsets))
+        begin, end = self.back.find_known(drawn.values, time[row])
+        n_edges = end - begin
+        if added is not None:
+            _, back, context = added
+            neighbour, _ = back.match(context[row], drawn.values, time[row])
+            n_edges = n_edges + np.bincount(neighbour, minlength=len(row))
+        return drawn, one_hop, np.bincount(row, n_edges, len(node)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs of a run.
+
+    Attributes:
+        graphs: The graphs by name.
+        seed: Seed of the run, on which draws depend.
+        keys: Sparse keys of items [I] and users [U] by kind, on which draws depend.
+        until: Unix seconds [U] of each user's newest event in the log; later ones of requests add edges.
+    """
+
+    graphs: Mapping[str, NeighbourGraph]
+    seed: int
+    keys: Mapping[str, np.ndarray]
+    until: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @classmethod
+    def build(
+        cls,
+        options: Mapping[str, Graph],
+        seq: Sequences,
+        n_items: int,
+        tables: Mapping[str, Edges],
+        seed: int,
+    ) -> Graphs:
+        """Build graphs from the events of all splits, and from tables.
+
+        Args:
+            options: Options of the graphs by name.
+            seq: The events.
+            n_items: Number of items.
+            tables: The edges of the graphs that have a table, by name.
+            seed: Seed of the run.
+        """
+        n_nodes = {"item": n_items, "user": len(seq)}
+        graphs = {}
+        for name, graph in options.items():
+            edges = tables.get(name)
+            if edges is None:
+                edges, _ = _make_log_edges(graph, seq.user, seq.user, seq.item, seq.time)
+            graphs[name] = NeighbourGraph.build(graph, edges, n_nodes)
+        return cls(graphs, seed, _get_keys(seq), _find_newest_times(seq))
+
+    @property
+    def options(self) -> dict[str, Graph]:
+        """The options of the graphs by name."""
+        return {name: graph.options for name, graph in self.graphs.items()}
+
+    def attach_to(self, seq: Sequences) -> Sequences:
+        """Return a copy of sequences that has these graphs of its users and items."""
+        other = copy.copy(seq)
+        other.__dict__["graphs"] = self
+        return other
+
+    def replace_events(self, seq: Sequences, user_id: np.ndarray) -> Graphs:
+        """Return the graphs for other events of the same items: edges from the log are made anew, those of tables stay.
+
+        Args:
+            seq: The other events.
+            user_id: Ids of the users of this object's edges.
+        """
+        row_by_user = {user: row for row, user in enumerate(seq.user_id.tolist())}
+        row = np.array([row_by_user.get(user, -1) for user in user_id.tolist()], np.int64)
+        tables = {
+            name: _renumber_users(graph, row)
+            for name, graph in self.graphs.items()
+            if graph.options.table is not None
+        }
+        return Graphs.build(self.options, seq, len(self.keys["item"]), tables, self.seed)
+
+    def find_neighbours(
+        self,
+        features: Collection[str],
+        user: np.ndarray,
+        item: np.ndarray,
+        time: np.ndarray,
+        history: History | None = None,
+    ) -> dict[str, Neighbours]:
+        """Find the neighbours of rows [P] in the graphs of which a feature is, by name.
+
+        Args:
+            features: Names of the features.
+            user: Index of each row's user [P]; -1 if unknown.
+            item: Index of each row's item [P].
+            time: Unix seconds of the rows [P].
+            history: The past events of the requests that the rows belong to; None for rows of the log.
+        """
+        found = {}
+        for name in list_read_graphs(self.options, features):
+            graph = self.graphs[name]
+            source, target = graph.options.kinds
+            node = np.asarray(item if source == "item" else user, np.int64)
+            key = np.where(node >= 0, self.keys[source][np.maximum(node, 0)], 0) if len(node) else node
+            numbers = draw_numbers(self.seed, ("neighbours", name), key, time)
+            added = None if history is None else self._add_edges(graph, history)
+            parts = []
+            chunk_rows = max(1, _CHUNK_CANDIDATES // graph.options.newest)
+            for start in range(0, max(1, len(node)), chunk_rows):
+                rows = slice(start, start + chunk_rows)
+                chunk_added = None if added is None or history is None else (*added, history.context[rows])
+                parts.append(
+                    graph.draw(
+                        node[rows], time[rows], numbers[rows], name + TWO_HOPS in features, chunk_added
+                    )
+                )
+            drawn, one_hop, two_hops = zip(*parts, strict=True)
+            counts = np.concatenate([np.diff(part.offsets) for part in drawn])
+            found[name] = Neighbours(
+                target,
+                Jagged(
+                    np.concatenate([part.values for part in drawn]),
+                    _make_offsets(counts),
+                ),
+                np.concatenate(one_hop),
+                np.concatenate(two_hops) if name + TWO_HOPS in features else None,
+            )
+        return found
+
+    def _add_edges(self, graph: NeighbourGraph, history: History) -> tuple[_AddedEdges, _AddedEdges] | None:
+        """Return the edges of the events of requests that are newer than the log, from nodes and from neighbours.
+
+        Returns:
+            None for a graph with a table of edges, to which events add none.
+        """
+        if graph.options.table is not None:
+            return None
+        lengths = np.diff(history.past.offsets)
+        context = np.repeat(np.arange(len(lengths)), lengths)
+        user = history.user[context]
+        known_until = np.full(len(context), np.iinfo(np.int64).min)
+        if len(self.until):
+            known_until = np.where(user >= 0, self.until[np.maximum(user, 0)], known_until)
+        is_new = history.time > known_until
+        edges, event = _make_log_edges(graph.options, context, user, history.past.values, history.time)
+        source, target = graph.options.kinds
+        # An unknown user is the node of the row itself, but has no key as a neighbour.
+        is_kept = is_new[event] & (edges.target >= 0) & ((edges.source >= 0) | (source == "user"))
+        edges, context = edges.select(is_kept), context[event][is_kept]
+        order = np.argsort(context, kind="stable")
+        edges, offsets = edges.select(order), _make_offsets(np.bincount(context, minlength=len(lengths)))
+        forward = _AddedEdges(edges, offsets)
+        return forward, forward if source == target else _AddedEdges(edges.reverse(), offsets)
+
+    def save(self, folder: Path) -> None:
+        """Write the graphs to a folder."""
+        for name, array in self.to_arrays().items():
+            make_folder((folder / name).parent)
+            np.save(folder / f"{name}.npy", array)
+        config = {name: options.model_dump() for name, options in self.options.items()}
+        (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path, seq: Sequences, seed: int) -> Graphs:
+        """Open the graphs of a run, memory-mapped.
+
+        Args:
+            folder: The folder that `save` wrote.
+            seq: The events of the run.
+            seed: Seed of the run.
+        """
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        arrays = {
+            str(file.relative_to(folder).with_suffix("")): np.asarray(np.load(file, mmap_mode="r"))
+            for file in folder.rglob("*.npy")
+        }
+        return cls.from_arrays(config, arrays, seed, _get_keys(seq), _find_newest_times(seq))
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of all edges by the name of the graph, the part and the field."""
+        arrays = {}
+        for name, graph in self.graphs.items():
+            source, target = graph.options.kinds
+            for part in _PARTS[: 1 if source == target else 2]:
+                for array in _FIELDS:
+                    arrays[f"{name}/{part}-{array}"] = getattr(getattr(graph, part), array)
+        return arrays
+
+    @classmethod
+    def from_arrays(
+        cls,
+        config: Mapping[str, Mapping[str, Any]],
+        arrays: Mapping[str, np.ndarray],
+        seed: int,
+        keys: Mapping[str, np.ndarray],
+        until: np.ndarray,
+    ) -> Graphs:
+        """Create graphs from what `to_arrays` returned.
+
+        Args:
+            config: Options of the graphs by name, as plain data.
+            arrays: The arrays.
+            seed: Seed of the run.
+            keys: Sparse keys of items and users by kind.
+            until: Unix seconds [U] of each user's newest event in the log.
+        """
+        graphs = {}
+        for name, values in config.items():
+            parts = [
+                Adjacency(*(arrays[f"{name}/{part}-{array}"] for array in _FIELDS))
+                for part in _PARTS
+                if f"{name}/{part}-{_FIELDS[0]}" in arrays
+            ]
+            graphs[name] = NeighbourGraph(Graph.model_validate(values), parts[0], parts[-1])
+        return cls(graphs, seed, keys, until)
+
+
+def _make_log_edges(
+    options: Graph, history: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray
+) -> tuple[Edges, np.ndarray]:
+    """Return the edges that events [N] make, in both directions between items, and the event that makes each edge.
+
+    Args:
+        options: Options of the graph.
+        history: Number of the history that each event belongs to [N]; the events of a history are together and by time.
+        user: Index of the user of each event [N].
+        item: Index of its item [N].
+        time: Its unix seconds [N].
+    """
+    source, target = options.kinds
+    user, item, time = (np.asarray(values, np.int64) for values in (user, item, time))
+    if source != target:
+        nodes = {"item": item, "user": user}
+        weight = np.full(len(item), WEIGHT_1, np.int64)
+        return Edges(nodes[source], nodes[target], time, weight), np.arange(len(item))
+    parts, events = [], []
+    for distance in range(1, (options.window or _DEFAULT_WINDOW) + 1):
+        later = np.arange(distance, len(item))
+        is_edge = (history[later] == history[later - distance]) & (item[later] != item[later - distance])
+        later = later[is_edge]
+        weight = np.full(len(later), WEIGHT_1 // distance, np.int64)
+        edges = Edges(item[later - distance], item[later], time[later], weight)
+        parts += [edges, edges.reverse()]
+        events += [later, later]
+    return Edges.concatenate(parts), np.concatenate(events)
+
+
+def _renumber_users(graph: NeighbourGraph, row: np.ndarray) -> Edges:
+    """Return the edges of a graph with other indices of users, without those of users that have none.
+
+    Args:
+        graph: The graph.
+        row: The other index of each user [U]; -1 for none.
+    """
+    edges = graph.edges.list_edges()
+    source, target = (
+        row[nodes] if kind == "user" else np.asarray(nodes, np.int64)
+        for kind, nodes in zip(graph.options.kinds, (edges.source, edges.target), strict=True)
+    )
+    return Edges(source, target, edges.time, edges.weight).select((source >= 0) & (target >= 0))
+
+
+def _get_keys(seq: Sequences) -> dict[str, np.ndarray]:
+    """Return the sparse keys of the items and users by kind."""
+    assert seq.item_key is not None  # only sequences of earlier versions have none, and these have no graphs
+    assert seq.user_key is not None
+    return {"item": np.asarray(seq.item_key), "user": np.asarray(seq.user_key)}
+
+
+def _find_newest_times(seq: Sequences) -> np.ndarray:
+    """Return the unix seconds [U] of each user's newest event; the smallest int64 for a user without events."""
+    newest = np.full(len(seq), np.iinfo(np.int64).min)
+    has_events = seq.lengths > 0
+    newest[has_events] = seq.time[seq.offsets[1:][has_events] - 1]
+    return newest
+
+
+def _make_offsets(counts: np.ndarray) -> np.ndarray:
+    """Return the offsets [n + 1] of ranges with these numbers of elements [n]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
