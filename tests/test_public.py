@@ -39,6 +39,7 @@ ROOMS = {
         "tokenised",
         "preparation",
         "profiles",
+        "batches/graphs",
         "batches",
         "streams",
         "sources",

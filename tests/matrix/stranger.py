@@ -215,6 +215,16 @@ class Shop:
         pq.write_table(bought, self.folder / "bought.parquet")
         return "bought.parquet"
 
+    def write_edges(self) -> str:
+        """Write from which hour on an article goes with the next one."""
+        edges = {"a": self.item_ids, "b": [*self.item_ids[1:], self.item_ids[0]]}
+        moments = START_MS + np.arange(ITEMS) % EVENTS * EVENT_MS
+        pq.write_table(
+            pa.table({**edges, "since": moments, "weight": np.arange(1.0, ITEMS + 1)}),
+            self.folder / "edges.parquet",
+        )
+        return "edges.parquet"
+
     def write_sids(self) -> str:
         """Write semantic ids of all items; return the path of the file."""
         codes = {"l0": [i % 5 for i in range(ITEMS)], "l1": [i // 5 for i in range(ITEMS)]}
@@ -247,6 +257,19 @@ def _join_from_redis(shop: Shop, kind: str) -> dict[str, Any]:
     return {"data": {"join": {"trend": join}}, "sparse": {"tables": tables}}
 
 
+def _connect(shop: Shop, kind: str) -> dict[str, Any]:
+    table = {"table": shop.write_edges(), "columns": {"source": "a", "target": "b", "time": "since"}}
+    graphs = {
+        "near": {"edges": "item-item", "half_life": "6h", "k": 3},
+        "fans": {"edges": "item-user", "k": 3},
+        "mine": {"edges": "user-item", "k": 3},
+        "pairs": {"edges": "item-item", "k": 3, **table},
+    }
+    features = ["near", "fans_1hop", "fans_2hop", "mine", "pairs", "pairs_1hop"]
+    tables = {"graphs": {"features": features}} if kind == "click" else {}
+    return {"data": {"graph": graphs}, "sparse": {"tables": tables}}
+
+
 def _reinforce(shop: Shop, kind: str) -> dict[str, Any]:
     stage = {
         "steps": 2,
@@ -266,6 +289,7 @@ def _reinforce(shop: Shop, kind: str) -> dict[str, Any]:
 VARIANTS: dict[str, Any] = {
     "join": _join,
     "redis": _join_from_redis,
+    "graph": _connect,
     "labels": lambda shop, kind: {
         "data": {"labels": {"path": shop.write_labels(), "within": "7d", "name": "bought"}}
     },

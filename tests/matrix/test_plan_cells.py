@@ -29,6 +29,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("hstu", "tensor"): "tensor: 2 and model.block: hstu (choose block: attention, or leave tensor out)",
     ("hf-lora", "tensor"): "tensor: 2 and model.lora (leave tensor or lora out)",
     ("click", "tensor"): "tensor: 2 and this model (its blocks cannot be divided; leave tensor out)",
+    ("decoder", "graph"): "data.graph with model.use: sid_decoder (a click model reads neighbours",
+    ("hstu", "graph"): "data.graph with model.use: sid_decoder",
+    ("hf", "graph"): "data.graph with model.use: hf",
+    ("hf-lora", "graph"): "data.graph with model.use: hf",
     ("click", "streams"): "data.source: parquet with model.use: deepfm (the model reads events",
 }
 """What the line says, for the combinations of a kind and a variant that no run has."""

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
@@ -14,7 +16,7 @@ from nonet.samples.batches.graphs.options import EDGE_COLUMNS, Graph
 from nonet.samples.tables import convert_to_seconds, read_parquet
 from nonet.suggest import join_names, suggest_sentence
 
-pc = pyarrow.compute
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 _SHOWN_IDS = 3
 
 
