@@ -9,6 +9,7 @@ from nonet.controller.record import checkpoint
 from nonet.deploy.serving.offline import export
 from nonet.embedding.storage import segments
 from nonet.models.generation import trie
+from nonet.samples.batches.graphs import graphs
 from nonet.samples.ledger import ledger
 from nonet.samples.sequences import flat, sequences
 from nonet.samples.stores import base
@@ -20,6 +21,7 @@ WRITTEN = {
     "sequences": sequences._FORMAT,
     "sequences prepared on disk": flat.FLAT_FORMAT,
     "sequences of compressed events prepared on disk": flat.COMPRESSED_FLAT_FORMAT,
+    "graphs": graphs.FORMAT,
     "catalogue trie": trie.FORMAT,
     "ledger of samples": ledger._FORMAT,
     "packed store": base._FORMAT,

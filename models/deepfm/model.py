@@ -297,7 +297,7 @@ def save_clicks(
         config["joins"] = {name: join.model_dump() for name, join in joins.items()}
     graphs = clicks.seq.graphs
     if graphs:
-        config["graphs"] = {name: options.model_dump() for name, options in graphs.options.items()}
+        config["graphs"] = graphs.describe()
     (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
     arrays: dict[str, Any] = {f"column:{name}": values for name, values in known.columns.items()}
     arrays |= {name: getattr(known, name) for name in ("item_id", "user_id", "pair", "liked")}

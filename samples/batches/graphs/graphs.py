@@ -1,7 +1,7 @@
 """Graphs: the graphs of a run by name, and the neighbours of users and items as of a time.
 
     <folder>/<name>/{edges,back}-{offsets,target,time,weight}.npy     sorted edges, memory-mapped when they are read
-    <folder>/graphs.json                                              options of the graphs
+    <folder>/graphs.json                                              format, and options of the graphs
 
 A row at a time t sees the edges that became known before t: never one of its own event or of its own second. The edges are an
 artifact of the run in arrays of their own instead of a store, because a draw needs the newest edges of a node as of a time, and a
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder
+from nonet.errors import DataError
 from nonet.random import draw_numbers
 from nonet.ranges import expand_ranges
 from nonet.samples.batches.graphs.adjacency import WEIGHT_1, Adjacency, Candidates, Edges
@@ -29,6 +30,7 @@ from nonet.samples.batches.graphs.options import TWO_HOPS, Graph, list_read_grap
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged
 
+FORMAT = 1  # of the folder
 _CONFIG = "graphs.json"
 _PARTS, _FIELDS = ("edges", "back"), ("offsets", "target", "time", "weight")
 _CHUNK_CANDIDATES = 1 << 20  # Edges that are drawn from at once; their weights then sum to less than 2^63.
@@ -296,7 +298,8 @@ class Graphs:
         for name, array in self.to_arrays().items():
             make_folder((folder / name).parent)
             np.save(folder / f"{name}.npy", array)
-        config = {name: options.model_dump() for name, options in self.options.items()}
+        make_folder(folder)
+        config = {"format": FORMAT, "graphs": self.describe()}
         (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
 
     @classmethod
@@ -307,13 +310,24 @@ class Graphs:
             folder: The folder that `save` wrote.
             seq: The events of the run.
             seed: Seed of the run.
+
+        Raises:
+            DataError: The folder has another format.
         """
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        if config.get("format") != FORMAT:
+            raise DataError(
+                f"{folder / _CONFIG}: format {config.get('format')}; this version reads {FORMAT}. Run the tokenise stage again."
+            )
         arrays = {
             str(file.relative_to(folder).with_suffix("")): np.asarray(np.load(file, mmap_mode="r"))
             for file in folder.rglob("*.npy")
         }
-        return cls.from_arrays(config, arrays, seed, _get_keys(seq), _find_newest_times(seq))
+        return cls.from_arrays(config["graphs"], arrays, seed, _get_keys(seq), _find_newest_times(seq))
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return the options of the graphs by name, as plain data."""
+        return {name: options.model_dump() for name, options in self.options.items()}
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of all edges by the name of the graph, the part and the field."""
@@ -337,7 +351,7 @@ class Graphs:
         """Create graphs from what `to_arrays` returned.
 
         Args:
-            config: Options of the graphs by name, as plain data.
+            config: What `describe` returned.
             arrays: The arrays.
             seed: Seed of the run.
             keys: Sparse keys of items and users by kind.

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from nonet.errors import DataError
 from nonet.ranges import expand_ranges
 from nonet.samples.batches import CLICK_FEATURES, ClickRows
 from nonet.samples.batches.graphs import Edges, Graph, Graphs, History, list_graph_features
@@ -229,6 +230,9 @@ def test_graphs_of_a_folder_are_those_that_were_saved(tmp_path):
     index = np.arange(len(rows.label))
     read = replace(rows, seq=Graphs.load(tmp_path, bare, 7).attach_to(bare))
     assert bits(read, index) == bits(rows, index)
+    (tmp_path / "graphs.json").write_text('{"format": 2}')
+    with pytest.raises(DataError, match=r"graphs\.json: format 2; this version reads 1"):
+        Graphs.load(tmp_path, bare, 7)
     assert {file.name for file in (tmp_path / "near").iterdir()} == {
         f"edges-{name}.npy" for name in ("offsets", "target", "time", "weight")
     }
