@@ -135,3 +135,25 @@ def change_scenario(folder, **sections):
 def open_click_data(run):
     """Open the artifacts of a click model's run as its roles do."""
     return ClickData(make_run_setup(load_scenario(run.scenario)[0]), run.find_artifacts())
+
+
+def make_requests(scorer, clicks, index):
+    """Make the request of each event, with all events of its user before it."""
+    seq, item_id = clicks.seq, scorer.model.known.item_id
+    return [
+        scorer.make_request(
+            seq.user_id[seq.user[at]],
+            [item_id[seq.item[at]], "no such item"],
+            time=int(seq.time[at]),
+            history=[
+                {
+                    "item": item_id[seq.item[past]],
+                    "time": int(seq.time[past]),
+                    "label": clicks.label[past] > 0,
+                }
+                for past in range(seq.offsets[seq.user[at]], at)
+            ],
+            values={name: values[at].item() for name, values in seq.columns.items()},
+        )
+        for at in index
+    ]

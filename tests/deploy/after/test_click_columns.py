@@ -6,7 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from likes_world import add_columns, change_scenario, make_click_run, make_likes, open_click_data
+from likes_world import (
+    add_columns,
+    change_scenario,
+    make_click_run,
+    make_likes,
+    make_requests,
+    open_click_data,
+)
 
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_run_setup
@@ -100,28 +107,6 @@ def test_compressed_and_stored_events_train_a_click_model_and_are_evaluated(tmp_
     assert facts["compressed"]
     assert evaluate_run(str(compressed.path))["subjects"]["train"]["auc"] > 0
     assert ClickModel(sorted(compressed.checkpoints.glob("step-*"))[-1]).known.rate > 0
-
-
-def make_requests(scorer, clicks, index):
-    """Make the request of each event, with all events of its user before it."""
-    seq, item_id = clicks.seq, scorer.model.known.item_id
-    return [
-        scorer.make_request(
-            seq.user_id[seq.user[at]],
-            [item_id[seq.item[at]], "no such item"],
-            time=int(seq.time[at]),
-            history=[
-                {
-                    "item": item_id[seq.item[past]],
-                    "time": int(seq.time[past]),
-                    "label": clicks.label[past] > 0,
-                }
-                for past in range(seq.offsets[seq.user[at]], at)
-            ],
-            values={name: values[at].item() for name, values in seq.columns.items()},
-        )
-        for at in index
-    ]
 
 
 def test_a_scorer_of_a_checkpoint_predicts_what_the_evaluator_predicted(run):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,6 +18,7 @@ from nonet.models.deepfm.baselines import (
 )
 from nonet.random import rng
 from nonet.samples.batches.clicks import ClickRows
+from nonet.samples.batches.graphs import Graph, Graphs
 from nonet.samples.sequences.sequences import TEST, TRAIN, build_sequences
 
 
@@ -84,3 +87,26 @@ def test_popularity_is_the_smoothed_like_rate_of_the_training_rows(clicks):
     for at, found in zip(test[:10], chance[:10], strict=True):
         mine = label[item == clicks.seq.item[at]]
         assert found == pytest.approx((mine.sum() + 5 * label.mean()) / (len(mine) + 5))
+
+
+def test_neighbours_are_rated_by_their_smoothed_like_rates_on_average(clicks):
+    options = {"fans": Graph(edges="item-user", k=3), "near": Graph(edges="item-item", k=2, newest=5)}
+    seq, n_items = clicks.seq, len(clicks.items.year)
+    graphs = Graphs.build(options, seq, n_items, {}, 7)
+    clicks = replace(clicks, seq=graphs.attach_to(seq))
+    train, test = clicks.find_rows(TRAIN), clicks.find_rows(TEST)
+    mean, label = clicks.label[train].mean(), clicks.label[train]
+
+    def rate(node, index):
+        of_node = label[node[train] == index]
+        return (of_node.sum() + 5 * mean) / (len(of_node) + 5)
+
+    found = predict_baseline("neighbours", clicks, test, clicks)
+    drawn = graphs.find_neighbours(options, seq.user[test], seq.item[test], seq.time[test])
+    for row in range(0, len(test), 7):
+        rates = [rate(seq.user, user) for user in drawn["fans"].drawn[row].tolist()]
+        rates += [rate(seq.item, item) for item in drawn["near"].drawn[row].tolist()]
+        assert len(rates) == 5
+        assert found[row] == pytest.approx(np.mean(rates))
+    first = np.array([int(np.argmin(seq.time))])  # before all edges
+    assert predict_baseline("neighbours", clicks, first, clicks) == pytest.approx(mean)
