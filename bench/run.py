@@ -91,6 +91,10 @@ BENCHES = {
         "baselines for RL: finetuning continued at several rates, and re-ranking by the same rewards",
     ),
     "memory": ("runs.memory:bench_memory", "steps of the quickstart with its memory on and off"),
+    "neighbours": (
+        "samples.neighbours:bench_neighbours",
+        "drawing neighbours of events as of their times from graphs, compared with a loop over events",
+    ),
     "offline": (
         "attention.offline:bench_offline",
         "registers and spills of attention kernels, compiled without a GPU",
