@@ -280,7 +280,7 @@ def make_stages(
         kind="data",
         groups=_find_groups(groups, "tokenise"),
         takes=("interactions", "items"),
-        gives=_TOKENISED_ARTIFACTS,
+        gives=(*_TOKENISED_ARTIFACTS, *(("graphs",) if run.scenario.data.graph else ())),
     )
     newest_model: tuple[str, ...] = ()
     for name, stage_options in run.scenario.stages.items():

@@ -66,7 +66,9 @@ def make_likes(folder, users=80, items=40, events=30):
     return folder
 
 
-def make_click_run(folder, *, steps=None, scenario=None, name="clicks"):
+def make_click_run(
+    folder, *, steps=None, scenario=None, name="clicks", baselines=("popularity", "logistic_regression")
+):
     """Train the click model of a scenario (by default the likes of `make_likes`) and evaluate it; return its folder."""
     if scenario is None:
         scenario = make_likes(folder) / "likes.yaml"
@@ -93,7 +95,7 @@ def make_click_run(folder, *, steps=None, scenario=None, name="clicks"):
     checkpoint = checkpoints.complete(staging, manifest, files)
     evaluator = ClickEvaluator(setup, options.evaluate)
     evaluator.open(folders, str(run.results))
-    subjects = {name: evaluator.evaluate_baseline(name) for name in ("popularity", "logistic_regression")}
+    subjects = {name: evaluator.evaluate_baseline(name) for name in baselines}
     subjects["train"] = evaluator.evaluate("train", str(checkpoint))
     scores = {name: result["detail"]["test"]["exhaustive"]["all"] for name, result in subjects.items()}
     stages = {"train": scores.pop("train")}

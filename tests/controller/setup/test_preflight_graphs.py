@@ -34,8 +34,9 @@ def plan(command, folder, *changes):
 @pytest.mark.parametrize("prepare", ["memory", "disk"])
 @pytest.mark.parametrize("graph", [NEAR, TABLE.replace("TABLE", "pairs.parquet")])
 def test_a_graph_that_is_read_is_planned(folder, command, graph, prepare):
-    code, _, err = plan(command, folder, graph, READ, f"data.prepare={prepare}")
+    code, out, err = plan(command, folder, graph, READ, f"data.prepare={prepare}")
     assert (code, err) == (0, "")
+    assert "-> sequences, items, sids, catalogue, graphs" in out
 
 
 @pytest.mark.parametrize(

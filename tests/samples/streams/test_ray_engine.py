@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
+from nonet.samples.batches.graphs import Graph, Graphs
+from nonet.samples.sequences import build_sequences
 from nonet.samples.streams.stream import read
 
 pytestmark = pytest.mark.slow  # Ray Data takes seconds to start each data set
@@ -64,3 +69,57 @@ def test_a_rank_s_share_of_epochs_is_the_same_on_both_engines(files):
     assert [(batch.slice, batch["user"].tolist()) for batch in endless[0]] == [
         (batch.slice, batch["user"].tolist()) for batch in endless[1]
     ]
+
+
+class NeighbourColumn:
+    """A map that adds the neighbours of each row's user and item as of the row's time."""
+
+    def __init__(self, graphs):
+        self.graphs = graphs
+
+    def __call__(self, rows):
+        user, item, time = (rows.column(name).to_numpy() for name in ("user_id", "item_id", "timestamp"))
+        found = self.graphs.find_neighbours(["near", "near_2hop"], user, item, time)["near"]
+        lists = pa.ListArray.from_arrays(found.drawn.offsets.astype("i4"), found.drawn.values)
+        return rows.append_column("near", lists).append_column("hops", pa.array(found.two_hops))
+
+
+@pytest.mark.usefixtures("ray_local")
+def test_neighbours_as_of_a_time_are_the_same_on_both_engines_and_in_one_call(tmp_path):
+    draw = np.random.default_rng(0)
+    log = pa.table(
+        {
+            "user_id": np.r_[np.arange(20), draw.integers(0, 20, 880)],
+            "item_id": np.r_[np.arange(20), draw.integers(0, 20, 880)],
+            "timestamp": draw.integers(0, 300, 900),
+        }
+    )
+    for part in range(3):
+        pq.write_table(log.slice(300 * part, 300), tmp_path / f"{part}.parquet", row_group_size=110)
+    seq, _ = build_sequences(log, None, split={"use": "leave_last_out", "test": 1})
+    graphs = Graphs.build({"near": Graph(edges="item-item", k=4, half_life=40)}, seq, 20, {}, 7)
+    stream = read(str(tmp_path)).shuffle(6).map(NeighbourColumn(graphs), workers=2)
+    found = {}
+    for engine in ("ray", "local"):
+        feed = stream.open(rows=70, step_rows=100, engine=engine)
+        found[engine] = [
+            (
+                batch["near"].offsets.tolist(),
+                batch["near"].values.tolist(),
+                batch["hops"].tolist(),
+                batch["timestamp"].tolist(),
+            )
+            for batch in feed.iterate_epoch(0)
+        ]
+    assert found["ray"] == found["local"]
+    whole = NeighbourColumn(graphs)(log.to_batches()[0])
+    hops = sorted(zip(whole["timestamp"].to_pylist(), whole["hops"].to_pylist(), strict=True))
+    assert (
+        sorted(
+            (time, count)
+            for *_, counts, times in found["ray"]
+            for time, count in zip(times, counts, strict=True)
+        )
+        == hops
+    )
+    assert len({count for _, count in hops}) > 50
