@@ -28,6 +28,7 @@ from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import MappedSequences as MappedSequences
 from .flat import load_item_keys as load_item_keys
+from .flat import release_pages as release_pages
 from .labels import LABEL_TIME as LABEL_TIME
 from .labels import NEVER as NEVER
 from .labels import Labels as Labels

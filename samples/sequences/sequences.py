@@ -203,6 +203,8 @@ class Sequences:
         """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
         fields = self.item, self.time, self.event, self.split
         release_pages(*fields, *self.columns.values(), *self.targets.values())
+        if self.graphs is not None:
+            self.graphs.release_pages()
 
     def slice_users(self, start: int, stop: int) -> Sequences:
         """Return the sequences of users [start, stop) without copying events; item indices stay the same."""

@@ -218,15 +218,15 @@ class DataSetup:
             self.changes,
         )
 
-    def build_graphs(self, seq: Sequences, items: pa.Table) -> Graphs:
-        """Build the graphs of the sequences and items of a run.
+    def build_graphs(self, seq: Sequences, items: pa.Table, folder: Path) -> Graphs:
+        """Build the graphs of the sequences and items of a run, and write them to a folder.
 
         Raises:
             DataError: A table of edges cannot be used.
         """
         ids = {"item": np.asarray(items["item_id"]), "user": np.asarray(seq.user_id)}
         tables = {name: read_edges(name, graph, ids) for name, graph in self.graphs.items() if graph.table}
-        return Graphs.build(self.graphs, seq, len(items), tables, self.seed)
+        return Graphs.build(self.graphs, seq, len(items), tables, self.seed, folder)
 
     def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
         """Count the transitions between training events, and write them.

@@ -7,7 +7,7 @@ Weights are whole numbers, so that sums and draws have the same bits on every ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from nonet.types import Jagged
 
 WEIGHT_1 = 1 << 20
 """The whole number that stands for a weight of 1."""
+_DTYPES = {"target": "<i4", "time": "<i8", "weight": "<i4"}
+_SORTED_EDGES = 1 << 22
 _STEPS_PER_HALF_LIFE, _HALF_LIVES = 16, 20
 # The weight of an edge by its age in sixteenths of the half-life. The last one is 1 and stays, so no edge is without weight.
 _DECAY = np.rint(
@@ -75,17 +77,49 @@ class Adjacency:
     weight: np.ndarray
 
     @classmethod
-    def build(cls, edges: Edges, n_nodes: int) -> Adjacency:
-        """Sort the edges of `n_nodes` nodes."""
-        order = np.lexsort((edges.weight, edges.target, edges.time, edges.source))
-        counts = np.bincount(edges.source, minlength=n_nodes)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-        return cls(
-            offsets,
-            edges.target[order].astype(np.int32),
-            edges.time[order].astype(np.int64),
-            edges.weight[order].astype(np.int32),
-        )
+    def build(
+        cls,
+        parts: Callable[[], Iterable[Edges]],
+        n_nodes: int,
+        allocate: Callable[[str, int, str], np.ndarray] = lambda name, size, dtype: np.empty(size, dtype),
+    ) -> Adjacency:
+        """Sort edges, with memory for one part of them beside the result.
+
+        Args:
+            parts: Function that makes the edges, part by part; it is called twice.
+            n_nodes: Number of nodes that edges may lead from.
+            allocate: Function of a field's name, its size and its dtype that returns an array for the result.
+        """
+        counts = np.zeros(n_nodes, np.int64)
+        for edges in parts():
+            counts += np.bincount(edges.source, minlength=n_nodes)
+        offsets = allocate("offsets", n_nodes + 1, "<i8")
+        offsets[0], offsets[1:] = 0, np.cumsum(counts)
+        fields = {name: allocate(name, int(offsets[-1]), dtype) for name, dtype in _DTYPES.items()}
+        place = np.array(offsets[:-1])  # where the next edge of each node is written
+        for edges in parts():
+            order = np.argsort(edges.source, kind="stable")
+            source = edges.source[order]
+            index = place[source] + np.arange(len(source)) - np.searchsorted(source, source)
+            for name, values in fields.items():
+                values[index] = getattr(edges, name)[order]
+            place += np.bincount(edges.source, minlength=n_nodes)
+        adjacency = cls(offsets, **fields)
+        adjacency._sort_nodes(counts)
+        return adjacency
+
+    def _sort_nodes(self, counts: np.ndarray) -> None:
+        """Sort the edges of each node, for as many nodes at once as have about `_SORTED_EDGES` edges."""
+        start = 0
+        while start < self.n_nodes:
+            limit = int(self.offsets[start]) + _SORTED_EDGES
+            stop = max(start + 1, int(np.searchsorted(self.offsets, limit, "right")) - 1)
+            edges = slice(int(self.offsets[start]), int(self.offsets[stop]))
+            node = np.repeat(np.arange(start, stop), counts[start:stop])
+            order = np.lexsort((self.weight[edges], self.target[edges], self.time[edges], node))
+            for values in (self.target, self.time, self.weight):
+                values[edges] = values[edges][order]
+            start = stop
 
     @property
     def n_nodes(self) -> int:

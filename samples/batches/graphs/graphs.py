@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from nonet.random import draw_numbers
 from nonet.ranges import expand_ranges
 from nonet.samples.batches.graphs.adjacency import WEIGHT_1, Adjacency, Candidates, Edges
 from nonet.samples.batches.graphs.options import TWO_HOPS, Graph, list_read_graphs
-from nonet.samples.sequences import Sequences
+from nonet.samples.sequences import Sequences, release_pages
 from nonet.types import Jagged
 
 FORMAT = 1  # of the folder
@@ -101,11 +102,30 @@ class NeighbourGraph:
     back: Adjacency
 
     @classmethod
-    def build(cls, options: Graph, edges: Edges, n_nodes: Mapping[str, int]) -> NeighbourGraph:
-        """Sort edges; `n_nodes` is the number of items and users, by kind."""
+    def build(
+        cls,
+        options: Graph,
+        parts: Callable[[], Iterable[Edges]],
+        n_nodes: Mapping[str, int],
+        folder: Path | None,
+    ) -> NeighbourGraph:
+        """Sort edges.
+
+        Args:
+            options: The options of the graph.
+            parts: Function that makes the edges, part by part.
+            n_nodes: Number of items and users by kind.
+            folder: Folder for the files of the edges; None to keep them in memory.
+        """
         source, target = options.kinds
-        forward = Adjacency.build(edges, n_nodes[source])
-        back = forward if source == target else Adjacency.build(edges.reverse(), n_nodes[target])
+        forward = Adjacency.build(parts, n_nodes[source], *_make_allocator(folder, "edges"))
+        if source == target:
+            return cls(options, forward, forward)
+
+        def make_reversed() -> Iterator[Edges]:
+            return (edges.reverse() for edges in parts())
+
+        back = Adjacency.build(make_reversed, n_nodes[target], *_make_allocator(folder, "back"))
         return cls(options, forward, back)
 
     def draw(
@@ -174,6 +194,7 @@ class Graphs:
         n_items: int,
         tables: Mapping[str, Edges],
         seed: int,
+        folder: Path | None = None,
     ) -> Graphs:
         """Build graphs from the events of all splits, and from tables.
 
@@ -183,15 +204,19 @@ class Graphs:
             n_items: Number of items.
             tables: The edges of the graphs that have a table, by name.
             seed: Seed of the run.
+            folder: Folder to write the graphs to, so that memory does not grow with the edges; None to keep them in memory.
         """
         n_nodes = {"item": n_items, "user": len(seq)}
         graphs = {}
         for name, graph in options.items():
-            edges = tables.get(name)
-            if edges is None:
-                edges, _ = _make_log_edges(graph, seq.user, seq.user, seq.item, seq.time)
-            graphs[name] = NeighbourGraph.build(graph, edges, n_nodes)
-        return cls(graphs, seed, _get_keys(seq), _find_newest_times(seq))
+            table = tables.get(name)
+            parts = partial(_iterate_log_edges, graph, seq) if table is None else partial(iter, [table])
+            graphs[name] = NeighbourGraph.build(graph, parts, n_nodes, folder and folder / name)
+        built = cls(graphs, seed, _get_keys(seq), _find_newest_times(seq))
+        if folder is not None:
+            config = {"format": FORMAT, "graphs": built.describe()}
+            (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        return built
 
     @property
     def options(self) -> dict[str, Graph]:
@@ -293,21 +318,12 @@ class Graphs:
         forward = _AddedEdges(edges, offsets)
         return forward, forward if source == target else _AddedEdges(edges.reverse(), offsets)
 
-    def save(self, folder: Path) -> None:
-        """Write the graphs to a folder."""
-        for name, array in self.to_arrays().items():
-            make_folder((folder / name).parent)
-            np.save(folder / f"{name}.npy", array)
-        make_folder(folder)
-        config = {"format": FORMAT, "graphs": self.describe()}
-        (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
-
     @classmethod
     def load(cls, folder: Path, seq: Sequences, seed: int) -> Graphs:
         """Open the graphs of a run, memory-mapped.
 
         Args:
-            folder: The folder that `save` wrote.
+            folder: The folder that `build` wrote.
             seq: The events of the run.
             seed: Seed of the run.
 
@@ -320,10 +336,14 @@ class Graphs:
                 f"{folder / _CONFIG}: format {config.get('format')}; this version reads {FORMAT}. Run the tokenise stage again."
             )
         arrays = {
-            str(file.relative_to(folder).with_suffix("")): np.asarray(np.load(file, mmap_mode="r"))
+            str(file.relative_to(folder).with_suffix("")): np.load(file, mmap_mode="r")
             for file in folder.rglob("*.npy")
         }
         return cls.from_arrays(config["graphs"], arrays, seed, _get_keys(seq), _find_newest_times(seq))
+
+    def release_pages(self) -> None:
+        """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
+        release_pages(*self.to_arrays().values())
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return the options of the graphs by name, as plain data."""
@@ -366,6 +386,15 @@ class Graphs:
             ]
             graphs[name] = NeighbourGraph(Graph.model_validate(values), parts[0], parts[-1])
         return cls(graphs, seed, keys, until)
+
+
+def _iterate_log_edges(options: Graph, seq: Sequences) -> Iterator[Edges]:
+    """Return the edges that the events of users make, a few million events at a time."""
+    first_user = 0
+    for part in seq.iterate_parts():
+        user = part.user + first_user
+        yield _make_log_edges(options, user, user, part.item, part.time)[0]
+        first_user += len(part)
 
 
 def _make_log_edges(
@@ -426,6 +455,18 @@ def _find_newest_times(seq: Sequences) -> np.ndarray:
     has_events = seq.lengths > 0
     newest[has_events] = seq.time[seq.offsets[1:][has_events] - 1]
     return newest
+
+
+def _make_allocator(folder: Path | None, part: str) -> list[Callable[[str, int, str], np.ndarray]]:
+    """Return the argument `allocate` of `Adjacency.build` for files in a folder; none for memory."""
+    if folder is None:
+        return []
+    make_folder(folder)
+
+    def allocate(name: str, size: int, dtype: str) -> np.ndarray:
+        return np.lib.format.open_memmap(folder / f"{part}-{name}.npy", "w+", np.dtype(dtype), (size,))
+
+    return [allocate]
 
 
 def _make_offsets(counts: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class ClickTokeniser(DistributeWorker):
         seq, items, artifact = make_sequences(data, root)
         artifacts = {"sequences": artifact}
         if data.graphs:
-            artifacts["graphs"] = store_artifact(root, "graphs", data.build_graphs(seq, items).save)
+            artifacts["graphs"] = store_artifact(root, "graphs", partial(data.build_graphs, seq, items))
         facts = describe_data(seq, items, data)
         if warning := _warn_of_separating_columns(seq, data):
             notice = facts["data"].get("notice", "")

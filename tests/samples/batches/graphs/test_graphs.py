@@ -13,7 +13,7 @@ from nonet.ranges import expand_ranges
 from nonet.samples.batches import CLICK_FEATURES, ClickRows
 from nonet.samples.batches.graphs import Edges, Graph, Graphs, History, list_graph_features
 from nonet.samples.batches.graphs.adjacency import WEIGHT_1
-from nonet.samples.sequences import build_sequences
+from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import compute_keys
 from nonet.types import Jagged
 
@@ -223,10 +223,11 @@ def test_a_request_sees_the_events_of_no_other_one_and_none_at_its_time():
     assert found["mine"].one_hop.tolist() == [1, 2]
 
 
-def test_graphs_of_a_folder_are_those_that_were_saved(tmp_path):
+def test_graphs_that_are_written_part_by_part_are_those_in_memory(tmp_path, monkeypatch):
     rows = make_rows(make_log())
-    rows.seq.graphs.save(tmp_path)
     bare = replace(rows.seq, graphs=None)
+    monkeypatch.setattr(Sequences.iterate_parts, "__defaults__", (100,))
+    Graphs.build(OPTIONS, bare, ITEMS, {}, 7, tmp_path)
     index = np.arange(len(rows.label))
     read = replace(rows, seq=Graphs.load(tmp_path, bare, 7).attach_to(bare))
     assert bits(read, index) == bits(rows, index)
