@@ -4,8 +4,8 @@
 
 `model` is a checkpoint of a run of a click model, or the run's folder, whose newest checkpoint is used. A beam is scored given
 its user's history. Only the labels of events that the click model was trained on are used, so no held-out label leaks. The
-model gets no time for a beam; columns that it joins from stores are read as of the prompt's time. An item that was not in its
-training data gets the mean click rate.
+model gets no time for a beam; columns that it joins from stores, and neighbours in graphs, are as of the prompt's time. An item
+that was not in its training data gets the mean click rate.
 """
 
 # Shapes: U users, W beams, P beams with a known item, N events of all histories together.

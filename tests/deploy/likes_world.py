@@ -18,6 +18,7 @@ from nonet.controller.setup import make_data_setup, make_run_setup
 from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.random import rng
 from nonet.samples.stores.packed import PackedStore
+from nonet.types import Jagged, Rollouts
 from nonet.workers.roles.click.data import ClickData
 from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
@@ -159,3 +160,17 @@ def make_requests(scorer, clicks, index):
         )
         for at in index
     ]
+
+
+def make_rollouts(clicks, item_id, index):
+    """Make rollouts with a beam per event: its item, for a prompt at its time with all events of its user before it."""
+    seq = clicks.seq
+    history = [item_id[seq.item[seq.offsets[seq.user[at]] : at]] for at in index]
+    offsets = np.concatenate([[0], np.cumsum([len(past) for past in history])])
+    users, items, n = seq.user_id[seq.user[index]], item_id[seq.item[index]][:, None], len(index)
+    return Rollouts(
+        uid=users.astype(str), user_id=users, item_id=items, item=items - 1000, sid=items[..., None],
+        logp=np.zeros((n, 1, 1), np.float32), valid=np.ones((n, 1), bool),
+        target=Jagged(np.zeros(n, np.int64), np.arange(n + 1)), history=Jagged(np.concatenate(history), offsets),
+        scene=np.zeros(n, np.int64), weights_version=1, catalogue_version="", step=0, time=seq.time[index],
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from likes_world import (
     make_click_run,
     make_likes,
     make_requests,
+    make_rollouts,
     open_click_data,
 )
 
@@ -24,7 +25,6 @@ from nonet.models.deepfm.scorer import ClickRequest, ClickScorer, convert_values
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.sequences.sequences import TEST
 from nonet.samples.tables.keys import NONE, compute_keys
-from nonet.types import Jagged, Rollouts
 from nonet.workers.roles.click.data import ClickData
 from nonet.workers.roles.click.evaluator import ClickEvaluator
 
@@ -72,17 +72,8 @@ def test_the_checkpoint_scores_an_item_with_its_columns_as_of_the_time_of_the_pr
     reward.setup()
     first = clicks.find_rows(TEST)[::4] - 2  # the first validation row: all its history was trained on
     expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))
-    seq, item_id = clicks.seq, reward.click_model.known.item_id
-    history = [item_id[seq.item[seq.offsets[seq.user[at]] : at]] for at in first]
-    offsets = np.concatenate([[0], np.cumsum([len(past) for past in history])])
-    users, items, n = seq.user_id[seq.user[first]], item_id[seq.item[first]][:, None], len(first)
-    asked = Rollouts(
-        uid=users.astype(str), user_id=users, item_id=items, item=items - 1000, sid=items[..., None],
-        logp=np.zeros((n, 1, 1), np.float32), valid=np.ones((n, 1), bool),
-        target=Jagged(np.zeros(n, np.int64), np.arange(n + 1)), history=Jagged(np.concatenate(history), offsets),
-        scene=np.zeros(n, np.int64), weights_version=1, catalogue_version="", step=0, time=seq.time[first],
-    )  # fmt: skip
-    np.testing.assert_allclose(reward.score(asked)[:, 0], expected, rtol=1e-5, atol=1e-6)
+    score = reward.score(make_rollouts(clicks, reward.click_model.known.item_id, first))
+    np.testing.assert_allclose(score[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_feature_that_no_table_has_is_refused_with_the_columns_that_there_are(run):

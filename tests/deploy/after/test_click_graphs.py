@@ -8,7 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from likes_world import HOUR, change_scenario, make_click_run, make_likes, make_requests, open_click_data
+from likes_world import (
+    HOUR,
+    change_scenario,
+    make_click_run,
+    make_likes,
+    make_requests,
+    make_rollouts,
+    open_click_data,
+)
 from starlette.testclient import TestClient
 
 from nonet.deploy.after import evaluate_run
@@ -16,6 +24,7 @@ from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.models.deepfm.model import ClickModel
 from nonet.models.deepfm.scorer import ClickScorer
+from nonet.rl.rewards.api import load_reward
 from nonet.samples.batches.graphs import list_graph_features
 from nonet.samples.sequences.sequences import TEST
 
@@ -58,6 +67,18 @@ def test_a_scorer_of_a_checkpoint_sees_the_neighbours_that_the_evaluator_saw(run
     scorer.model.graphs = None
     bare = scorer.score(make_requests(scorer, clicks, index))
     assert np.abs(np.array([each[0] for each in bare]) - expected).max() > 0.01
+
+
+def test_a_reward_sees_neighbours_as_of_the_time_of_the_prompt(run):
+    clicks = open_click_data(run).label_events("train")
+    reward = load_reward("ctr", ".", {"model": str(run.path)}, name="click")
+    reward.setup()
+    first = clicks.find_rows(TEST)[::4] - 2  # the first validation row: all its history was trained on
+    expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))
+    rollouts = make_rollouts(clicks, reward.click_model.known.item_id, first)
+    np.testing.assert_allclose(reward.score(rollouts)[:, 0], expected, rtol=1e-5, atol=1e-6)
+    rollouts.time[:] -= 5 * HOUR
+    assert np.abs(reward.score(rollouts)[:, 0] - expected).max() > 1e-3
 
 
 def test_a_checkpoint_has_the_edges_of_the_run(run):
