@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _ONLY_ON_RAY = ("wall.json", "joins.json", "rewards.", "rl_", "unselected", "preparing.json")
 """Parts of names of results that need a session: seconds, counts of workers, probes of rewards, controls."""
 
-_REPORTED_ON_RAY = {"receipt", "stage_rewards", "rewards", "rewards_on", "rerank", "stability"}
-"""Parts of report.json that need a session: probes of rewards, controls, and what workers measured."""
+_REPORTED_ON_RAY = {"receipt", "stage_rewards", "rewards", "rewards_on", "rerank", "stability", "tracking"}
+"""Parts of report.json that need a session: probes of rewards, controls, what workers measured, and trackers."""
 
 
 class RayRuns:
