@@ -6,6 +6,9 @@ Exit codes: 0 success, 1 the run failed, 2 wrong input (one readable line on std
 from __future__ import annotations
 
 import sys
+import threading
+from contextlib import redirect_stdout
+from typing import Any, TextIO
 
 import typer
 
@@ -34,10 +37,30 @@ app = typer.Typer(
 )
 
 
+_RAY_LISTENER = "ray_listen_error_messages"  # Ray's thread that prints messages about lost workers and nodes.
+
+
+class OwnOutput:
+    """The standard output without Ray's messages, which go to stderr, so that the output of `--json` is JSON alone."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text to stdout, or to stderr if Ray's thread writes it."""
+        is_own = threading.current_thread().name != _RAY_LISTENER
+        return (self._stream if is_own else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the stream itself."""
+        return getattr(self._stream, name)
+
+
 def main() -> None:
     """Run the command line; expected errors become one line and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        with redirect_stdout(OwnOutput(sys.stdout)):
+            code = app(standalone_mode=False)
         if isinstance(code, int) and code:  # typer returns 130 for a Ctrl-C that no command handled
             print("nonet: interrupted", file=sys.stderr)
             sys.exit(code)

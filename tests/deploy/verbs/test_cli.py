@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -386,3 +387,14 @@ def test_commands_and_options_keep_their_names_whatever_functions_are_called():
                 yield prefix + name, " ".join(option for option in options if option.startswith("-"))
 
     assert dict(list_options(typer.main.get_command(cli.app))) == COMMANDS
+
+
+def test_messages_of_ray_about_lost_workers_are_on_stderr(capsys):
+    output = cli.OwnOutput(sys.stdout)
+    thread = threading.Thread(
+        name="ray_listen_error_messages", target=lambda: print("A worker died", file=output)
+    )
+    thread.start()
+    thread.join()
+    print("{}", file=output)
+    assert capsys.readouterr() == ("{}\n", "A worker died\n")
