@@ -4,8 +4,8 @@ A prompt that a reward fails on is scored once more, by another rank if there ar
 call are halved until those that cause the failure are found: inside a rank if scoring raises or hangs, and here if it ends
 the rank's process. A prompt that still has no score is quarantined: its row of scores is NaN, trainers leave it out, and
 `quarantined` names it. A rank whose process hangs is killed and started again. All attempts of a call together take at most
-three times the reward's `timeout_s`, and no longer than a step may. Two waits are not included: until a killed process has
-started again, and until a rank has answered earlier calls.
+three times the reward's `timeout_s`, and those after the first no longer than a step may. Two waits are not included: until a
+killed process has started again, and until a rank has answered earlier calls.
 """
 
 from __future__ import annotations
@@ -176,15 +176,13 @@ class RewardHandles:
         ):
             pass  # the wait ends early if all scores have arrived, and else when the beams have
         beams.settle()
-        retry_until_s = time.monotonic() + float(self.deadlines.step)
         limits = {  # in seconds, from now on
             name: (1 + _ATTEMPTS * earlier_calls[name]) * self._timeouts_s[name] + _GRACE_S for name in groups
         }
         for name, future in futures.items():
             future.set_deadline(limits[name])
         calls = {
-            name: _RewardCall(self, name, group, beams, call_ids[name], retry_until_s)
-            for name, group in groups.items()
+            name: _RewardCall(self, name, group, beams, call_ids[name]) for name, group in groups.items()
         }
         for name, call in calls.items():
             futures[name] = call.settle_scores(futures[name], limits[name], strict=strict)
@@ -242,7 +240,6 @@ class _RewardCall:
         group: The group of the reward.
         beams: The beams that are scored.
         call_id: The id of the first attempt.
-        retry_until_s: When no further attempt may start, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -252,10 +249,9 @@ class _RewardCall:
         group: WorkerGroup,
         beams: GroupFuture,
         call_id: str,
-        retry_until_s: float,
     ):
         self._handles, self._name, self._group, self._beams = handles, name, group, beams
-        self._call_id, self._retry_until_s = call_id, retry_until_s
+        self._call_id = call_id
         self._deadlines, self._timeout_s = handles.deadlines, handles.get_timeout_s(name)
 
     def settle_scores(self, scores: GroupFuture, limit_s: float, *, strict: bool) -> GroupFuture:
@@ -334,7 +330,8 @@ class _RewardCall:
         """
         row_sets = [sorted(unscored)]
         budget_s = (_ATTEMPTS - 1) * self._timeout_s  # the first attempt had one `timeout_s`
-        while row_sets and (remaining_s := self._retry_until_s - time.monotonic()) > 0:
+        until_s = time.monotonic() + float(self._deadlines.step)
+        while row_sets and (remaining_s := until_s - time.monotonic()) > 0:
             row_set = row_sets.pop()
             try:
                 scores, new_failures = self._score_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from nonet.controller.groups.handles import PromptRequest, RolloutHandle
 from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
+from nonet.rl.rewards.attempts import PromptFailure
 
 DEADLINES = Deadlines(step=50.0)
 
@@ -107,3 +109,46 @@ def test_beams_are_as_wide_as_their_stage_says():
     for stage in ("again", "rl"):
         rollout.generate(PromptRequest(stage, 0, 0, np.arange(2), np.arange(2)))
     assert told == [9, 4]
+
+
+def test_a_reward_that_hangs_for_longer_than_a_step_may_take_is_asked_again():
+    """Its prompts would be without a score, although the process that was started in its place can score them."""
+    asked = []
+
+    class Scores(Future):
+        def __init__(self, seconds=0.0, value=None):
+            super().__init__("scores", [])
+            self._seconds, self._value = seconds, value
+
+        def get_row_counts(self):
+            return [1]
+
+        def settle(self, timeout_s=None):
+            time.sleep(self._seconds)
+            return self
+
+        def get(self, timeout_s=None):
+            return self._value
+
+    class Restarted(Group):
+        world = 1
+
+        def score(self, beams, strict, call, retries=0):
+            return Scores(seconds=0.2)
+
+        def list_failures(self, scores, call):
+            return Scores(value=[[] if asked else [PromptFailure(0, "u1", "1", "it did not answer")]])
+
+        def score_again(self, beams, rows, call, budget_s):
+            asked.append(rows.value)
+            return Scores()
+
+        def patch_scores(self, scores, rescored, order, count):
+            return rescored
+
+        def is_hung(self, retries=0):
+            return Scores(value=[False])
+
+    handles = RewardHandles({"hit": Restarted("hit", [])}, {"hit": 60.0}, deadlines=Deadlines(step=0.1))  # type: ignore[arg-type, dict-item]
+    results = handles.score(Scores())  # type: ignore[arg-type]
+    assert (len(asked), results.quarantined, results.retried) == (1, [], 1)
