@@ -36,6 +36,7 @@ _CONFIG = "graphs.json"
 _PARTS, _FIELDS = ("edges", "back"), ("offsets", "target", "time", "weight")
 _CHUNK_CANDIDATES = 1 << 20  # Edges that are drawn from at once; their weights then sum to less than 2^63.
 _DEFAULT_WINDOW = 2
+_PART_EVENTS = 1 << 19  # Events whose edges are made at once, which bounds memory.
 
 
 @dataclass(frozen=True)
@@ -389,9 +390,9 @@ class Graphs:
 
 
 def _iterate_log_edges(options: Graph, seq: Sequences) -> Iterator[Edges]:
-    """Return the edges that the events of users make, a few million events at a time."""
+    """Return the edges that the events of users make, a few hundred thousand events at a time."""
     first_user = 0
-    for part in seq.iterate_parts():
+    for part in seq.iterate_parts(_PART_EVENTS):
         user = part.user + first_user
         yield _make_log_edges(options, user, user, part.item, part.time)[0]
         first_user += len(part)
