@@ -71,9 +71,11 @@ def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterat
 
 
 def _make_data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on columns that were dropped, and on the users and items that a warm start knows."""
+    """Yield notes on columns that were dropped, on graphs, and on the users and items that a warm start knows."""
     if dropped_columns := facts["data"].get("dropped"):
         yield f"not read, for they hold neither numbers nor text: {', '.join(dropped_columns)}"
+    if graphs := facts["data"].get("graphs"):
+        yield f"graphs: {', '.join(f'{name} {edges:,} edges' for name, edges in graphs.items())}"
     if init := facts.get("init"):
         yield (
             f"starts from {init['run']} after {init['stage']}: {init['known_users']} of {init['users']} users and "

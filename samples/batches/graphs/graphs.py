@@ -346,6 +346,10 @@ class Graphs:
         """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
         release_pages(*self.to_arrays().values())
 
+    def count_edges(self) -> dict[str, int]:
+        """Return the number of edges of each graph by its name."""
+        return {name: len(graph.edges.time) for name, graph in self.graphs.items()}
+
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return the options of the graphs by name, as plain data."""
         return {name: options.model_dump() for name, options in self.options.items()}

@@ -136,3 +136,6 @@ def test_the_artifact_says_what_it_is(run):
     config = json.loads((run.path / folder / "graphs.json").read_text())
     assert config["format"] == 1
     assert list(config["graphs"]) == list(GRAPHS)
+    counts = run.read_json("results/tokenise.json")["data"]["graphs"]
+    assert counts == {"near": counts["near"], "fans": 2400, "mine": 2400, "pairs": 40}
+    assert counts["near"] == 2 * 80 * (29 + 28 + 27)  # no user has an item twice

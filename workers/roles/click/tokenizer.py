@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nonet.models.deepfm import find_columns, find_separating_columns
+from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.workers.roles import (
     DataSetup,
@@ -39,9 +39,13 @@ class ClickTokeniser(DistributeWorker):
         root = Path(run_folder) / "artifacts"
         seq, items, artifact = make_sequences(data, root)
         artifacts = {"sequences": artifact}
-        if data.graphs:
-            artifacts["graphs"] = store_artifact(root, "graphs", partial(data.build_graphs, seq, items))
         facts = describe_data(seq, items, data)
+        if data.graphs:
+            graphs: list[Graphs] = []
+            artifacts["graphs"] = store_artifact(
+                root, "graphs", lambda folder: graphs.append(data.build_graphs(seq, items, folder))
+            )
+            facts["data"]["graphs"] = graphs[0].count_edges()
         if warning := _warn_of_separating_columns(seq, data):
             notice = facts["data"].get("notice", "")
             facts["data"] = {**facts["data"], "notice": f"{notice} {warning}".strip()}

@@ -32,9 +32,9 @@ def scenario(tmp_path_factory):
     return change_scenario(folder, data={"graph": GRAPHS}, sparse={"tables": TABLES})
 
 
-def run_on_ray(path, name, *changes):
+def run_on_ray(path, name, *changes, text=None):
     scenario = api.scenario(path, list(changes))
-    return api.run(scenario, run_dir=path.parent / name, panel=Panel(io.StringIO(), live=False))
+    return api.run(scenario, run_dir=path.parent / name, panel=Panel(text or io.StringIO(), live=False))
 
 
 def read_results(folder: RunFolder, subject: str) -> np.ndarray:
@@ -54,7 +54,9 @@ def list_hashes(folder: RunFolder) -> dict[int, dict[str, str]]:
 
 
 def test_a_run_on_ray_reads_the_neighbours_of_a_run_in_one_process(ray_local, scenario):
-    on_ray = run_on_ray(scenario, "ray")
+    text = io.StringIO()
+    on_ray = run_on_ray(scenario, "ray", text=text)
+    assert "graphs: near 13,440 edges, fans 2,400 edges" in text.getvalue()
     assert set(on_ray.report["baselines"]) == {"popularity", "logistic_regression", "neighbours"}
     assert "neighbours" in (on_ray.folder.path / "report.html").read_text()
     here = make_click_run(scenario.parent, scenario=scenario, name="here", baselines=("neighbours",))
