@@ -178,17 +178,35 @@ class Candidates:
             edges: The edges [A].
             newest: Maximum number of edges of a row.
         """
-        n_rows = len(self.offsets) - 1
-        rows = np.concatenate([np.repeat(np.arange(n_rows), np.diff(self.offsets)), row])
-        target = np.concatenate([self.target, edges.target])
-        time = np.concatenate([self.time, edges.time])
-        weight = np.concatenate([self.weight, edges.weight])
+        counts = np.diff(self.offsets)
+        is_changed = np.bincount(row, minlength=len(counts)) > 0
+        changed = np.flatnonzero(is_changed)
+        index, offsets = expand_ranges(self.offsets[changed], self.offsets[changed + 1])
+        rows = np.concatenate(
+            [np.repeat(np.arange(len(changed)), np.diff(offsets)), np.searchsorted(changed, row)]
+        )
+        merged = [
+            np.concatenate([values[index], added])
+            for values, added in (
+                (self.target, edges.target),
+                (self.time, edges.time),
+                (self.weight, edges.weight),
+            )
+        ]
+        target, time, weight = merged
         order = np.lexsort((weight, target, time, rows))
-        end = np.cumsum(np.bincount(rows, minlength=n_rows), dtype=np.int64)
-        begin = np.concatenate([np.zeros(1, np.int64), end[:-1]])
+        end = np.cumsum(np.bincount(rows, minlength=len(changed)), dtype=np.int64)
+        begin = np.concatenate([np.zeros(1, np.int64), end])[:-1]
         kept, offsets = expand_ranges(np.maximum(begin, end - newest), end)
-        index = order[kept]
-        return Candidates(target[index], time[index], weight[index], offsets)
+        is_old = np.repeat(~is_changed, counts)
+        counts[changed] = np.diff(offsets)
+        is_placed = np.repeat(~is_changed, counts)
+        fields = []
+        for values, with_added in zip((self.target, self.time, self.weight), merged, strict=True):
+            field = np.empty(len(is_placed), with_added.dtype)
+            field[is_placed], field[~is_placed] = values[is_old], with_added[order[kept]]
+            fields.append(field)
+        return Candidates(*fields, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
 
     def draw(self, k: int, half_life_s: float | None, now: np.ndarray, numbers: np.ndarray) -> Jagged:
         """Draw k neighbours of each row with probabilities in proportion to the decayed weights.

@@ -298,7 +298,7 @@ class Graphs:
         """Return the edges of the events of requests that are newer than the log, from nodes and from neighbours.
 
         Returns:
-            None for a graph with a table of edges, to which events add none.
+            None if there are none, as for a graph with a table of edges, to which events add none.
         """
         if graph.options.table is not None:
             return None
@@ -313,6 +313,8 @@ class Graphs:
         source, target = graph.options.kinds
         # An unknown user is the node of the row itself, but has no key as a neighbour.
         is_kept = is_new[event] & (edges.target >= 0) & ((edges.source >= 0) | (source == "user"))
+        if not is_kept.any():
+            return None
         edges, context = edges.select(is_kept), context[event][is_kept]
         order = np.argsort(context, kind="stable")
         edges, offsets = edges.select(order), _make_offsets(np.bincount(context, minlength=len(lengths)))
