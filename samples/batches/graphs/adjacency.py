@@ -182,31 +182,24 @@ class Candidates:
         is_changed = np.bincount(row, minlength=len(counts)) > 0
         changed = np.flatnonzero(is_changed)
         index, offsets = expand_ranges(self.offsets[changed], self.offsets[changed + 1])
-        rows = np.concatenate(
-            [np.repeat(np.arange(len(changed)), np.diff(offsets)), np.searchsorted(changed, row)]
-        )
-        merged = [
-            np.concatenate([values[index], added])
-            for values, added in (
-                (self.target, edges.target),
-                (self.time, edges.time),
-                (self.weight, edges.weight),
-            )
-        ]
-        target, time, weight = merged
-        order = np.lexsort((weight, target, time, rows))
+        rows = np.r_[np.repeat(np.arange(len(changed)), np.diff(offsets)), np.searchsorted(changed, row)]
+        pairs = ((self.weight, edges.weight), (self.target, edges.target), (self.time, edges.time))
+        order = np.lexsort([*(np.r_[values[index], added] for values, added in pairs), rows])
         end = np.cumsum(np.bincount(rows, minlength=len(changed)), dtype=np.int64)
-        begin = np.concatenate([np.zeros(1, np.int64), end])[:-1]
+        begin = np.r_[0, end][:-1]
         kept, offsets = expand_ranges(np.maximum(begin, end - newest), end)
-        is_old = np.repeat(~is_changed, counts)
+        is_unchanged = np.repeat(~is_changed, counts)
         counts[changed] = np.diff(offsets)
-        is_placed = np.repeat(~is_changed, counts)
-        fields = []
-        for values, with_added in zip((self.target, self.time, self.weight), merged, strict=True):
-            field = np.empty(len(is_placed), with_added.dtype)
-            field[is_placed], field[~is_placed] = values[is_old], with_added[order[kept]]
-            fields.append(field)
-        return Candidates(*fields, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+        is_copied = np.repeat(~is_changed, counts)
+
+        def merge(values: np.ndarray, added: np.ndarray) -> np.ndarray:
+            merged = np.empty(len(is_copied), values.dtype)
+            merged[is_copied] = values[is_unchanged]
+            merged[~is_copied] = np.r_[values[index], added][order[kept]]
+            return merged
+
+        weight, target, time = (merge(values, added) for values, added in pairs)
+        return Candidates(target, time, weight, np.r_[0, np.cumsum(counts)])
 
     def draw(self, k: int, half_life_s: float | None, now: np.ndarray, numbers: np.ndarray) -> Jagged:
         """Draw k neighbours of each row with probabilities in proportion to the decayed weights.
