@@ -18,7 +18,7 @@ from nonet.types import Jagged
 WEIGHT_1 = 1 << 20
 """The whole number that stands for a weight of 1."""
 _DTYPES = {"target": "<i4", "time": "<i8", "weight": "<i4"}
-_SORTED_EDGES = 1 << 22
+_SORTED_EDGES, _SHARE_BITS = 1 << 22, 30
 _STEPS_PER_HALF_LIFE, _HALF_LIVES = 16, 20
 # The weight of an edge by its age in sixteenths of the half-life. The last one is 1 and stays, so no edge is without weight.
 _DECAY = np.rint(
@@ -228,7 +228,9 @@ class Candidates:
         total = cumulative[self.offsets[1:]] - before
         has_candidates = counts > 0
         before, total = before[has_candidates, None], total[has_candidates, None]
-        start = (numbers[has_candidates, None] % total.astype(np.uint64)).astype(np.int64)
+        # The share of the sum at which the first point is, in units of 2^-30; the product is split so that it fits 64 bits.
+        share = (numbers[has_candidates, None] >> np.uint64(64 - _SHARE_BITS)).astype(np.int64)
+        start = (total >> _SHARE_BITS) * share + ((total & ((1 << _SHARE_BITS) - 1)) * share >> _SHARE_BITS)
         point = before + (start + np.arange(k) * total) // k
         index = np.searchsorted(cumulative, point.ravel(), "right") - 1
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(has_candidates, k, 0))])

@@ -133,7 +133,7 @@ class NeighbourGraph:
         self,
         node: np.ndarray,
         time: np.ndarray,
-        numbers: np.ndarray,
+        draw_numbers: Callable[[np.ndarray], np.ndarray],
         with_hops: bool,
         added: tuple[_AddedEdges, _AddedEdges, np.ndarray] | None,
     ) -> tuple[Jagged, np.ndarray, np.ndarray | None]:
@@ -142,7 +142,7 @@ class NeighbourGraph:
         Args:
             node: The node of each row [P]; -1 if unknown.
             time: Unix seconds of each row [P].
-            numbers: Random numbers of the rows [P].
+            draw_numbers: Function of the number of edges of each node [P] that draws a random number for each row [P].
             with_hops: Whether to count the edges of neighbours.
             added: Edges of requests from nodes and from neighbours, and the request of each row [P]; None without requests.
 
@@ -158,7 +158,7 @@ class NeighbourGraph:
             row, edge = forward.match(context, node, time)
             one_hop = one_hop + np.bincount(row, minlength=len(node))
             candidates = candidates.add(row, forward.edges.select(edge), options.newest)
-        drawn = candidates.draw(options.k, options.half_life, time, numbers)
+        drawn = candidates.draw(options.k, options.half_life, time, draw_numbers(one_hop))
         if not with_hops:
             return drawn, one_hop, None
         row = np.repeat(np.arange(len(node)), np.diff(drawn.offsets))
@@ -269,18 +269,17 @@ class Graphs:
             source, target = graph.options.kinds
             node = np.asarray(item if source == "item" else user, np.int64)
             key = np.where(node >= 0, self.keys[source][np.maximum(node, 0)], 0) if len(node) else node
-            numbers = draw_numbers(self.seed, ("neighbours", name), key, time)
+            # An unchanged node has the same neighbours in every request, up to the decay of weights.
+            draw = partial(draw_numbers, self.seed, ("neighbours", name))
+            with_hops = name + TWO_HOPS in features
             added = None if history is None else self._add_edges(graph, history)
             parts = []
             chunk_rows = max(1, _CHUNK_CANDIDATES // graph.options.newest)
             for start in range(0, max(1, len(node)), chunk_rows):
                 rows = slice(start, start + chunk_rows)
                 chunk_added = None if added is None or history is None else (*added, history.context[rows])
-                parts.append(
-                    graph.draw(
-                        node[rows], time[rows], numbers[rows], name + TWO_HOPS in features, chunk_added
-                    )
-                )
+                draw_row_numbers = partial(draw, key[rows])
+                parts.append(graph.draw(node[rows], time[rows], draw_row_numbers, with_hops, chunk_added))
             drawn, one_hop, two_hops = zip(*parts, strict=True)
             counts = np.concatenate([np.diff(part.offsets) for part in drawn])
             found[name] = Neighbours(
@@ -290,7 +289,7 @@ class Graphs:
                     _make_offsets(counts),
                 ),
                 np.concatenate(one_hop),
-                np.concatenate(two_hops) if name + TWO_HOPS in features else None,
+                np.concatenate(two_hops) if with_hops else None,
             )
         return found
 

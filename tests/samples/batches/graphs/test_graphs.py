@@ -210,6 +210,18 @@ def test_events_of_a_request_are_edges_as_if_the_log_had_them():
             assert without[name].one_hop.tolist() != expected[name].one_hop.tolist()
 
 
+def test_a_node_without_new_edges_keeps_its_neighbours():
+    graphs = build(make_log())[0].graphs
+    item, user = np.arange(ITEMS), np.zeros(ITEMS, np.int64)
+    first, later = (
+        graphs.find_neighbours(FEATURES, user, item, np.full(ITEMS, time)) for time in (LAST + 1, LAST + 900)
+    )
+    assert first["fans"].drawn.values.tolist() == later["fans"].drawn.values.tolist()
+    # Weights of `near` have decayed by a factor of 500, in steps of a sixteenth of the half-life.
+    same = (first["near"].drawn.values == later["near"].drawn.values).mean()
+    assert same > 0.8
+
+
 def test_a_request_sees_the_events_of_no_other_one_and_none_at_its_time():
     graphs = build(make_log())[0].graphs
     past = Jagged(np.array([3, 4, 5, 6]), np.array([0, 2, 4]))
