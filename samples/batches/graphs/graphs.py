@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from nonet.atomic import make_folder
 from nonet.errors import DataError
 from nonet.random import draw_numbers
-from nonet.ranges import expand_ranges
-from nonet.samples.batches.graphs.adjacency import WEIGHT_1, Adjacency, Candidates, Edges
+from nonet.samples.batches.graphs.adjacency import Adjacency, Edges
+from nonet.samples.batches.graphs.graph import AddedEdges, NeighbourGraph
+from nonet.samples.batches.graphs.log_edges import iterate_log_edges, make_log_edges
 from nonet.samples.batches.graphs.options import TWO_HOPS, Graph, list_read_graphs
 from nonet.samples.sequences import Sequences, release_pages
 from nonet.types import Jagged
@@ -35,8 +35,6 @@ FORMAT = 1  # of the folder
 _CONFIG = "graphs.json"
 _PARTS, _FIELDS = ("edges", "back"), ("offsets", "target", "time", "weight")
 _CHUNK_CANDIDATES = 1 << 20  # Edges that are drawn from at once; their weights then sum to less than 2^63.
-_DEFAULT_WINDOW = 2
-_PART_EVENTS = 1 << 19  # Events whose edges are made at once, which bounds memory.
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Neighbours:
 
     Attributes:
         kind: What they are, "item" or "user".
-        drawn: Indices of the drawn neighbours by row; -1 for a user that is not in the data.
+        drawn: Indices of the drawn neighbours by row.
         one_hop: Number of edges of each row's node [P] that are known by then.
         two_hops: Number of such edges of the drawn neighbours together [P]; None if no feature reads it.
     """
@@ -71,104 +69,6 @@ class History:
     past: Jagged
     time: np.ndarray
     context: np.ndarray
-
-
-@dataclass(frozen=True)
-class _AddedEdges:
-    """Edges that only the rows of one request see: `edges`, sorted by request, and the first edge of each request [Q + 1]."""
-
-    edges: Edges
-    offsets: np.ndarray
-
-    def match(self, context: np.ndarray, node: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs (row, edge) of the edges that lead from the node [P] of a row of a request before a time [P]."""
-        edge, offsets = expand_ranges(self.offsets[context], self.offsets[context + 1])
-        row = np.repeat(np.arange(len(context)), np.diff(offsets))
-        is_seen = (self.edges.source[edge] == node[row]) & (self.edges.time[edge] < time[row])
-        return row[is_seen], edge[is_seen]
-
-
-@dataclass(frozen=True)
-class NeighbourGraph:
-    """A graph with its edges.
-
-    Attributes:
-        options: The options of the graph.
-        edges: The edges by the node that they lead from.
-        back: The edges in the other direction, which lead from neighbours; `edges` if both kinds of nodes are the same.
-    """
-
-    options: Graph
-    edges: Adjacency
-    back: Adjacency
-
-    @classmethod
-    def build(
-        cls,
-        options: Graph,
-        parts: Callable[[], Iterable[Edges]],
-        n_nodes: Mapping[str, int],
-        folder: Path | None,
-    ) -> NeighbourGraph:
-        """Sort edges.
-
-        Args:
-            options: The options of the graph.
-            parts: Function that makes the edges, part by part.
-            n_nodes: Number of items and users by kind.
-            folder: Folder for the files of the edges; None to keep them in memory.
-        """
-        source, target = options.kinds
-        forward = Adjacency.build(parts, n_nodes[source], *_make_allocator(folder, "edges"))
-        if source == target:
-            return cls(options, forward, forward)
-
-        def make_reversed() -> Iterator[Edges]:
-            return (edges.reverse() for edges in parts())
-
-        back = Adjacency.build(make_reversed, n_nodes[target], *_make_allocator(folder, "back"))
-        return cls(options, forward, back)
-
-    def draw(
-        self,
-        node: np.ndarray,
-        time: np.ndarray,
-        draw_numbers: Callable[[np.ndarray], np.ndarray],
-        with_hops: bool,
-        added: tuple[_AddedEdges, _AddedEdges, np.ndarray] | None,
-    ) -> tuple[Jagged, np.ndarray, np.ndarray | None]:
-        """Draw neighbours.
-
-        Args:
-            node: The node of each row [P]; -1 if unknown.
-            time: Unix seconds of each row [P].
-            draw_numbers: Function of the number of edges of each node [P] that draws a random number for each row [P].
-            with_hops: Whether to count the edges of neighbours.
-            added: Edges of requests from nodes and from neighbours, and the request of each row [P]; None without requests.
-
-        Returns:
-            The neighbours by row, the number of edges of each node [P], and that of its neighbours [P].
-        """
-        options = self.options
-        begin, end = self.edges.find_known(node, time)
-        one_hop = end - begin
-        candidates = Candidates.gather(self.edges, begin, end, options.newest)
-        if added is not None:
-            forward, _, context = added
-            row, edge = forward.match(context, node, time)
-            one_hop = one_hop + np.bincount(row, minlength=len(node))
-            candidates = candidates.add(row, forward.edges.select(edge), options.newest)
-        drawn = candidates.draw(options.k, options.half_life, time, draw_numbers(one_hop))
-        if not with_hops:
-            return drawn, one_hop, None
-        row = np.repeat(np.arange(len(node)), np.diff(drawn.offsets))
-        begin, end = self.back.find_known(drawn.values, time[row])
-        n_edges = end - begin
-        if added is not None:
-            _, back, context = added
-            neighbour, _ = back.match(context[row], drawn.values, time[row])
-            n_edges = n_edges + np.bincount(neighbour, minlength=len(row))
-        return drawn, one_hop, np.bincount(row, n_edges, len(node)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -211,7 +111,7 @@ class Graphs:
         graphs = {}
         for name, graph in options.items():
             table = tables.get(name)
-            parts = partial(_iterate_log_edges, graph, seq) if table is None else partial(iter, [table])
+            parts = partial(iterate_log_edges, graph, seq) if table is None else partial(iter, [table])
             graphs[name] = NeighbourGraph.build(graph, parts, n_nodes, folder and folder / name)
         built = cls(graphs, seed, _get_keys(seq), _find_newest_times(seq))
         if folder is not None:
@@ -293,7 +193,7 @@ class Graphs:
             )
         return found
 
-    def _add_edges(self, graph: NeighbourGraph, history: History) -> tuple[_AddedEdges, _AddedEdges] | None:
+    def _add_edges(self, graph: NeighbourGraph, history: History) -> tuple[AddedEdges, AddedEdges] | None:
         """Return the edges of the events of requests that are newer than the log, from nodes and from neighbours.
 
         Returns:
@@ -308,7 +208,7 @@ class Graphs:
         if len(self.until):
             known_until = np.where(user >= 0, self.until[np.maximum(user, 0)], known_until)
         is_new = history.time > known_until
-        edges, event = _make_log_edges(graph.options, context, user, history.past.values, history.time)
+        edges, event = make_log_edges(graph.options, context, user, history.past.values, history.time)
         source, target = graph.options.kinds
         # An unknown user is the node of the row itself, but has no key as a neighbour.
         is_kept = is_new[event] & (edges.target >= 0) & ((edges.source >= 0) | (source == "user"))
@@ -317,8 +217,8 @@ class Graphs:
         edges, context = edges.select(is_kept), context[event][is_kept]
         order = np.argsort(context, kind="stable")
         edges, offsets = edges.select(order), _make_offsets(np.bincount(context, minlength=len(lengths)))
-        forward = _AddedEdges(edges, offsets)
-        return forward, forward if source == target else _AddedEdges(edges.reverse(), offsets)
+        forward = AddedEdges(edges, offsets)
+        return forward, forward if source == target else AddedEdges(edges.reverse(), offsets)
 
     @classmethod
     def load(cls, folder: Path, seq: Sequences, seed: int) -> Graphs:
@@ -394,45 +294,6 @@ class Graphs:
         return cls(graphs, seed, keys, until)
 
 
-def _iterate_log_edges(options: Graph, seq: Sequences) -> Iterator[Edges]:
-    """Return the edges that the events of users make, a few hundred thousand events at a time."""
-    first_user = 0
-    for part in seq.iterate_parts(_PART_EVENTS):
-        user = part.user + first_user
-        yield _make_log_edges(options, user, user, part.item, part.time)[0]
-        first_user += len(part)
-
-
-def _make_log_edges(
-    options: Graph, history: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray
-) -> tuple[Edges, np.ndarray]:
-    """Return the edges that events [N] make, in both directions between items, and the event that makes each edge.
-
-    Args:
-        options: Options of the graph.
-        history: Number of the history that each event belongs to [N]; the events of a history are together and by time.
-        user: Index of the user of each event [N].
-        item: Index of its item [N].
-        time: Its unix seconds [N].
-    """
-    source, target = options.kinds
-    user, item, time = (np.asarray(values, np.int64) for values in (user, item, time))
-    if source != target:
-        nodes = {"item": item, "user": user}
-        weight = np.full(len(item), WEIGHT_1, np.int64)
-        return Edges(nodes[source], nodes[target], time, weight), np.arange(len(item))
-    parts, events = [], []
-    for distance in range(1, (options.window or _DEFAULT_WINDOW) + 1):
-        later = np.arange(distance, len(item))
-        is_edge = (history[later] == history[later - distance]) & (item[later] != item[later - distance])
-        later = later[is_edge]
-        weight = np.full(len(later), WEIGHT_1 // distance, np.int64)
-        edges = Edges(item[later - distance], item[later], time[later], weight)
-        parts += [edges, edges.reverse()]
-        events += [later, later]
-    return Edges.concatenate(parts), np.concatenate(events)
-
-
 def _renumber_users(graph: NeighbourGraph, row: np.ndarray) -> Edges:
     """Return the edges of a graph with other indices of users, without those of users that have none.
 
@@ -461,18 +322,6 @@ def _find_newest_times(seq: Sequences) -> np.ndarray:
     has_events = seq.lengths > 0
     newest[has_events] = seq.time[seq.offsets[1:][has_events] - 1]
     return newest
-
-
-def _make_allocator(folder: Path | None, part: str) -> list[Callable[[str, int, str], np.ndarray]]:
-    """Return the argument `allocate` of `Adjacency.build` for files in a folder; none for memory."""
-    if folder is None:
-        return []
-    make_folder(folder)
-
-    def allocate(name: str, size: int, dtype: str) -> np.ndarray:
-        return np.lib.format.open_memmap(folder / f"{part}-{name}.npy", "w+", np.dtype(dtype), (size,))
-
-    return [allocate]
 
 
 def _make_offsets(counts: np.ndarray) -> np.ndarray:

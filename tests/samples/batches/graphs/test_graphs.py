@@ -238,7 +238,7 @@ def test_a_request_sees_the_events_of_no_other_one_and_none_at_its_time():
 def test_graphs_that_are_written_part_by_part_are_those_in_memory(tmp_path, monkeypatch):
     rows = make_rows(make_log())
     bare = replace(rows.seq, graphs=None)
-    monkeypatch.setattr("nonet.samples.batches.graphs.graphs._PART_EVENTS", 100)
+    monkeypatch.setattr("nonet.samples.batches.graphs.log_edges._PART_EVENTS", 100)
     Graphs.build(OPTIONS, bare, ITEMS, {}, 7, tmp_path)
     index = np.arange(len(rows.label))
     read = replace(rows, seq=Graphs.load(tmp_path, bare, 7).attach_to(bare))
