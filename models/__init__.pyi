@@ -1,5 +1,3 @@
-from .muon import Muon as Muon
-from .muon import orthogonalise as orthogonalise
 from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel
 from .spec import MODELS as MODELS

@@ -163,7 +163,7 @@ GIVEN = {
     "attention/kernels/triton_score.py": {"dot"},
     "attention/plans/triton_plan.py": {"summary_kernel", "key_kernel"},
     # The argument of torch's LBFGS.
-    "models/deepfm/baselines.py": {"closure"},
+    "models/clicks/baselines.py": {"closure"},
     # The method of pydantic's models.
     "controller/scenario/document/hidden.py": {"model_copy"},
     # Rewards are named in scenarios.

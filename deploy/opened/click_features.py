@@ -15,7 +15,7 @@ from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin
 from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import ConfigError
-from nonet.models.deepfm import EventLabeller, convert_values
+from nonet.models.clicks import EventLabeller, convert_values
 from nonet.models.generation import Corpus
 from nonet.models.inference import LABEL, EventHistory, Question
 from nonet.samples.tables import NONE

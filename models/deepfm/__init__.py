@@ -1,4 +1,4 @@
-"""Click models: DeepFM, its baselines and metrics."""
+"""DeepFM, a click model written in torch."""
 
 import lazy_loader
 

@@ -1,15 +1,2 @@
-from .baselines import predict_baseline as predict_baseline
-from .labels import EventLabeller as EventLabeller
-from .leaks import find_columns as find_columns
-from .leaks import find_separating_columns as find_separating_columns
-from .metrics import check_metric as check_metric
-from .metrics import compare_clicks as compare_clicks
-from .metrics import summarise_clicks as summarise_clicks
-from .model import ClickContexts as ClickContexts
-from .model import ClickModel as ClickModel
-from .model import ClickSetup as ClickSetup
-from .model import save_clicks as save_clicks
-from .results import ClickResults as ClickResults
-from .scorer import ClickRequest as ClickRequest
-from .scorer import ClickScorer as ClickScorer
-from .scorer import convert_values as convert_values
+from .deepfm import DeepFM as DeepFM
+from .deepfm import build as build

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nonet.errors import ConfigError
 from nonet.random import rng
@@ -57,6 +59,10 @@ class DeepFM(nn.Module):
         pairs_B = 0.5 * (factors_BFK.sum(1).square() - factors_BFK.square().sum(1)).sum(1)
         return self.bias + rows_BFD[..., 0].sum(1) + pairs_B + self.mlp(factors_BFK.flatten(1))[:, 0]
 
+    def compute_loss(self, pooled: Mapping[str, Tensor], label: Tensor) -> Tensor:
+        """Compute the sum of the log losses of rows with labels [B], in nats."""
+        return functional.binary_cross_entropy_with_logits(self(pooled), label, reduction="sum")
+
     def hidden_matrices(self) -> list[Tensor]:
         """Return the weight matrices of the MLP's hidden layers."""
         *hidden, _ = (layer.weight for layer in self.mlp if isinstance(layer, nn.Linear))
@@ -73,3 +79,8 @@ class DeepFM(nn.Module):
                         torch.from_numpy(generator.standard_normal(layer.weight.shape, "f4") * scale)
                     )
                     layer.bias.zero_()
+
+
+def build(options: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int) -> DeepFM:
+    """Build the dense part with initial weights (`ModelSpec.build`); a click model has no codes."""
+    return DeepFM(features, seed=seed, **options)

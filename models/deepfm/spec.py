@@ -1,20 +1,14 @@
-"""Spec of DeepFM, a click model: it predicts the probability that an event is a click and does not recommend lists."""
+"""Spec of DeepFM, the click model that is written in torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from nonet.errors import ConfigError
-from nonet.models import MODELS, ModelContext, ModelSize, ModelSpec, Options
+from nonet.models.clicks import ClickSpec
 from nonet.options import Positive, Share, StrictModel
-from nonet.verbs import COMPARING_VERBS, TRAINING_VERBS, VERBS, SupportedVerbs
-
-_VERBS = (*TRAINING_VERBS, *COMPARING_VERBS, "serve", "/score", "publish", "export", "score")
-_REASON = "predicts clicks and recommends no lists; score items: /score of nonet serve, or nonet score RUN --data FILE --out FILE"
 
 
 class DeepFmOptions(StrictModel):
@@ -24,127 +18,25 @@ class DeepFmOptions(StrictModel):
     dropout: Share = 0.2
 
 
-class DeepFmSpec(ModelSpec):
-    """Spec of the click model. It has roles of its own, and a training row is one event instead of a user's history."""
+class DeepFmSpec(ClickSpec):
+    """Spec of DeepFM."""
 
+    name: ClassVar[str] = "deepfm"
     options: ClassVar[type[StrictModel]] = DeepFmOptions
-    roles: ClassVar[Mapping[str, str]] = {
-        "trainer": "nonet.workers.roles.click:ClickTrainer",
-        "evaluator": "nonet.workers.roles.click:ClickEvaluator",
-        "tokenise": "nonet.workers.roles.click:ClickTokeniser",
-    }
-    learner: ClassVar[str] = "nonet.workers.roles.click:ClickLearner"
-    reads_graphs: ClassVar[bool] = True
-    makes_lists: ClassVar[bool] = False
-    rows: ClassVar[str] = "events"
-    cuts_steps: ClassVar[bool] = False
-    blocks: ClassVar[bool] = False
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
-    results: ClassVar[str] = "nonet.models.deepfm:ClickResults"
-    engine: ClassVar[str] = "nonet.models.inference:ClickEngine"
-    version_files: ClassVar[Mapping[str, str]] = {
-        "click_model": "clicks/model.json",
-        "click_events": "clicks/events.npz",
-    }
-    export_folder: ClassVar[str] = "nonet.deploy.serving.offline:write_click_folder"
-    request_features: ClassVar[str] = "nonet.deploy.opened:ClickRequestFeatures"
-
-    @property
-    def verbs(self) -> SupportedVerbs:
-        """The verbs that work for runs of a click model."""
-        return SupportedVerbs(_VERBS, {verb: _REASON for verb in VERBS if verb not in _VERBS})
-
-    def size(self, options: Options, around: ModelContext) -> ModelSize:
-        """Return the size of the SID decoder, which is an upper bound for click models of the usual widths."""
-        size = MODELS.get("sid_decoder").size(options, around)
-        return replace(size, assumed="deepfm is at most as large as the SID decoder")
-
-    def list_baselines(self, graphs: Collection[str] = ()) -> Sequence[str]:
-        """Return the names of the baselines for clicks, of which one needs graphs."""
-        from nonet.models.deepfm.baselines import CLICK_BASELINES, NEIGHBOURS
-
-        return (*CLICK_BASELINES, NEIGHBOURS) if graphs else CLICK_BASELINES
-
-    def check_metric(self, metric: str, width: int) -> None:
-        """Raise ConfigError unless the metric is a click metric."""
-        from nonet.models.deepfm.metrics import check_metric
-
-        check_metric(metric)
+    build: ClassVar[str] = "nonet.models.deepfm:build"
 
     def check(self, scenario: Any) -> None:
-        """Check that stages define a label and a batch of events, that no feature is the label, and that tables have one width.
+        """Check what all click models need (`ClickSpec.check`), and that tables have one width.
 
         Raises:
-            ConfigError: One of these does not hold, or the scenario has an option that only lists need.
+            ConfigError: One of these does not hold.
         """
-        if scenario.data.repeats is not None:
-            raise ConfigError(
-                "data.repeats: deepfm recommends no lists from which seen items could be masked; remove it"
-            )
-        if scenario.model.list_voters():
-            raise ConfigError(
-                "model.memory: deepfm recommends no lists to which a memory could add items; remove it"
-            )
-        if scenario.evaluate.baselines is not None:
-            raise ConfigError(
-                f"evaluate.baselines: deepfm is compared with {' and '.join(self.list_baselines(scenario.data.graph))}; remove it"
-            )
-        if scenario.evaluate.shuffle_ties:
-            raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; remove it")
-        for name, stage in scenario.stages.items():
-            if stage.chunk != type(stage.chunk)():
-                raise ConfigError(
-                    f"stages.{name}.chunk: a step of deepfm is one batch of events, which is not divided; remove it"
-                )
-            if not getattr(stage, "target", None):
-                raise ConfigError(
-                    f'stages.{name}: deepfm needs target: a condition that says what a click is, e.g. "rating >= 4"'
-                )
-            self._check_features(scenario, name, stage.target)
-            batch = getattr(stage, "batch", None)
-            if batch is None or batch.tokens is None:
-                raise ConfigError(
-                    f"stages.{name}: deepfm needs batch: {{tokens: N}}, the events of a step, e.g. 256"
-                )
+        super().check(scenario)
         widths = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
         if len(widths) != 1 or min(widths) < 2:
             raise ConfigError(
                 f"sparse.tables: deepfm needs one dim of at least 2 for all tables, got {sorted(widths)}"
             )
-
-    def check_columns(self, scenario: Any, log_columns: Sequence[str], items: Any) -> None:
-        """Raise ConfigError unless each feature is computed by the model, or is a column of the data or of a joined store."""
-        from nonet.samples.batches import CLICK_FEATURES, ItemFacts, check_click_features
-        from nonet.samples.batches.graphs import list_graph_features
-
-        joined = [column for join in scenario.data.join.values() for column in join.sources]
-        columns = (*log_columns, *ItemFacts.list_columns(items), *joined)
-        for name in scenario.data.graph:
-            if taken := set(list_graph_features([name])) & {*columns, *CLICK_FEATURES}:
-                raise ConfigError(
-                    f"data.graph.{name}: {min(taken)!r} is a feature or column already; give the graph another name"
-                )
-        columns = (*columns, *list_graph_features(scenario.data.graph))
-        for name, table in scenario.sparse.tables.items():
-            try:
-                check_click_features(table.features or [name], columns)
-            except ConfigError as error:
-                raise ConfigError(f"sparse.tables.{name}: {error}") from None
-
-    def _check_features(self, scenario: Any, stage: str, target: str) -> None:
-        """Raise ConfigError if a feature reveals the label: a column in the target condition, or that of `data.labels`."""
-        from nonet.models.deepfm.leaks import find_columns
-
-        labels = scenario.data.labels
-        label_columns = find_columns(target) | ({labels.name} if labels is not None else set())
-        for table, table_options in scenario.sparse.tables.items():
-            for feature in table_options.features or [table]:
-                if feature in label_columns:
-                    source = f"stages.{stage}.target" if feature in find_columns(target) else "data.labels"
-                    raise ConfigError(
-                        f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): the model would "
-                        "read what it must predict. Remove it; liked, disliked and taste have the labels of earlier events"
-                    )
 
 
 SPEC = DeepFmSpec()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nonet.embedding.reading import SparseReader
-from nonet.models.deepfm import ClickModel, ClickRequest, ClickScorer
+from nonet.models.clicks import ClickModel, ClickRequest, ClickScorer
 from nonet.models.inference.question import Answer, Question
 
 LABEL = "label of the target"

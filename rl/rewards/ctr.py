@@ -39,13 +39,13 @@ class PredictedClick(Reward):
 
     def setup(self) -> None:
         """Load the click model: its weights, sparse rows and training data."""
-        from nonet.models.deepfm import ClickModel
+        from nonet.models.clicks import ClickModel
 
         self.click_model = ClickModel(self.folder)
 
     def score(self, r: Rollouts) -> Any:
         """Return the click probability of each beam, or the mean click rate for unknown items; [U, W] float32."""
-        from nonet.models.deepfm import ClickContexts
+        from nonet.models.clicks import ClickContexts
 
         known = self.click_model.known  # the training data
         item_UW = locate_ids(known.item_id, r.item_id)

@@ -8,9 +8,9 @@ import torch
 from ring_world import Ring
 
 from nonet.models.generation.memory import MEMORY_WEIGHTS
-from nonet.models.policy import ItemSampler, compute_catalogue_log_prob
 from nonet.random import rng
 from nonet.rl import from_wire, to_wire
+from nonet.rl.policy import ItemSampler, compute_catalogue_log_prob
 from nonet.samples.batches import gather_masked_items
 from nonet.workers.roles import RolloutRequest
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.models import Muon
+from nonet.muon import Muon
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import (
     SavedTensors,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from nonet.models import Muon, orthogonalise
+from nonet.muon import Muon, orthogonalise
 from nonet.stored_tensors import StoredTensors
 from nonet.workers import SaveOptions, load_model
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, read_masters

@@ -29,10 +29,10 @@ from nonet.embedding.reading import (
 from nonet.errors import StaleVersion
 from nonet.models import build_model
 from nonet.models.generation import Recommender, SubCatalogue
-from nonet.models.policy import ItemSampler, is_drawn
 from nonet.models.ranking import MISSED
 from nonet.random import rng
 from nonet.rl import to_wire
+from nonet.rl.policy import ItemSampler, is_drawn
 from nonet.samples.batches import (
     find_recommendable_events,
     find_rl_events,

@@ -21,7 +21,7 @@ from nonet.deploy.serving.offline.exported import (
 from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
 from nonet.embedding.reading import MappedReader
-from nonet.models.deepfm import EventLabeller
+from nonet.models.clicks import EventLabeller
 from nonet.models.generation import Corpus
 from nonet.models.inference import ClickEngine
 

@@ -20,8 +20,8 @@ from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_run_setup
 from nonet.deploy.after import evaluate_run
 from nonet.errors import ConfigError
-from nonet.models.deepfm.model import ClickModel
-from nonet.models.deepfm.scorer import ClickRequest, ClickScorer, convert_values
+from nonet.models.clicks.model import ClickModel
+from nonet.models.clicks.scorer import ClickRequest, ClickScorer, convert_values
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.sequences.sequences import TEST
 from nonet.samples.tables.keys import NONE, compute_keys

@@ -22,8 +22,8 @@ from starlette.testclient import TestClient
 from nonet.deploy.after import evaluate_run
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
-from nonet.models.deepfm.model import ClickModel
-from nonet.models.deepfm.scorer import ClickScorer
+from nonet.models.clicks.model import ClickModel
+from nonet.models.clicks.scorer import ClickScorer
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.batches.graphs import list_graph_features
 from nonet.samples.sequences.sequences import TEST

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from nonet.models.deepfm import ClickSetup
+from nonet.models.clicks import ClickSetup
 from nonet.models.generation import as_array, load_events, read_items
 from nonet.samples.batches import ClickRows
 from nonet.samples.batches.graphs import Graphs

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_arrays
-from nonet.models.deepfm import ClickModel, compare_clicks, predict_baseline, summarise_clicks
+from nonet.models.clicks import ClickModel, compare_clicks, predict_baseline, summarise_clicks
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup

@@ -50,9 +50,7 @@ class ClickLearner(SupervisedLearner):
             # A rank's share may be empty; it still takes part in the collectives.
             if len(label) or is_divided(context.model):
                 with self.precision.cast(device):
-                    loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                        context.model(pooled), label.to(device), reduction="sum"
-                    )
+                    loss = context.model.compute_loss(pooled, label.to(device))
                 scaled_loss = self.precision.scale_loss(loss / all_events)
                 run_backward(context.dense, scaled_loss, is_last=not self.precision.scales)
         total_loss = context.member.sum_over_trainers(float(loss.detach()))[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.deepfm import find_columns, find_separating_columns
+from nonet.models.clicks import find_columns, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.workers.roles import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.models.deepfm import save_clicks
+from nonet.models.clicks import save_clicks
 from nonet.models.generation import as_array
 from nonet.workers import SaveOptions
 from nonet.workers.roles import CheckpointPart, StageSetup, Trainer

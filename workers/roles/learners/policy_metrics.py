@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from nonet.models.generation import move_batch
-from nonet.models.policy import compute_catalogue_log_prob, compute_kl, entropy
 from nonet.rl.algorithms import Algorithm
+from nonet.rl.policy import compute_catalogue_log_prob, compute_kl, entropy
 from nonet.workers import FrozenPolicy
 from nonet.workers.engines.division import join_passes
 from nonet.workers.roles import LearnerContext, StageSetup

@@ -18,7 +18,7 @@ from nonet.deploy.report.summaries import format_summary
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.deepfm.model import ClickModel
+from nonet.models.clicks.model import ClickModel
 from nonet.models.generation.corpus_items import read_items
 from nonet.rl.rewards.api import load_reward
 from nonet.rl.rewards.checks import score_checked

@@ -7,7 +7,7 @@ import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError
-from nonet.models.deepfm.leaks import find_columns, find_separating_columns
+from nonet.models.clicks.leaks import find_columns, find_separating_columns
 
 
 def clicks(tables, target="clicked == 1", **data):

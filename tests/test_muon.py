@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nonet.models.muon import Muon, orthogonalise
+from nonet.muon import Muon, orthogonalise
 
 
 def parameters(shapes, seed=0):

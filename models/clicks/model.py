@@ -1,4 +1,4 @@
-"""ClickModel: a trained DeepFM with its rows, loaded from a checkpoint's folder for inference.
+"""ClickModel: a trained click model with its rows, loaded from a checkpoint's folder for inference.
 
     <folder>/clicks/{model.json, events.npz}     inputs of the features; weights and rows are in dense/ and sparse/
 
@@ -24,8 +24,8 @@ from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import load_update
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
-from nonet.models.deepfm.deepfm import DeepFM
-from nonet.models.deepfm.known_clicks import LIKED, NOT_LIKED, KnownClicks
+from nonet.models import build_model
+from nonet.models.clicks.known_clicks import LIKED, NOT_LIKED, KnownClicks
 from nonet.ranges import expand_ranges
 from nonet.samples.batches import (
     ClickQuestions,
@@ -52,7 +52,7 @@ class ClickSetup:
     """Settings from which a click model is built.
 
     Attributes:
-        model: Options of DeepFM.
+        model: Arguments of `build_model`.
         tables: Arguments of `TableSpec` by table.
         features: Name of the table by feature.
         combiners: How the bags of a table are pooled, by table; "mean" by default.
@@ -78,11 +78,10 @@ class ClickSetup:
             for name, spec in self.tables.items()
         }
 
-    def build(self) -> DeepFM:
-        """Create the dense part with initial weights."""
-        options = {name: value for name, value in self.model.items() if name != "use"}
+    def build(self) -> Any:
+        """Create the dense part with initial weights: a module that computes logits [B] from pooled rows [B, D] by feature."""
         dims = {feature: int(self.tables[table]["dim"]) for feature, table in self.features.items()}
-        return DeepFM(dims, seed=self.seed, **options)
+        return build_model({"use": "deepfm", **self.model}, (), dims, self.seed)
 
 
 @dataclass(frozen=True)

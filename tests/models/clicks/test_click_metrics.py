@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.deepfm.metrics import auc, check_metric, compare_clicks, log_losses, summarise_clicks
+from nonet.models.clicks.metrics import auc, check_metric, compare_clicks, log_losses, summarise_clicks
 from nonet.random import rng
 
 
@@ -34,7 +34,7 @@ def test_log_loss_is_that_of_torch():
 
 
 def test_a_bootstrap_weighting_is_the_auc_of_the_repeated_rows():
-    from nonet.models.deepfm.metrics import _compute_weighted_aucs
+    from nonet.models.clicks.metrics import _compute_weighted_aucs
 
     draw = rng(3, "weights")
     score, label, times = draw.integers(0, 9, 60) / 9, draw.integers(0, 2, 60), draw.integers(0, 4, 60)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError
-from nonet.models.deepfm.known_clicks import LIKED, NOT_LIKED, UNLABELLED
+from nonet.models.clicks.known_clicks import LIKED, NOT_LIKED, UNLABELLED
 from nonet.samples.sequences import LABEL_TIME
 from nonet.samples.tables import NONE, as_numbers, list_names, match_rows
 

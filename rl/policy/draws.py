@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nonet.models.generation import Recommender, SubCatalogue, compute_leaf_log_probs
-from nonet.models.policy.walk import TrieWalk
+from nonet.rl.policy.walk import TrieWalk
 from nonet.samples.batches import gather_masked_items, locate_events
 from nonet.types import Jagged, SampleBatch
 

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError
-from nonet.models.deepfm.known_clicks import LIKED, NOT_LIKED, UNLABELLED
-from nonet.models.deepfm.model import ClickContexts, ClickModel
+from nonet.models.clicks.known_clicks import LIKED, NOT_LIKED, UNLABELLED
+from nonet.models.clicks.model import ClickContexts, ClickModel
 from nonet.samples.tables import NONE, as_numbers
 from nonet.types import Jagged
 

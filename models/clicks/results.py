@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nonet.models.deepfm.metrics import METRICS, compare_clicks, summarise_clicks
+from nonet.models.clicks.metrics import METRICS, compare_clicks, summarise_clicks
 from nonet.samples.sequences import TEST, Sequences
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.models.deepfm.baselines import (
+from nonet.models.clicks.baselines import (
     PENALTIES,
     LogisticRegression,
     _build_matrix,

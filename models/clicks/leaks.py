@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nonet.models.deepfm.metrics import auc
+from nonet.models.clicks.metrics import auc
 
 _MIN_VALUE_ROWS = 5  # Rows that a value must have to be considered.
 _MIN_ROW_SHARE = 0.5  # Share of the rows that such values must have for a column to be considered.
