@@ -119,6 +119,7 @@ class ModelSpec:
         makes_lists: Whether it recommends lists; then there are rollouts, RL, and a policy for repeats.
         rows: Unit of which a step's batch consists: "users" or "events".
         cuts_steps: Whether trainers divide a step into chunks that are computed one after another.
+        optimizers: The optimizers of a stage that can step it, the default one first; () for those of the engine.
         blocks: Whether the module has `blocks`, which an engine may recompute or compile.
         ahead: Default number of future events that are targets.
         aligns: Whether stages can align semantic ids with words: the module has `compute_alignment_loss(sids, texts)`.
@@ -145,6 +146,7 @@ class ModelSpec:
     makes_lists: ClassVar[bool] = True
     rows: ClassVar[str] = "users"
     cuts_steps: ClassVar[bool] = True
+    optimizers: ClassVar[tuple[str, ...]] = ()
     blocks: ClassVar[bool] = True
     ahead: ClassVar[int] = 3
     aligns: ClassVar[bool] = False
@@ -205,6 +207,10 @@ class ModelSpec:
 
     def check(self, scenario: Any) -> None:
         """Raise ConfigError if a scenario asks for something that the model cannot do; no file may be read."""
+
+    def list_packages(self, options: Options) -> Sequence[str]:
+        """Return the packages that must be installed where the model is built, besides those of nonet."""
+        return ()
 
     def check_files(self, scenario: Any) -> None:
         """Raise ConfigError if files of this machine that the options of the model name do not fit the scenario."""

@@ -23,7 +23,7 @@ from nonet.rl.rewards import check_options, find_reward
 from nonet.samples.batches.graphs import list_graph_features, list_read_graphs
 from nonet.samples.sources import EventNeeds
 from nonet.suggest import join_names, suggest_sentence
-from nonet.workers.engines import Engine
+from nonet.workers.engines import ENGINES, Engine
 from nonet.workers.roles import Weights
 from nonet.workers.roles.kinds import get_shipped_roles
 
@@ -119,9 +119,18 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
         trainer = stage.roles.get("trainer")
         if engine is not None and trainer is not None and (limit := _find_mesh_limit(engine, trainer)):
             yield f"stages.{name}.roles.trainer with engine {engine.use}, {limit}"
-        if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
-            supported = " or ".join(engine.spec.optimizers)
-            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {supported}}})"
+        optimizers = (
+            model.spec.optimizers
+            or (engine.spec if engine is not None else ENGINES.get(Engine.default)).optimizers
+        )
+        if stage.optimizer.use not in optimizers:
+            owner = (
+                f"model.use: {model.use}"
+                if model.spec.optimizers or engine is None
+                else f"engine {engine.use}"
+            )
+            supported = " or ".join(optimizers)
+            yield f"stages.{name}.optimizer: {stage.optimizer.use} with {owner} (set optimizer: {{use: {supported}}})"
         if stage.kind.aligns and not model.spec.aligns:
             yield f"stages.{name}.use: {stage.use} with model.use: {model.use} (it has no words)"
         if stage.kind.rolls_out and not model.spec.makes_lists:

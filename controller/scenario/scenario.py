@@ -124,11 +124,14 @@ class Scenario(StrictModel):
     @field_validator("stages")
     @classmethod
     def _choose_optimizers(cls, stages: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Return the stages, those that name no optimizer with one that the trainers' engine supports."""
+        """Return the stages, those that name no optimizer with one that the model and the trainers' engine support."""
         trainer: Role | None = info.data.get("roles", {}).get("trainer")
-        if trainer is None or trainer.engine is None:
+        model: Model | None = info.data.get("model")
+        supported = model.spec.optimizers if model is not None else ()
+        if not supported and trainer is not None and trainer.engine is not None:
+            supported = trainer.engine.spec.optimizers
+        if not supported:
             return stages
-        supported = trainer.engine.spec.optimizers
         return {name: stage.choose_optimizer(supported) for name, stage in stages.items()}
 
     @model_validator(mode="after")

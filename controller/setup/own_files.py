@@ -29,8 +29,13 @@ _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders th
 
 
 def list_named_files(scenario: Scenario) -> list[str]:
-    """Return every `file.py` that a `use:`, a metric or an optimizer of the scenario names, once each, in their order."""
-    uses = [*_list_uses(to_document(scenario)), *scenario.evaluate.metrics, *_list_optimizers(scenario)]
+    """Return every `file.py` that a `use:`, the model, a metric or an optimizer names, once each, in their order."""
+    uses = [
+        *_list_uses(to_document(scenario)),
+        scenario.model.get_options().get("path"),
+        *scenario.evaluate.metrics,
+        *_list_optimizers(scenario),
+    ]
     return list(dict.fromkeys(filter(None, map(parse_file, uses))))
 
 

@@ -140,6 +140,7 @@ def _check_definition(
     """
     _check_engine(scenario, checks)
     _check_trackers(scenario, checks)
+    _check_model_packages(scenario, checks)
     model = scenario.model
     if checks.accept_addresses("model", model.get_options()):
         model.spec.check_files(scenario)
@@ -241,6 +242,23 @@ def _check_engine(scenario: Scenario, checks: FileChecks) -> None:
         checks.unchecked.append(f"roles.trainer.engine: the package {package}")
         return
     raise ConfigError(f"roles.trainer.engine: {package} is not installed: pip install 'nonet[{engine.use}]'")
+
+
+def _check_model_packages(scenario: Scenario, checks: FileChecks) -> None:
+    """Raise ConfigError if a package of the model is not installed where the run will be, in a pool without own packages."""
+    model = scenario.model
+    missing = [name for name in model.spec.list_packages(model.get_options()) if find_spec(name) is None]
+    for role in ("trainer", "evaluator") if missing else ():
+        pool = scenario.pools.get(getattr(scenario.roles.get(role), "pool", None) or "")
+        env = (pool and pool.env) or Env()
+        if env.python or env.pip or env.image:
+            continue
+        if not checks.allows_absent:
+            raise ConfigError(
+                f"model.use: {missing[0]} is not installed for the {role}: pip install 'nonet[{model.use}]', or give the role a pool "
+                "whose env.python has it"
+            )
+        checks.unchecked.append(f"model.use: the package {missing[0]} for the {role}")
 
 
 def _check_trackers(scenario: Scenario, checks: FileChecks) -> None:

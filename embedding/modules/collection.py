@@ -222,10 +222,28 @@ class EmbeddingCollection(_SparseCollection):
 
 
 class EmbeddingBagCollection(_SparseCollection):
-    """An embedding module that returns the sum or mean of the rows of each bag; an empty bag is zeros."""
+    """An embedding module that returns the sum or mean of the rows of each bag; an empty bag is zeros.
+
+    Args:
+        tables: The tables.
+        source: The source of rows.
+        sequences: By feature whose rows are not pooled, the number L of the newest (last) ids of a bag whose rows are returned.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableConfig],
+        source: RowSource,
+        sequences: Mapping[str, int] | None = None,
+    ):
+        super().__init__(tables, source)
+        self.sequences = dict(sequences or {})
 
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Tensor]:
-        """Return rows [B, D] by feature, for ids as int64 [B] or Jagged (or text, if configured)."""
+        """Return rows [B, D] by feature, for ids as int64 [B] or Jagged (or text, if configured).
+
+        A sequence has rows [B, L, D], oldest first and zeros after the last, and under NAME_mask [B, L] ones where rows are.
+        """
         return self.pool(self.pull(batch, device))
 
     @_disable_compile
@@ -252,7 +270,12 @@ class EmbeddingBagCollection(_SparseCollection):
         for name, config in self.tables.items():
             pooled = pool(pulled.rows[name], pulled.offsets[name], config.combiner)
             rows_by_feature |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
-        return {name: rows_by_feature[name] for name in self.features}
+            n_bags = (len(pulled.offsets[name]) - 1) // len(config.features)
+            for index, feature in enumerate(config.features):
+                if (length := self.sequences.get(feature)) is not None:
+                    offsets = pulled.offsets[name][index * n_bags : (index + 1) * n_bags + 1]
+                    rows_by_feature |= pad_sequences(feature, pulled.rows[name], offsets, length)
+        return rows_by_feature
 
 
 def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:
@@ -261,6 +284,19 @@ def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:
         return rows_ND.new_zeros(len(offsets_B1) - 1, rows_ND.shape[1]) + rows_ND.sum()
     indices_N = torch.arange(len(rows_ND), device=rows_ND.device)
     return functional.embedding_bag(indices_N, rows_ND, offsets_B1, mode=combiner, include_last_offset=True)
+
+
+def pad_sequences(name: str, rows_ND: Tensor, offsets_B1: Tensor, length: int) -> dict[str, Tensor]:
+    """Return the rows [B, L, D] of the newest ids of each bag by the name of the feature, and their mask [B, L] by NAME_mask."""
+    end_B1 = offsets_B1[1:, None]
+    start_B1 = torch.maximum(offsets_B1[:-1, None], end_B1 - length)
+    index_BL = start_B1 + torch.arange(length, device=rows_ND.device)
+    mask_BL = index_BL < end_B1
+    if not len(rows_ND):
+        rows_BLD = rows_ND.new_zeros(*mask_BL.shape, rows_ND.shape[1]) + rows_ND.sum()
+    else:
+        rows_BLD = rows_ND[torch.where(mask_BL, index_BL, 0)] * mask_BL[..., None]
+    return {name: rows_BLD, f"{name}_mask": mask_BL.to(rows_ND.dtype)}
 
 
 def _check_bags(bag_counts: Mapping[str, int]) -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nonet.embedding.modules import EmbeddingBagCollection, ReaderRowSource, TableConfig
+from nonet.embedding.modules import EmbeddingBagCollection, ReaderRowSource, RowSource, TableConfig
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import load_update
 from nonet.embedding.tables import TableSpec
@@ -77,6 +77,24 @@ class ClickSetup:
             )
             for name, spec in self.tables.items()
         }
+
+    def build_bags(self, source: RowSource) -> EmbeddingBagCollection:
+        """Create the collection that reads the rows of the features of a batch from a source."""
+        return EmbeddingBagCollection(self.make_table_configs(), source, self.sequences)
+
+    def describe(self, module: Any) -> ClickSetup:
+        """Return the settings with the configuration of a trained module, if it has one, in place of a file of the user."""
+        architecture = getattr(module, "architecture", None)
+        return (
+            self
+            if architecture is None
+            else replace(self, model={**self.model, "architecture": architecture})
+        )
+
+    @property
+    def sequences(self) -> dict[str, int]:
+        """By feature whose rows are not pooled, the number of its newest ids that are read."""
+        return dict.fromkeys(self.model.get("sequences", ()), self.history)
 
     def build(self) -> Any:
         """Create the dense part with initial weights: a module that computes logits [B] from pooled rows [B, D] by feature."""
@@ -142,8 +160,7 @@ class ClickModel:
     def _build(self, config: dict[str, Any], arrays: Any, dense: Path, reader: Any) -> None:
         """Build the modules and the facts of the model."""
         self.setup = ClickSetup(**config["setup"])
-        configs = self.setup.make_table_configs()
-        self.bags = EmbeddingBagCollection(configs, ReaderRowSource(reader)).eval()
+        self.bags = self.setup.build_bags(ReaderRowSource(reader)).eval()
         self.model = self.setup.build().eval()
         self.model.load_state_dict(dict(StoredTensors(dense)))
         self.items = ItemFacts(

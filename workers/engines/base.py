@@ -43,10 +43,10 @@ class OptimizerOptions(StrictModel):
     """Options of a stage's dense optimizer. A single word, such as `optimizer: adamw`, means `{use: adamw}`."""
 
     use: Annotated[
-        Literal["muon", "adamw"],
+        Literal["muon", "adamw", "keras"],
         Field(
-            description="muon for hidden matrices and AdamW for the rest, or AdamW for all; by default muon, or adamw if the "
-            "engine does not support muon"
+            description="muon for hidden matrices and AdamW for the rest, AdamW for all, or the optimizer of a Keras model; by "
+            "default muon, or adamw if the engine does not support muon"
         ),
     ] = "muon"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1

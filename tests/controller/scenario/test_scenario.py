@@ -107,7 +107,7 @@ def test_a_map_where_a_number_may_stand_is_judged_as_a_map():
             "stages.rl.rewards.hit.weight.steps: is required",
         ),
         ("stages.rl.rewards={float: {weight: {star: 0}}}", "stages.rl.rewards.float.weight."),
-        ("stages.rl.optimizer=muonn", "stages.rl.optimizer.use: input should be 'muon' or 'adamw'"),
+        ("stages.rl.optimizer=muonn", "stages.rl.optimizer.use: input should be 'muon', 'adamw' or 'keras'"),
         ("roles={trainer: {workers: {min: 3}}}", "roles.trainer.workers.max: is required and missing"),
         (
             "data.join={item: {use: a, columns: [1]}}",
@@ -249,7 +249,7 @@ def test_an_engine_s_own_optimizer_is_the_default_and_one_that_is_named_stays(ch
 
 
 def test_an_optimizer_that_is_neither_is_told_what_there_is():
-    with pytest.raises(ConfigError, match="input should be 'muon' or 'adamw', got 'adamx'"):
+    with pytest.raises(ConfigError, match="input should be 'muon', 'adamw' or 'keras', got 'adamx'"):
         load_scenario("quickstart", ["stages.pretrain.optimizer=adamx"])
 
 

@@ -60,6 +60,4 @@ class ClickLearner(SupervisedLearner):
     @cached_property
     def _bags(self) -> EmbeddingBagCollection:
         """The pooled embeddings of all features; each step gives them the rows of its keys."""
-        return EmbeddingBagCollection(
-            make_click_setup(self.context.run).make_table_configs(), PrefetchedRows({})
-        )
+        return make_click_setup(self.context.run).build_bags(PrefetchedRows({}))

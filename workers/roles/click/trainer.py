@@ -38,7 +38,8 @@ class ClickTrainer(Trainer):
         parts = super()._list_checkpoint_parts(saving)
         if self.rank:
             return parts
-        setup, items = make_click_setup(self.run), as_array(self.corpus.items["item_id"])
+        setup = make_click_setup(self.run).describe(self.model)
+        items = as_array(self.corpus.items["item_id"])
         clicks = self.corpus.label_events(self._target)
         joins = select_joins(self.run)
         return [*parts, lambda folder: save_clicks(folder, setup, clicks, items, joins)]

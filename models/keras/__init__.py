@@ -1,0 +1,5 @@
+"""Click models that are written in Keras, computed by TensorFlow or JAX."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,77 @@
+"""KerasRanker: a Keras model as a torch module, so that engines, checkpoints, services and rewards treat it as any other.
+
+The weights are torch parameters, in host memory. Keras computes the loss and all gradients in one compiled call, and the
+gradients enter torch's backward pass there. So the gradients of several ranks are summed, clipped and checked as those of other
+models. Only the step is Keras's (`optimizer.py`).
+"""
+
+# Shapes: B rows, D width of a feature, L events of a sequence.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nonet.models.keras.compiled import CompiledModel
+
+
+class KerasRanker(nn.Module):
+    """A Keras model with its weights as torch parameters.
+
+    Args:
+        compiled: The compiled functions of the model.
+        values: Values of the weights, in the order of the variables.
+
+    Attributes:
+        compiled: The compiled functions of the model.
+    """
+
+    def __init__(self, compiled: CompiledModel, values: Sequence[Tensor]):
+        super().__init__()
+        self.compiled = compiled
+        for variable, value in zip(compiled.variables, values, strict=True):
+            self.register_parameter(variable.path, nn.Parameter(value))
+
+    def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
+        """Compute the logits [B] from rows by feature: pooled [B, D], of a sequence [B, L, D], or a mask [B, L].
+
+        They have no gradients: `compute_loss` has.
+        """
+        return self.compiled.compute_logits(list(self.parameters()), pooled)
+
+    def compute_loss(self, pooled: Mapping[str, Tensor], label: Tensor) -> Tensor:
+        """Compute the sum of the log losses of rows with labels [B], in nats, in training mode."""
+        rows = [pooled[name] for name in self.compiled.features]
+        return _KerasLoss.apply(self, pooled, label, *rows, *self.parameters())  # type: ignore[return-value]
+
+    @property
+    def architecture(self) -> str:
+        """The configuration of the model as JSON, from which `build` makes it again."""
+        return self.compiled.architecture
+
+    def make_optimizer(self, weight_decay: float) -> torch.optim.Optimizer:
+        """Make the optimizer that steps the weights: the one that the model was compiled with, or AdamW."""
+        from nonet.models.keras.optimizer import KerasOptimizer
+
+        return KerasOptimizer(self, weight_decay)
+
+
+class _KerasLoss(torch.autograd.Function):
+    """The loss of a ranker, whose gradients Keras computes together with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ranker: KerasRanker, pooled: Mapping[str, Tensor], label: Tensor, *inputs: Tensor
+    ) -> Tensor:
+        weights = list(ranker.parameters())
+        loss, of_weights, of_rows = ranker.compiled.compute_gradients(weights, pooled, label)
+        ctx.gradients = [*of_rows, *of_weights]
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (scale,) = upstream
+        return None, None, None, *(gradient * scale for gradient in ctx.gradients)

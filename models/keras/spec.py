@@ -1,0 +1,128 @@
+"""Spec of click models that are written in Keras."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from nonet.errors import ConfigError
+from nonet.models import ModelContext, Options
+from nonet.models.clicks import ClickSpec
+from nonet.models.keras.backends import BACKENDS
+from nonet.options import StrictModel
+from nonet.plugins import LocatedName, parse_file
+from nonet.replaceable import get_files
+
+
+class KerasOptions(StrictModel):
+    """Options of a click model that is written in Keras."""
+
+    path: Annotated[
+        str,
+        Field(
+            description="file.py:NAME of a function that gets the shape of each feature by name, and returns a keras.Model "
+            "with an input for each and one logit as output"
+        ),
+    ]
+    backend: Annotated[str, Field(description="tensorflow or jax")] = "tensorflow"
+    sequences: Annotated[
+        list[str],
+        Field(
+            description="features whose rows are not pooled: the rows of the newest ids, [data.history, dim], and NAME_mask"
+        ),
+    ] = []
+
+    @field_validator("path")
+    @classmethod
+    def _locate_path(cls, path: str, info: ValidationInfo) -> str:
+        """Return the reference with its absolute path as its address."""
+        if parse_file(path) is None or not path.partition(":")[2]:
+            raise ValueError(f"wanted file.py:NAME, such as ranker.py:build, got {path!r}")
+        return LocatedName(path, get_files(info).make_absolute(path))
+
+    @field_validator("backend")
+    @classmethod
+    def _check_backend(cls, backend: str) -> str:
+        """Check that there is a backend of this name."""
+        BACKENDS.get(backend)
+        return backend
+
+
+class KerasSpec(ClickSpec):
+    """Spec of a click model that is written in Keras."""
+
+    name: ClassVar[str] = "a Keras model"
+    options: ClassVar[type[StrictModel]] = KerasOptions
+    build: ClassVar[str] = "nonet.models.keras:build"
+    optimizers: ClassVar[tuple[str, ...]] = ("keras",)
+
+    def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:
+        """Return the options with the absolute path of the user's file and the length of sequences."""
+        path = options["path"]
+        return {**options, "path": getattr(path, "address", path), "length": around.history}
+
+    def check(self, scenario: Any) -> None:
+        """Check what all click models need (`ClickSpec.check`), and what Keras computes.
+
+        Raises:
+            ConfigError: A role of the model is on an accelerator, the engine divides weights, the precision is reduced, or a
+                sequence is no feature.
+        """
+        super().check(scenario)
+        features = {name for key, table in scenario.sparse.tables.items() for name in table.features or [key]}
+        for name in scenario.model.get_options()["sequences"]:
+            if name not in features:
+                raise ConfigError(
+                    f"model.sequences: {name!r} is no feature of sparse.tables; features: {', '.join(sorted(features))}"
+                )
+        for role in ("trainer", "evaluator"):
+            pool = scenario.pools.get(getattr(scenario.roles.get(role), "pool", None) or "")
+            if pool is not None and pool.device != "cpu":
+                raise ConfigError(
+                    f"roles.{role}.pool: a Keras model is computed on cpu, and the pool has {pool.device}; choose a pool of cpu"
+                )
+        engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
+        if engine is not None and engine.use != "ddp":
+            raise ConfigError(
+                f"roles.trainer.engine: a Keras model is trained by ddp, got {engine.use}; remove it"
+            )
+        for name, stage in scenario.stages.items():
+            if stage.precision.use != "fp32":
+                raise ConfigError(f"stages.{name}.precision: a Keras model is trained in fp32; remove it")
+
+    def list_packages(self, options: Options) -> Sequence[str]:
+        """Return keras and the package of the backend."""
+        return ("keras", BACKENDS.get(options["backend"]).package)
+
+    def check_files(self, scenario: Any) -> None:
+        """Build the model in a process of the trainers' interpreter, if it is on this machine and has the packages.
+
+        Raises:
+            ConfigError: The model cannot be built.
+        """
+        from nonet.models.keras.check import check_ranker
+
+        options = scenario.model.get_options()
+        pool = scenario.pools.get(getattr(scenario.roles.get("trainer"), "pool", None) or "")
+        env = getattr(pool, "env", None)
+        if env is None or not (env.python or env.pip or env.image):
+            python = sys.executable if None not in map(find_spec, self.list_packages(options)) else None
+        else:
+            python = shutil.which(env.python) if env.python else None
+        if python is None:
+            return
+        features = {
+            feature: table.dim or scenario.sparse.defaults.dim
+            for name, table in scenario.sparse.tables.items()
+            for feature in table.features or [name]
+        }
+        around = ModelContext(levels=0, codes=0, history=scenario.data.history)
+        check_ranker(python, self.make_build_options(options, around), features)
+
+
+SPEC = KerasSpec()
