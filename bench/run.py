@@ -116,6 +116,10 @@ BENCHES = {
         "runs.quickstart:bench_repeat",
         "whether runs with the same seed, separate or collocated, have identical bits",
     ),
+    "rankers": (
+        "models.rankers:bench_rankers",
+        "a Keras model on our sparse rows: agreement with torch, and speed compared with a plain Keras loop",
+    ),
     "rewards": (
         "rl.rewards:bench_rewards",
         "a reward that sleeps 50 ms per user, on four workers, compared with the time that it sleeps",

@@ -255,8 +255,8 @@ def _check_model_packages(scenario: Scenario, checks: FileChecks) -> None:
             continue
         if not checks.allows_absent:
             raise ConfigError(
-                f"model.use: {missing[0]} is not installed for the {role}: pip install 'nonet[{model.use}]', or give the role a pool "
-                "whose env.python has it"
+                f"model.use: {missing[0]} is not installed for the {role}: pip install 'nonet[{model.use}]', or give the role a "
+                "pool whose env.python has it"
             )
         checks.unchecked.append(f"model.use: the package {missing[0]} for the {role}")
 

@@ -1,4 +1,5 @@
 from .collection import EmbeddingBagCollection as EmbeddingBagCollection
+from .collection import LocalRowSource as LocalRowSource
 from .collection import ReaderRowSource as ReaderRowSource
 from .collection import RowSource as RowSource
 from .collection import TableConfig as TableConfig

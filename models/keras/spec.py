@@ -74,6 +74,8 @@ class KerasSpec(ClickSpec):
                 sequence is no feature.
         """
         super().check(scenario)
+        if not scenario.sparse.tables:
+            raise ConfigError("sparse.tables: a Keras model needs at least one, whose rows it reads")
         features = {name for key, table in scenario.sparse.tables.items() for name in table.features or [key]}
         for name in scenario.model.get_options()["sequences"]:
             if name not in features:

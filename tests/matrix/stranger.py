@@ -6,6 +6,7 @@ Members walk a ring of articles. An article has a list of categories, a price, a
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "hf": {"use": "hf", "config": _QWEN},
     "hf-lora": {"use": "hf", "path": "backbone", "lora": {"rank": 2, "alpha": 4.0}},
     "click": {"use": "deepfm", "hidden": [8], "dropout": 0.0},
+    "keras": {"use": "keras", "path": "rankers.py:build_din", "backend": "jax", "sequences": ["liked"]},
 }
 """The kinds of models, by the name of their column in the matrix."""
+CLICKS = ("click", "keras")
+"""Those that predict clicks."""
 MODEL_USES = {name: model["use"] for name, model in MODELS.items()}
 
+RANKERS = Path(__file__).parents[2] / "examples" / "keras" / "rankers.py"
 REWARD = """
 import nonet
 
@@ -126,6 +131,7 @@ class Shop:
         self.titles = [None if i == WITHOUT_TITLE else f"article {chr(97 + i % 26)}{i}" for i in items]
         self.articles = self.make_articles(items.tolist())
         pq.write_table(self.articles, folder / "articles.parquet")
+        shutil.copy(RANKERS, folder)
         (folder / "rewards").mkdir()
         (folder / "rewards" / "cheap.py").write_text(REWARD)
 
@@ -154,8 +160,8 @@ class Shop:
         scenario: dict[str, Any] = copy.deepcopy(
             {"name": name.replace(" ", "-"), **_BASE, "model": MODELS[kind]}
         )
-        merge(scenario, copy.deepcopy(_CLICKS if kind == "click" else _LISTS))
-        if "path" in scenario["model"]:
+        merge(scenario, copy.deepcopy(_CLICKS if kind in CLICKS else _LISTS))
+        if scenario["model"].get("path") == "backbone":
             scenario["model"]["path"] = self.make_backbone()
         for variant in variants:
             merge(scenario, copy.deepcopy(VARIANTS[variant](self, kind)))
@@ -243,7 +249,7 @@ def merge(document: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _join(shop: Shop, kind: str) -> dict[str, Any]:
     store = shop.write_store(str(shop.folder / "features.store"))
-    tables = {} if kind.startswith("hf") else {"maker": {} if kind == "click" else {"dim": 8}}
+    tables = {} if kind.startswith("hf") else {"maker": {} if kind in CLICKS else {"dim": 8}}
     return {
         "data": {"join": {"item": {"use": store, "columns": ["maker", "stock"]}}},
         "sparse": {"tables": tables},
@@ -252,7 +258,7 @@ def _join(shop: Shop, kind: str) -> dict[str, Any]:
 
 def _join_from_redis(shop: Shop, kind: str) -> dict[str, Any]:
     store = shop.write_store(shop.redis) if shop.redis else "redis://stores.example:6379/features"
-    tables = {} if kind.startswith("hf") else {"depot": {} if kind == "click" else {"dim": 8}}
+    tables = {} if kind.startswith("hf") else {"depot": {} if kind in CLICKS else {"dim": 8}}
     join = {"on": "item", "use": store, "columns": {"depot": "stock"}}
     return {"data": {"join": {"trend": join}}, "sparse": {"tables": tables}}
 

@@ -34,6 +34,17 @@ REFUSED: dict[tuple[str, str], str] = {
     ("hf", "graph"): "data.graph with model.use: hf",
     ("hf-lora", "graph"): "data.graph with model.use: hf",
     ("click", "streams"): "data.source: parquet with model.use: deepfm (the model reads events",
+    ("keras", "align"): "it has no words",
+    ("keras", "memory"): "model.memory: a Keras model recommends no lists",
+    ("keras", "no tables"): "sparse.tables: a Keras model needs at least one",
+    ("keras", "rl"): "stages.rl with rewards for keras, which makes no lists",
+    ("keras", "parquet"): "data.source: parquet with model.use: keras (the model reads events",
+    ("keras", "streams"): "data.source: parquet with model.use: keras (the model reads events",
+    ("keras", "tensor"): "tensor: 2 and this model (its blocks cannot be divided; leave tensor out)",
+    **{
+        ("keras", engine): f"roles.trainer.engine: a Keras model is trained by ddp, got {use}"
+        for engine, use in (("fsdp2", "fsdp2"), ("replicate", "fsdp2"), ("deepspeed", "deepspeed"))
+    },
 }
 """What the line says, for the combinations of a kind and a variant that no run has."""
 HOLES: dict[tuple[str, str], int] = {}

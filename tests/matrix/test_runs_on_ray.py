@@ -19,7 +19,7 @@ import pytest
 from covering import ROWS
 from finished import make_run
 from redis_server import RedisServer
-from stranger import MODEL_USES, Shop
+from stranger import CLICKS, MODEL_USES, Shop
 
 from nonet import yaml
 from nonet.controller.record import Checkpoints, RunFolder
@@ -50,7 +50,7 @@ class RayRuns:
         if kind not in self._made:
             (self._root / kind).mkdir()
             shop = Shop(self._root / kind)
-            scenario = shop.write_scenario(kind, () if kind == "click" else ("rl",))
+            scenario = shop.write_scenario(kind, () if kind in CLICKS else ("rl",))
             code, _, err = command("run", scenario, "--run-dir", shop.folder / "runs" / "first")
             assert code == 0, err
             self._made[kind] = shop, RunFolder(shop.folder / "runs" / "first"), scenario
@@ -63,7 +63,7 @@ def ray_runs(ray_local, tmp_path_factory):
 
 
 every_kind = pytest.mark.parametrize("kind", MODEL_USES)
-every_kind_of_lists = pytest.mark.parametrize("kind", [kind for kind in MODEL_USES if kind != "click"])
+every_kind_of_lists = pytest.mark.parametrize("kind", [kind for kind in MODEL_USES if kind not in CLICKS])
 
 
 def list_names(folder: Path) -> set[str]:
@@ -136,7 +136,7 @@ def compare_two_trainers(command, scenario, tmp_path, engine):
 @every_kind
 def test_two_trainers_that_divide_the_model_write_the_files_of_one(ray_local, tmp_path, kind, command):
     shop = Shop(tmp_path)
-    variants = () if kind == "click" else ("rl",)
+    variants = () if kind in CLICKS else ("rl",)
     scenario = shop.write_scenario(kind, variants)
     compare_two_trainers(command, scenario, tmp_path, "{use: fsdp2}")
 
@@ -179,8 +179,8 @@ def test_seeds_are_run_and_combined(ray_runs, kind, command, tmp_path):
 @every_kind
 def test_a_key_is_tuned(ray_runs, kind, command, tmp_path):
     shop, _, scenario = ray_runs.open(kind, command)
-    stage = "train" if kind == "click" else "pretrain"
-    space = {f"stages.{stage}.lr": {"log": [1e-3, 1e-2]}, "metric": "auc" if kind == "click" else "ndcg@5"}
+    stage = "train" if kind in CLICKS else "pretrain"
+    space = {f"stages.{stage}.lr": {"log": [1e-3, 1e-2]}, "metric": "auc" if kind in CLICKS else "ndcg@5"}
     (tmp_path / "space.yaml").write_text(yaml.dump(space))
     words = ("--space", tmp_path / "space.yaml", "--trials", 2, "--run-dir", tmp_path / "search", "--json")
     code, out, err = command("tune", scenario, *words)
@@ -195,7 +195,7 @@ def test_rewards_are_traded_off_or_that_is_refused(ray_runs, kind, command, tmp_
     _, run, _ = ray_runs.open(kind, command)
     sweep = "stages.rl.rewards.cheap.weight=0,1"
     code, out, err = command("tradeoff", run.path, sweep, "--run-dir", tmp_path / "sweep", "--json")
-    if kind == "click":
+    if kind in CLICKS:
         assert code == 2
         assert err.count("\n") == 1
         assert "predicts clicks" in err
@@ -277,7 +277,7 @@ def test_a_server_in_its_own_process_answers(no_ray, tmp_path, kind):
     )
     try:
         wait_for_server(port, process)
-        path, body = ("/score", {"items": shop.item_ids[:3]}) if kind == "click" else ("/recommend", {"k": 3})
+        path, body = ("/score", {"items": shop.item_ids[:3]}) if kind in CLICKS else ("/recommend", {"k": 3})
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}{path}",
             json.dumps({"user": shop.user_ids[0], **body}).encode(),

@@ -19,7 +19,6 @@ class TensorFlowBackend(KerasBackend):
 
     def configure(self, threads: int) -> None:
         """Choose deterministic operations, and a number of threads for each operation and for independent ones."""
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import tensorflow as tf
 

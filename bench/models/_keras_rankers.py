@@ -1,0 +1,84 @@
+"""The Keras models of `bench rankers`: DeepFM as `nonet.models.deepfm` has it, and a plain Keras loop with tables of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+from torch import Tensor
+
+_HIDDEN = (64, 32)
+
+
+def build(features: Mapping[str, tuple[int, ...]], optimizer: keras.Optimizer) -> keras.Model:
+    """Build DeepFM without dropout, compiled with an optimizer."""
+    inputs = {name: keras.Input(shape, name=name) for name, shape in features.items()}
+    model = keras.Model(inputs, compute_logit(list(inputs.values())))
+    model.compile(optimizer=optimizer)
+    return model
+
+
+def build_sgd(features: Mapping[str, tuple[int, ...]]) -> keras.Model:
+    """Build it with SGD."""
+    return build(features, keras.optimizers.SGD())
+
+
+def build_adagrad(features: Mapping[str, tuple[int, ...]]) -> keras.Model:
+    """Build it with Adagrad."""
+    return build(features, keras.optimizers.Adagrad(initial_accumulator_value=0.1, epsilon=1e-7))
+
+
+def build_adam(features: Mapping[str, tuple[int, ...]]) -> keras.Model:
+    """Build it with Adam."""
+    return build(features, keras.optimizers.Adam(epsilon=1e-7))
+
+
+def compute_logit(rows: Sequence[Any]) -> Any:
+    """Compute the logit [B, 1] of DeepFM from a row [B, D] per feature."""
+    stacked = ops.stack(list(rows), axis=1)
+    factors = stacked[..., 1:]
+    square_of_sum, sum_of_squares = ops.square(ops.sum(factors, 1)), ops.sum(ops.square(factors), 1)
+    pairs = 0.5 * ops.sum(square_of_sum - sum_of_squares, -1)
+    hidden = layers.Flatten()(factors)
+    for width in _HIDDEN:
+        hidden = layers.Dense(width, activation="relu")(hidden)
+    return layers.Dense(1)(hidden) + ops.expand_dims(ops.sum(stacked[..., 0], 1) + pairs, 1)
+
+
+def make_plain_step(
+    ranker: Any,
+    features: Sequence[str],
+    n_ids: int,
+    dim: int,
+    rate: float,
+    batches: Sequence[tuple[Mapping[str, Tensor], Tensor]],
+) -> Callable[[int], None]:
+    """Make the step of a plain Keras loop: an `Embedding` layer per feature, `train_on_batch`, and Adagrad for all weights.
+
+    Args:
+        ranker: Not used; it is built before, so that Keras has its backend.
+        features: Names of the features.
+        n_ids: Number of ids of a feature.
+        dim: Width of a row.
+        rate: The learning rate.
+        batches: The batches, ids [B] by feature from 1 and labels [B].
+    """
+    inputs = {name: keras.Input((), dtype="int32", name=name) for name in features}
+    rows = [layers.Embedding(n_ids + 1, dim)(inputs[name]) for name in features]
+    model = keras.Model(inputs, compute_logit(rows))
+    model.compile(
+        optimizer=keras.optimizers.Adagrad(rate), loss=keras.losses.BinaryCrossentropy(from_logits=True)
+    )
+    arrays = [
+        ({name: ids.numpy().astype(np.int32) for name, ids in batch.items()}, label.numpy()[:, None])
+        for batch, label in batches
+    ]
+
+    def step(turn: int) -> None:
+        ids, label = arrays[turn % len(arrays)]
+        model.train_on_batch(ids, label)
+
+    return step
