@@ -51,6 +51,8 @@ ROOMS = {
         "",
         "clicks",
         "deepfm",
+        "keras/backends",
+        "keras",
         "generation",
         "sid_decoder",
         "hf",

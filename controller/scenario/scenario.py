@@ -48,7 +48,7 @@ from nonet.errors import ConfigError
 from nonet.models import Model
 from nonet.models.tokenizer.kinds import Tokenizer
 from nonet.options import StrictModel, Word
-from nonet.plugins import HERE, PluginFiles
+from nonet.plugins import HERE, LocatedName, PluginFiles
 from nonet.replaceable import get_files
 from nonet.suggest import suggest_inline
 from nonet.workers.roles import Weights
@@ -341,9 +341,14 @@ def to_document(scenario: BaseModel) -> dict[str, Any]:
 
 
 def _name_uses(value: Any) -> Any:
-    """Return a copy of plain data in which classes and functions, which a script may set as `use`, are import paths."""
+    """Return a copy of plain data in which classes and functions, which a script may set as `use`, are import paths.
+
+    A name with an address (`LocatedName`) is the name alone.
+    """
     if yaml.is_map(value):
         return {key: _name_uses(child) for key, child in value.items()}
     if isinstance(value, list):
         return [_name_uses(child) for child in cast("list[Any]", value)]
+    if isinstance(value, LocatedName):
+        return str(value)
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value

@@ -80,9 +80,8 @@ class ClickSpec(ModelSpec):
                 f"model.memory: {self.name} recommends no lists to which a memory could add items; remove it"
             )
         if scenario.evaluate.baselines is not None:
-            raise ConfigError(
-                f"evaluate.baselines: {self.name} is compared with {' and '.join(self.list_baselines(scenario.data.graph))}; remove it"
-            )
+            names = " and ".join(self.list_baselines(scenario.data.graph))
+            raise ConfigError(f"evaluate.baselines: {self.name} is compared with {names}; remove it")
         if scenario.evaluate.shuffle_ties:
             raise ConfigError(f"evaluate.shuffle_ties: {self.name} ranks no lists; remove it")
         for name, stage in scenario.stages.items():

@@ -1,3 +1,2 @@
-from .build import build as build
-from .optimizer import KerasOptimizer as KerasOptimizer
+from .builder import build as build
 from .ranker import KerasRanker as KerasRanker

@@ -53,7 +53,7 @@ def check_ranker(python: str, options: Mapping[str, Any], features: Mapping[str,
 
 def main() -> None:
     """Build the ranker that the argument describes, and print the result as JSON."""
-    from nonet.models.keras.build import build
+    from nonet.models.keras.builder import build
 
     request = json.loads(sys.argv[1])
     try:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nonet.models.keras.ranker import KerasRanker
+from nonet.models.keras.compiled import CompiledModel
 
 _RATE = "learning_rate"  # The last part of the path of the variable that has the learning rate.
 
 
 class KerasOptimizer(torch.optim.Optimizer):
-    """Steps the weights of a ranker with a Keras optimizer.
+    """Steps the weights of a model with a Keras optimizer.
 
     The variables of the optimizer are kept as torch tensors, as the state of the first parameter, under their Keras paths.
 
     Args:
-        ranker: The ranker.
+        weights: The weights, in the order of the model's variables.
+        compiled: The compiled functions of the model.
         weight_decay: Weight decay of AdamW, if the model was compiled with no optimizer.
 
     Raises:
         ConfigError: The optimizer has a schedule of learning rates.
     """
 
-    def __init__(self, ranker: KerasRanker, weight_decay: float):
-        self._ranker, compiled, keras = ranker, ranker.compiled, ranker.compiled.keras
-        parameters = list(ranker.parameters())
-        super().__init__(parameters, {"lr": 0.0})
+    def __init__(self, weights: Sequence[torch.nn.Parameter], compiled: CompiledModel, weight_decay: float):
+        self._weights, self._backend, keras = list(weights), compiled.backend, compiled.keras
+        super().__init__(self._weights, {"lr": 0.0})
         config = keras.optimizers.serialize(
             compiled.optimizer or keras.optimizers.AdamW(weight_decay=weight_decay, beta_2=0.98)
         )
@@ -46,7 +44,7 @@ class KerasOptimizer(torch.optim.Optimizer):
                 "model.path: the model is compiled with a schedule of learning rates; give a number: stages have a schedule"
             )
         (self._rate,) = rates
-        self._first = parameters[0]
+        self._first = self._weights[0]
         self.state[self._first] = {
             variable.path: torch.from_numpy(keras.ops.convert_to_numpy(variable)).clone()
             for variable in optimizer.variables
@@ -56,22 +54,13 @@ class KerasOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step the parameters with their gradients and the learning rate of the first group."""
-        backend, state = self._ranker.compiled.backend, self.state[self._first]
-        parameters = list(self._ranker.parameters())
+        backend, weights, state = self._backend, self._weights, self.state[self._first]
         state[self._rate].fill_(self.param_groups[0]["lr"])
-        arguments = [
-            [backend.import_tensor(tensor) for tensor in tensors]
-            for tensors in (
-                parameters,
-                [parameter.grad for parameter in parameters],
-                [state[path] for path in self._paths],
-            )
-        ]
-        results = self._step(*arguments)
-        for tensors, stepped in zip(
-            (parameters, [state[path] for path in self._paths]), results, strict=True
-        ):
-            for tensor, value in zip(tensors, stepped, strict=True):
+        slots = [state[path] for path in self._paths]
+        gradients = [weight.grad for weight in weights]
+        stepped = self._step(*([*map(backend.import_tensor, each)] for each in (weights, gradients, slots)))
+        for tensors, values in zip((weights, slots), stepped, strict=True):
+            for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(backend.export_tensor(value))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nonet.models.keras.compiled import CompiledModel
+from nonet.models.keras.optimizer import KerasOptimizer
 
 
 class KerasRanker(nn.Module):
@@ -54,9 +55,7 @@ class KerasRanker(nn.Module):
 
     def make_optimizer(self, weight_decay: float) -> torch.optim.Optimizer:
         """Make the optimizer that steps the weights: the one that the model was compiled with, or AdamW."""
-        from nonet.models.keras.optimizer import KerasOptimizer
-
-        return KerasOptimizer(self, weight_decay)
+        return KerasOptimizer(list(self.parameters()), self.compiled, weight_decay)
 
 
 class _KerasLoss(torch.autograd.Function):

@@ -101,8 +101,8 @@ class Ddp:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Create the optimizer: Muon for the hidden matrices and AdamW for the rest, AdamW for all, or that of the model."""
-        if self.learning.use == "keras":
-            return self.model.make_optimizer(self.learning.weight_decay)  # type: ignore[operator]
+        if (make := getattr(self.model, "make_optimizer", None)) is not None:
+            return make(self.learning.weight_decay)
         muon_indices = set(self.find_hidden_positions())
         muon_matrices = [self.masters[index] for index in sorted(muon_indices)]
         others = [p for index, p in enumerate(self.masters) if index not in muon_indices]

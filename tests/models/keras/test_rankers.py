@@ -203,7 +203,7 @@ WRONG = {
     "return keras.Model(inputs, layers.Dense(1, activation='sigmoid')(rows))": "ends with a sigmoid; return logits",
     "return keras.Model(inputs, layers.Dense(1)(layers.BatchNormalization()(rows)))": "LayerNormalization",
     "return keras.Model(inputs | {'age': (age := keras.Input((1,), name='age'))}, logit + age)": "'age', which is no feature",
-    "return keras.Model({'user': (two := keras.Input((2,), name='user'))}, layers.Dense(1)(two))": r"'user' has the shape \(2,\), its rows",
+    "return keras.Model({'user': (two := keras.Input((2,), name='user'))}, layers.Dense(1)(two))": r"the shape \(2,\)",
 }
 
 

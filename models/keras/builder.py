@@ -40,13 +40,13 @@ def build(
     """
     shapes = describe_inputs(features, options["sequences"], options["length"])
     title = f"model.path: {Path(options['path']).name}"
+    keras, backend = load_keras(options["backend"], torch.get_num_threads())  # before any code of the user imports Keras
     if architecture := options.get(ARCHITECTURE):
         file = parse_file(options["path"])
         if file is not None and Path(file).is_file():
             load_reference(options["path"], HERE, title)
         compiled = _compile_architecture(title, options["backend"], architecture, tuple(shapes.items()))
         return KerasRanker(compiled, [torch.zeros(tuple(variable.shape)) for variable in compiled.variables])
-    keras, backend = load_keras(options["backend"], torch.get_num_threads())
     keras.utils.set_random_seed(seed % (1 << 31))
     keras.backend.clear_session()  # Names of layers, and so of weights, do not depend on what was built before.
     model = _run_keras_code(title, load_reference(options["path"], HERE, title), dict(shapes))
