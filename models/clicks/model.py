@@ -67,6 +67,11 @@ class ClickSetup:
     history: int
     seed: int
 
+    @classmethod
+    def read(cls, path: Path) -> ClickSetup:
+        """Read the settings from the configuration of a model, as `CONFIG` in a checkpoint."""
+        return cls(**_read_config(path, str(path))["setup"])
+
     def make_table_configs(self) -> dict[str, TableConfig]:
         """Return the configurations of the tables for embedding modules."""
         return {
@@ -100,6 +105,12 @@ class ClickSetup:
         """Create the dense part with initial weights: a module that computes logits [B] from pooled rows [B, D] by feature."""
         dims = {feature: int(self.tables[table]["dim"]) for feature, table in self.features.items()}
         return build_model({"use": "deepfm", **self.model}, (), dims, self.seed)
+
+    def load_module(self, dense: Path) -> Any:
+        """Create the dense part with the weights of a file, for inference."""
+        module = self.build().eval()
+        module.load_state_dict(dict(StoredTensors(dense)))
+        return module
 
 
 @dataclass(frozen=True)
@@ -161,8 +172,7 @@ class ClickModel:
         """Build the modules and the facts of the model."""
         self.setup = ClickSetup(**config["setup"])
         self.bags = self.setup.build_bags(ReaderRowSource(reader)).eval()
-        self.model = self.setup.build().eval()
-        self.model.load_state_dict(dict(StoredTensors(dense)))
+        self.model = self.setup.load_module(dense)
         self.items = ItemFacts(
             Jagged(arrays["category"], arrays["category_offsets"]),
             arrays["year"],

@@ -40,7 +40,9 @@ def build(
     """
     shapes = describe_inputs(features, options["sequences"], options["length"])
     title = f"model.path: {Path(options['path']).name}"
-    keras, backend = load_keras(options["backend"], torch.get_num_threads())  # before any code of the user imports Keras
+    keras, backend = load_keras(
+        options["backend"], torch.get_num_threads()
+    )  # before any code of the user imports Keras
     if architecture := options.get(ARCHITECTURE):
         file = parse_file(options["path"])
         if file is not None and Path(file).is_file():

@@ -10,6 +10,7 @@ zeros.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +88,12 @@ class CompiledModel:
             [export_tensor(gradient) for gradient in of_weights],
             [*of_pooled.split(self._widths, 1), *of_sequences],
         )
+
+    def save(self, weights: Sequence[Tensor], path: Path) -> None:
+        """Write the Keras model with weights to a `.keras` file."""
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight.detach().numpy())
+        self._model.save(path)
 
     def _make_seeds(self) -> list[Tensor]:
         """Return the states of Keras's seed generators: functions of the seed that torch's generator was given for the step."""

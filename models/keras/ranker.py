@@ -10,6 +10,7 @@ models. Only the step is Keras's (`optimizer.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,3 +75,8 @@ class _KerasLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (scale,) = upstream
         return None, None, None, *(gradient * scale for gradient in ctx.gradients)
+
+
+def write_keras_file(ranker: KerasRanker, options: Mapping[str, Any], seed: int, folder: Path) -> None:
+    """Write `model.keras` into a folder (`ModelSpec.exports`); its inputs are rows, which sparse tables have."""
+    ranker.compiled.save(list(ranker.parameters()), folder / "model.keras")

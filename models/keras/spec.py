@@ -59,6 +59,7 @@ class KerasSpec(ClickSpec):
     name: ClassVar[str] = "a Keras model"
     options: ClassVar[type[StrictModel]] = KerasOptions
     build: ClassVar[str] = "nonet.models.keras:build"
+    exports: ClassVar[str] = "nonet.models.keras.ranker:write_keras_file"
     optimizers: ClassVar[tuple[str, ...]] = ("keras",)
 
     def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:

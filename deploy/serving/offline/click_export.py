@@ -21,9 +21,11 @@ from nonet.deploy.serving.offline.exported import (
 from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
 from nonet.embedding.reading import MappedReader
-from nonet.models.clicks import EventLabeller
+from nonet.models import MODELS
+from nonet.models.clicks import ClickSetup, EventLabeller
 from nonet.models.generation import Corpus
 from nonet.models.inference import ClickEngine
+from nonet.plugins import load_heavy
 
 _SHOWN = """for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
     print(f"{probability:8.4f}  {item}  {model.titles([item])[0]}")"""
@@ -43,6 +45,11 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
     make_folder(target / "clicks")
     for name, path in exported.counts.items():
         shutil.copyfile(path, target / "clicks" / name)
+    spec = MODELS.get(run.setup.model["use"])
+    if spec.exports != "":
+        setup = ClickSetup.read(exported.counts["click_model"])
+        module = setup.load_module(exported.dense)
+        load_heavy(spec.exports)(module, setup.model, setup.seed, target)
     condition = str(getattr(run.scenario.stages[stage], "target", ""))
     description["target"] = {"stage": stage, "condition": condition}
     example = make_example(
