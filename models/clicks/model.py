@@ -44,6 +44,8 @@ from nonet.types import Jagged
 CONFIG, EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
 """The files of a click model in a checkpoint, besides weights and rows."""
 _GRAPH = "graph:"  # Prefix of the names of the arrays of graphs.
+SOURCES = "sources"
+"""The option of a stored model that has the folder of the user's own files; that of the checkpoint's run, if there is one."""
 _CHUNK_EVENTS, _CHUNK_PAIRS = 4096, 8192  # Events and pairs that are predicted at once, which bounds memory.
 
 
@@ -88,13 +90,8 @@ class ClickSetup:
         return EmbeddingBagCollection(self.make_table_configs(), source, self.sequences)
 
     def describe(self, module: Any) -> ClickSetup:
-        """Return the settings with the configuration of a trained module, if it has one, in place of a file of the user."""
-        architecture = getattr(module, "architecture", None)
-        return (
-            self
-            if architecture is None
-            else replace(self, model={**self.model, "architecture": architecture})
-        )
+        """Return the settings to store with a trained module: with its `stored_options`, if it has any."""
+        return replace(self, model={**self.model, **getattr(module, "stored_options", {})})
 
     @property
     def sequences(self) -> dict[str, int]:
@@ -148,6 +145,11 @@ class ClickModel:
 
     def __init__(self, folder: Path):
         config, arrays = _read_config(folder / CONFIG, str(folder)), np.load(folder / EVENTS)
+        model = config["setup"]["model"]
+        if SOURCES in model:
+            model[SOURCES] = str(
+                folder.parent.parent / "sources"
+            )  # The run's copies of the user's own files.
         setup = ClickSetup(**config["setup"])
         specs = {name: table.spec for name, table in setup.make_table_configs().items()}
         reader = ReplicaReader(specs)

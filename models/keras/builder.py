@@ -14,7 +14,7 @@ from nonet.errors import ConfigError
 from nonet.models.keras.backends import load_keras
 from nonet.models.keras.compiled import MASK, CompiledModel
 from nonet.models.keras.ranker import KerasRanker
-from nonet.plugins import HERE, load_reference, parse_file
+from nonet.plugins import HERE, import_file, load_reference, parse_file
 
 ARCHITECTURE = "architecture"
 """The option of `build` that has the configuration of a trained model as JSON."""
@@ -27,10 +27,10 @@ def build(
     """Build a ranker with initial weights (`ModelSpec.build`); a click model has no codes.
 
     With `architecture`, the model is made from it and the user's function is not called; Keras refuses configurations that
-    contain code. If the user's file exists, it is imported for the layers that it registers.
+    contain code. If the user's file is in the folder `sources`, it is imported for the layers that it registers.
 
     Args:
-        options: Options of the model (`KerasOptions`), `length` of sequences, and perhaps `architecture`.
+        options: Options of the model (`KerasOptions`), `length` of sequences, and perhaps `architecture` and `sources`.
         codes: Not used.
         features: Width of the rows of each feature.
         seed: Seed of the weights.
@@ -39,16 +39,18 @@ def build(
         ConfigError: The function cannot be called, or returns something else than a Keras model of these inputs with one logit.
     """
     shapes = describe_inputs(features, options["sequences"], options["length"])
-    title = f"model.path: {Path(options['path']).name}"
-    keras, backend = load_keras(
-        options["backend"], torch.get_num_threads()
-    )  # before any code of the user imports Keras
+    reference = Path(options["path"]).name
+    title = f"model.path: {reference}"
+    # Before any code of the user imports Keras.
+    keras, backend = load_keras(options["backend"], torch.get_num_threads())
     if architecture := options.get(ARCHITECTURE):
-        file = parse_file(options["path"])
-        if file is not None and Path(file).is_file():
-            load_reference(options["path"], HERE, title)
+        sources = Path(options["sources"]) if options["sources"] else None
+        for file in [] if sources is None else sources.rglob(str(parse_file(reference))):
+            import_file(file, title)
         compiled = _compile_architecture(title, options["backend"], architecture, tuple(shapes.items()))
-        return KerasRanker(compiled, [torch.zeros(tuple(variable.shape)) for variable in compiled.variables])
+        return KerasRanker(
+            compiled, [torch.zeros(tuple(variable.shape)) for variable in compiled.variables], reference
+        )
     keras.utils.set_random_seed(seed % (1 << 31))
     keras.backend.clear_session()  # Names of layers, and so of weights, do not depend on what was built before.
     model = _run_keras_code(title, load_reference(options["path"], HERE, title), dict(shapes))
@@ -56,7 +58,7 @@ def build(
     values = [
         torch.from_numpy(keras.ops.convert_to_numpy(variable)).clone() for variable in compiled.variables
     ]
-    return KerasRanker(compiled, values)
+    return KerasRanker(compiled, values, reference)
 
 
 @lru_cache(maxsize=_MAX_CACHED)
@@ -66,8 +68,9 @@ def _compile_architecture(
     """Make the functions of a model from its configuration."""
     keras, backend = load_keras(backend_name, torch.get_num_threads())
     keras.backend.clear_session()
+    hint = f"{title}: the stored model cannot be made; layers of your own are in a file beside the run's scenario"
     model = _run_keras_code(
-        title, keras.saving.deserialize_keras_object, json.loads(architecture), safe_mode=True
+        hint, keras.saving.deserialize_keras_object, json.loads(architecture), safe_mode=True
     )
     return CompiledModel(_check_model(title, keras, model, dict(shapes)), keras, backend, dict(shapes))
 

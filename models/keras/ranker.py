@@ -26,14 +26,15 @@ class KerasRanker(nn.Module):
     Args:
         compiled: The compiled functions of the model.
         values: Values of the weights, in the order of the variables.
+        reference: The user's function as `file.py:NAME`, without the folder.
 
     Attributes:
         compiled: The compiled functions of the model.
     """
 
-    def __init__(self, compiled: CompiledModel, values: Sequence[Tensor]):
+    def __init__(self, compiled: CompiledModel, values: Sequence[Tensor], reference: str):
         super().__init__()
-        self.compiled = compiled
+        self.compiled, self._reference = compiled, reference
         for variable, value in zip(compiled.variables, values, strict=True):
             self.register_parameter(variable.path, nn.Parameter(value))
 
@@ -53,6 +54,11 @@ class KerasRanker(nn.Module):
     def architecture(self) -> str:
         """The configuration of the model as JSON, from which `build` makes it again."""
         return self.compiled.architecture
+
+    @property
+    def stored_options(self) -> dict[str, str]:
+        """The options of `build` that make the model from a checkpoint, which are the same wherever its run is."""
+        return {"architecture": self.architecture, "path": self._reference, "sources": ""}
 
     def make_optimizer(self, weight_decay: float) -> torch.optim.Optimizer:
         """Make the optimizer that steps the weights: the one that the model was compiled with, or AdamW."""

@@ -49,7 +49,10 @@ class KerasOptions(StrictModel):
     @classmethod
     def _check_backend(cls, backend: str) -> str:
         """Check that there is a backend of this name."""
-        BACKENDS.get(backend)
+        try:
+            BACKENDS.get(backend)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return backend
 
 

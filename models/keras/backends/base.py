@@ -76,7 +76,7 @@ class KerasBackend:
         return next((name for name in ("keras", self.package) if find_spec(name) is None), None)
 
 
-BACKENDS = PluginRegistry("keras_backend", KerasBackend, "nonet.models.keras.backends")
+BACKENDS = PluginRegistry("backend", KerasBackend, "nonet.models.keras.backends")
 
 
 def load_keras(name: str, threads: int) -> tuple[Any, KerasBackend]:

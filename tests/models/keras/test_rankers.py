@@ -117,10 +117,10 @@ def test_a_function_is_compiled_once_per_size_of_a_batch(monkeypatch, tmp_path):
     for rows in (1, 31, 32, 33, 40, 48, 49, 64, 50, 5):
         ranker(draw_inputs("build_deepfm", rows))
     assert sorted(traced) == [32, 48, 64]
-    other = make(f"{tmp_path / 'rankers.py'}:build_deepfm", architecture=ranker.architecture)
+    other = make(f"{tmp_path / 'rankers.py'}:build_deepfm", **ranker.stored_options)
     traced.clear()
     for _ in range(2):  # the second version of the weights compiles nothing
-        other = make(f"{tmp_path / 'rankers.py'}:build_deepfm", architecture=ranker.architecture)
+        other = make(f"{tmp_path / 'rankers.py'}:build_deepfm", **ranker.stored_options)
         other(draw_inputs("build_deepfm", 40))
     assert traced == [48]
 
@@ -136,11 +136,32 @@ def test_a_checkpoint_needs_no_file_of_the_user(tmp_path):
     shutil.copy(EXAMPLE, file)
     ranker = make(f"{file}:build_dlrm")
     file.unlink()
-    again = make(f"{file}:build_dlrm", architecture=ranker.architecture)
+    again = make(f"{file}:build_dlrm", **ranker.stored_options)
     inputs = draw_inputs("build_dlrm", 20)
     assert not torch.equal(again(inputs), ranker(inputs))  # it has no weights yet
     again.load_state_dict(ranker.state_dict())
     assert torch.equal(again(inputs), ranker(inputs))
+
+
+def test_layers_of_the_user_are_made_from_the_copy_of_the_file_in_the_run(tmp_path):
+    (tmp_path / "sources").mkdir()
+    file = tmp_path / "sources" / "own.py"
+    file.write_text(
+        "import keras\n\n\n@keras.saving.register_keras_serializable()\nclass Twice(keras.layers.Dense):\n"
+        "    def call(self, values):\n        return 2 * super().call(values)\n\n\ndef build(features):\n"
+        "    user = keras.Input(features['user'], name='user')\n    return keras.Model({'user': user}, Twice(1)(user))\n"
+    )
+    ranker = make(f"{file}:build")
+    assert ranker.stored_options["path"] == "own.py:build"
+    again = make("own.py:build", **{**ranker.stored_options, "sources": str(tmp_path / "sources")})
+    again.load_state_dict(ranker.state_dict())
+    inputs = draw_inputs("build_deepfm", 8)
+    assert torch.equal(again(inputs), ranker(inputs))
+    with pytest.raises(ConfigError, match="layers of your own are in a file"):
+        make(
+            "own.py:build",
+            **{**ranker.stored_options, "architecture": ranker.architecture.replace("Twice", "Thrice")},
+        )
 
 
 def test_dropout_is_a_function_of_the_seed_of_the_step():
