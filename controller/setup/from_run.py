@@ -245,8 +245,12 @@ def _drop_folder(use: str) -> str:
 
 
 def _select_shape_options(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a model that may change the shapes of its weights."""
-    return {key: value for key, value in model.items() if key not in _UNCOMPARED_OPTIONS}
+    """Return the options of a model that may change the shapes of its weights, without the folders of the user's own files."""
+    return {
+        key: _drop_folder(value) if isinstance(value, str) else value
+        for key, value in model.items()
+        if key not in _UNCOMPARED_OPTIONS
+    }
 
 
 def _list_value_pairs(

@@ -272,7 +272,7 @@ def _connect(shop: Shop, kind: str) -> dict[str, Any]:
         "pairs": {"edges": "item-item", "k": 3, **table},
     }
     features = ["near", "fans_1hop", "fans_2hop", "mine", "pairs", "pairs_1hop"]
-    tables = {"graphs": {"features": features}} if kind == "click" else {}
+    tables = {"graphs": {"features": features}} if kind in CLICKS else {}
     return {"data": {"graph": graphs}, "sparse": {"tables": tables}}
 
 

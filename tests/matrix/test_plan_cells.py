@@ -62,7 +62,8 @@ def shops(tmp_path_factory):
 
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant != "warm"])
 @pytest.mark.parametrize("kind", MODEL_USES)
-def test_a_variant_is_planned_or_refused_in_one_line(shops, kind, variant, command, capsys):
+def test_a_variant_is_planned_or_refused_in_one_line(shops, kind, variant, command, capsys, monkeypatch):
+    monkeypatch.setattr("nonet.models.keras.check.check_ranker", lambda *_: 0)  # seconds for every variant
     scenario = shops[variant != "integers"].write_scenario(kind, [variant])
     capsys.readouterr()  # what a backbone prints when it is written
     code, out, err = command("plan", scenario)
