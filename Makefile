@@ -17,9 +17,16 @@ run: setup
 test: setup
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow"
 
-test-all: setup
+test-all: setup $(VENV)-tensorflow
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 	$(BIN)/python tests/mutants.py
+
+# An interpreter with TensorFlow beside the packages of $(VENV), for the tests that need it.
+$(VENV)-tensorflow: $(STAMP)
+	$(BIN)/python -m venv $@.part
+	$@.part/bin/python -m pip install --quiet 'keras>=3.10,<4' 'tensorflow-cpu>=2.20'
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($@.part/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_nonet.pth
+	mv $@.part $@
 
 # Single lines changed one at a time, each of which a test must notice; MUTANTS="--folder rl" makes some of them.
 mutants: setup

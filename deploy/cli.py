@@ -51,6 +51,10 @@ class OwnOutput:
         is_own = threading.current_thread().name != _RAY_LISTENER
         return (self._stream if is_own else sys.stderr).write(text)
 
+    def flush(self) -> None:
+        """Flush stdout."""
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the stream itself."""
         return getattr(self._stream, name)

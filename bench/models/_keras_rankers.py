@@ -1,5 +1,7 @@
 """The Keras models of `bench rankers`: DeepFM as `nonet.models.deepfm` has it, and a plain Keras loop with tables of its own."""
 
+# pyright: reportOptionalSubscript=false, reportOptionalOperand=false, reportOperatorIssue=false  Types of keras.ops.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

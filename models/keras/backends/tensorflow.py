@@ -1,5 +1,7 @@
 """TensorFlow as a backend: functions are graphs, computed with deterministic operations."""
 
+# pyright: reportMissingModuleSource=false  TensorFlow is in an interpreter of its own.
+
 from __future__ import annotations
 
 import os
