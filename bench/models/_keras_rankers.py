@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,33 +13,34 @@ import numpy as np
 from keras import layers, ops
 from torch import Tensor
 
+Shapes = Mapping[str, tuple[int, ...]]
 _HIDDEN = (64, 32)
 
 
-def build(features: Mapping[str, tuple[int, ...]], optimizer: keras.Optimizer) -> keras.Model:
+def build(features: Shapes, optimizer: keras.Optimizer, activation: str) -> keras.Model:
     """Build DeepFM without dropout, compiled with an optimizer."""
     inputs = {name: keras.Input(shape, name=name) for name, shape in features.items()}
-    model = keras.Model(inputs, compute_logit(list(inputs.values())))
+    model = keras.Model(inputs, compute_logit(list(inputs.values()), activation))
     model.compile(optimizer=optimizer)
     return model
 
 
-def build_sgd(features: Mapping[str, tuple[int, ...]]) -> keras.Model:
-    """Build it with SGD."""
-    return build(features, keras.optimizers.SGD())
+def _make_builder(optimizer: str, activation: str) -> Callable[[Shapes], keras.Model]:
+    """Make the function that builds DeepFM with an optimizer and an activation."""
+    make = {
+        "sgd": keras.optimizers.SGD,
+        "adagrad": partial(keras.optimizers.Adagrad, initial_accumulator_value=0.1, epsilon=1e-7),
+        "adam": partial(keras.optimizers.Adam, epsilon=1e-7),
+    }[optimizer]
+    return lambda features: build(features, make(), activation)
 
 
-def build_adagrad(features: Mapping[str, tuple[int, ...]]) -> keras.Model:
-    """Build it with Adagrad."""
-    return build(features, keras.optimizers.Adagrad(initial_accumulator_value=0.1, epsilon=1e-7))
+build_sgd_relu, build_sgd_tanh = _make_builder("sgd", "relu"), _make_builder("sgd", "tanh")
+build_adagrad_relu, build_adagrad_tanh = _make_builder("adagrad", "relu"), _make_builder("adagrad", "tanh")
+build_adam_relu, build_adam_tanh = _make_builder("adam", "relu"), _make_builder("adam", "tanh")
 
 
-def build_adam(features: Mapping[str, tuple[int, ...]]) -> keras.Model:
-    """Build it with Adam."""
-    return build(features, keras.optimizers.Adam(epsilon=1e-7))
-
-
-def compute_logit(rows: Sequence[Any]) -> Any:
+def compute_logit(rows: Sequence[Any], activation: str = "relu") -> Any:
     """Compute the logit [B, 1] of DeepFM from a row [B, D] per feature."""
     stacked = ops.stack(list(rows), axis=1)
     factors = stacked[..., 1:]
@@ -46,7 +48,7 @@ def compute_logit(rows: Sequence[Any]) -> Any:
     pairs = 0.5 * ops.sum(square_of_sum - sum_of_squares, -1)
     hidden = layers.Flatten()(factors)
     for width in _HIDDEN:
-        hidden = layers.Dense(width, activation="relu")(hidden)
+        hidden = layers.Dense(width, activation=activation)(hidden)
     return layers.Dense(1)(hidden) + ops.expand_dims(ops.sum(stacked[..., 0], 1) + pairs, 1)
 
 

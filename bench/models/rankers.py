@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -29,43 +29,58 @@ from nonet.models import build_model
 from nonet.models.deepfm import DeepFM
 
 FEATURES = ("user", "item", "category", "brand", "hour", "page")
-_IDS, _DIM, _BATCH, _SEED = 5000, 9, 1000, 3
+_IDS, _DIM, _BATCH = 5000, 9, 1000
+_ROW_EPS = 1e-6  # Without it, the first step of Adagrad and Adam is the sign of a gradient, and of its rounding where that is 0.
 _HIDDEN = (64, 32)
 _RATE = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.003}
+_ACTIVATIONS = ("relu", "tanh")  # ReLU has a kink, where rounding decides between gradients.
 _LAYERS = ("dense", "dense_1", "dense_2")
 
 
-def bench_rankers(steps: int = 200, tensorflow_python: str = "") -> dict[str, Any]:
+def bench_rankers(steps: int = 200, starts: int = 5, tensorflow_python: str = "") -> dict[str, Any]:
     """Train DeepFM with torch, JAX and TensorFlow from the same start, and time a Keras step beside a plain Keras loop.
 
     Args:
         steps: Number of training steps.
+        starts: Number of starts and data sets.
         tensorflow_python: An interpreter that has TensorFlow; by default this one.
 
     Returns:
-        By backend and optimizer: the largest relative differences from torch among losses and among the rows of all steps. By
-        backend: events per second over those of a plain Keras loop, and the share of a step in which tensors are exchanged.
+        By backend and optimizer: the medians over starts of the largest relative differences from torch, among the losses of all
+        steps and among the rows after them. By backend: events per second over those of a plain Keras loop, and the share of a
+        step in which rows and gradients of the loss are exchanged.
     """
     pythons = {"jax": sys.executable, "tensorflow": tensorflow_python or sys.executable}
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for optimizer in _RATE:
-            paths = {name: Path(folder) / f"{name}-{optimizer}.npz" for name in ("torch", *pythons)}
-            for name, path in paths.items():
-                _start(pythons.get(name, sys.executable), "train", name, optimizer, str(steps), str(path))
-            expected = dict(np.load(paths["torch"]))
-            for name in pythons:
-                found = dict(np.load(paths[name]))
+        for name in ("torch", *pythons):
+            _start(pythons.get(name, sys.executable), "train", name, str(steps), str(starts), folder)
+        for name in pythons:
+            for optimizer, activation in product(_RATE, _ACTIVATIONS):
+                pairs = [
+                    [
+                        np.load(Path(folder) / f"{each}-{optimizer}-{activation}-{seed}.npz")
+                        for each in (name, "torch")
+                    ]
+                    for seed in range(starts)
+                ]
                 differences = {
-                    key: float(np.max(np.abs(found[key] - expected[key]) / np.max(np.abs(expected[key]))))
+                    key: statistics.median(_compare(found[key], expected[key]) for found, expected in pairs)
                     for key in ("losses", "rows")
                 }
-                rows.append({"backend": name, "optimizer": optimizer, **differences})
+                rows.append(
+                    {"backend": name, "optimizer": optimizer, "activation": activation, **differences}
+                )
         for name, python in pythons.items():
             measured = json.loads(_start(python, "time", name))
             ratios |= {f"{key}, {name}": value for key, value in measured.items()}
     return {"rows": rows, "ratio": ratios}
+
+
+def _compare(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference, relative to the largest value."""
+    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
 
 
 def _start(python: str, *arguments: str) -> str:
@@ -76,9 +91,9 @@ def _start(python: str, *arguments: str) -> str:
     return done.stdout.strip().rpartition("\n")[2]
 
 
-def draw_batches(count: int) -> list[tuple[dict[str, Tensor], Tensor]]:
+def draw_batches(count: int, seed: int = 0) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Draw batches of events: ids [B] by feature and labels [B]."""
-    draw = np.random.default_rng(_SEED)
+    draw = np.random.default_rng(seed)
     factors = {name: draw.standard_normal((_IDS, 4)) for name in FEATURES}
     batches = []
     for _ in range(count):
@@ -94,10 +109,12 @@ def draw_batches(count: int) -> list[tuple[dict[str, Tensor], Tensor]]:
     return batches
 
 
-def make_bags(optimizer: str) -> EmbeddingBagCollection:
+def make_bags(optimizer: str, seed: int = 0) -> EmbeddingBagCollection:
     """Make the embeddings, one table per feature, whose rows are stepped by a rule of ours."""
-    specs = {name: TableSpec(_DIM, optimizer=optimizer, lr=_RATE[optimizer]) for name in FEATURES}
-    tables = {name: make_table(name, spec, _SEED) for name, spec in specs.items()}
+    eps = None if optimizer == "sgd" else _ROW_EPS
+    spec = TableSpec(_DIM, optimizer=optimizer, lr=_RATE[optimizer], eps=eps)
+    specs = dict.fromkeys(FEATURES, spec)
+    tables = {name: make_table(name, spec, seed) for name, spec in specs.items()}
     configs = {name: TableConfig(spec, (name,), "mean") for name, spec in specs.items()}
     return EmbeddingBagCollection(configs, LocalRowSource(tables)).train()
 
@@ -112,13 +129,21 @@ def make_torch_optimizer(model: DeepFM, name: str) -> torch.optim.Optimizer:
     return torch.optim.Adam(weights, _RATE[name], eps=1e-7)
 
 
-def make_ranker(backend: str, optimizer: str) -> Any:
+def make_model(activation: str, seed: int) -> DeepFM:
+    """Build DeepFM in torch, with an activation ("relu" or "tanh") of its hidden layers."""
+    model = DeepFM(dict.fromkeys(FEATURES, _DIM), hidden=_HIDDEN, seed=seed)
+    for place, layer in enumerate(model.mlp):
+        if activation == "tanh" and isinstance(layer, torch.nn.ReLU):
+            model.mlp[place] = torch.nn.Tanh()
+    return model
+
+
+def make_ranker(backend: str, optimizer: str, activation: str = "relu", seed: int = 0) -> Any:
     """Build DeepFM in Keras with the weights of the torch model."""
-    reference = f"{Path(__file__).with_name('_keras_rankers.py')}:build_{optimizer}"
+    reference = f"{Path(__file__).with_name('_keras_rankers.py')}:build_{optimizer}_{activation}"
     options = {"use": "keras", "path": reference, "backend": backend, "sequences": [], "length": 1}
-    ranker = build_model(options, (), dict.fromkeys(FEATURES, _DIM), _SEED)
-    model = DeepFM(dict.fromkeys(FEATURES, _DIM), hidden=_HIDDEN, seed=_SEED)
-    linears = [layer for layer in model.mlp if isinstance(layer, torch.nn.Linear)]
+    ranker = build_model(options, (), dict.fromkeys(FEATURES, _DIM), seed)
+    linears = [layer for layer in make_model(activation, seed).mlp if isinstance(layer, torch.nn.Linear)]
     with torch.no_grad():
         for layer, name in zip(linears, _LAYERS, strict=True):
             ranker.get_parameter(f"{name}/kernel").copy_(layer.weight.T)
@@ -126,18 +151,18 @@ def make_ranker(backend: str, optimizer: str) -> Any:
     return ranker
 
 
-def _train(backend: str, optimizer: str, steps: int, path: str) -> None:
-    """Train from the common start, and store the losses and all rows."""
-    bags = make_bags(optimizer)
+def _train(backend: str, optimizer: str, activation: str, steps: int, seed: int, path: Path) -> None:
+    """Train from the common start of a seed, and store the losses and all rows."""
+    bags = make_bags(optimizer, seed)
     if backend == "torch":
-        model: Any = DeepFM(dict.fromkeys(FEATURES, _DIM), hidden=_HIDDEN, seed=_SEED)
+        model: Any = make_model(activation, seed)
         dense = make_torch_optimizer(model, optimizer)
     else:
-        model = make_ranker(backend, optimizer)
+        model = make_ranker(backend, optimizer, activation, seed)
         dense = model.make_optimizer(0.0)
         dense.param_groups[0]["lr"] = _RATE[optimizer]
     losses = []
-    for step, (ids, label) in enumerate(draw_batches(steps)):
+    for step, (ids, label) in enumerate(draw_batches(steps, seed)):
         loss = model.compute_loss(bags(ids), label) / _BATCH
         dense.zero_grad()
         loss.backward()
@@ -155,6 +180,7 @@ def _time(backend: str) -> None:
     ranker, bags, batches = make_ranker(backend, "adagrad"), make_bags("adagrad"), draw_batches(64)
     dense = ranker.make_optimizer(0.0)
     dense.param_groups[0]["lr"] = _RATE["adagrad"]
+    seconds: dict[str, list[float]] = {"ours": [], "plain": [], "exchange": []}
     exchanged = 0.0
 
     def measure(function: Any) -> Any:
@@ -175,6 +201,7 @@ def _time(backend: str) -> None:
     def take_our_step(turn: int) -> None:
         ids, label = batches[turn % len(batches)]
         loss = ranker.compute_loss(bags(ids), label) / _BATCH
+        seconds["exchange"].append(exchanged)
         dense.zero_grad()
         loss.backward()
         dense.step()
@@ -183,15 +210,12 @@ def _time(backend: str) -> None:
     from nonet.bench.models._keras_rankers import make_plain_step
 
     take_plain_step = make_plain_step(ranker, FEATURES, _IDS, _DIM, _RATE["adagrad"], batches)
-    seconds: dict[str, list[float]] = {"ours": [], "plain": [], "exchange": []}
     for turn in range(160):
         for name, step in (("ours", take_our_step), ("plain", take_plain_step)):
             exchanged = 0.0
             begun = time.perf_counter()
             step(turn)
             seconds[name].append(time.perf_counter() - begun)
-            if name == "ours":
-                seconds["exchange"].append(exchanged)
     medians = {name: statistics.median(values[32:]) for name, values in seconds.items()}
     print(
         json.dumps(
@@ -203,9 +227,18 @@ def _time(backend: str) -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Do what the arguments say: train NAME STEPS SEEDS FOLDER, or time NAME."""
     torch.set_num_threads(1)
-    if sys.argv[1] == "train":
-        _train(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
-    else:
-        _time(sys.argv[2])
+    work, name, *others = sys.argv[1:]
+    if work == "time":
+        _time(name)
+        return
+    steps, seeds, folder = others
+    for optimizer, activation, seed in product(_RATE, _ACTIVATIONS, range(int(seeds))):
+        path = Path(folder) / f"{name}-{optimizer}-{activation}-{seed}.npz"
+        _train(name, optimizer, activation, int(steps), seed, path)
+
+
+if __name__ == "__main__":
+    main()

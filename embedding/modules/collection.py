@@ -111,10 +111,12 @@ class PulledRows:
     Attributes:
         rows: The rows [N, D] of all features of the table, one feature after another.
         offsets: The first row of each bag of each feature, and at the end N: int64 [F * B + 1].
+        single: Tables of which every bag has exactly one row.
     """
 
     rows: dict[str, Tensor] = field(default_factory=dict)
     offsets: dict[str, Tensor] = field(default_factory=dict)
+    single: set[str] = field(default_factory=set)
 
 
 class _SparseCollection(nn.Module):
@@ -260,7 +262,10 @@ class EmbeddingBagCollection(_SparseCollection):
             for offsets in features.values():
                 offset_parts.append(offsets[1:] + row_count)
                 row_count += int(offsets[-1])
-            pulled.rows[table], pulled.offsets[table] = rows, torch.cat(offset_parts).to(device)
+            all_offsets = torch.cat(offset_parts)
+            if len(rows) == len(all_offsets) - 1 and bool((all_offsets.diff() == 1).all()):
+                pulled.single.add(table)
+            pulled.rows[table], pulled.offsets[table] = rows, all_offsets.to(device)
         _check_bags(bag_counts)
         return pulled
 
@@ -268,7 +273,9 @@ class EmbeddingBagCollection(_SparseCollection):
         """Pool the result of `pull` to rows [B, D] by feature, with plain tensor operations."""
         rows_by_feature: dict[str, Tensor] = {}
         for name, config in self.tables.items():
-            pooled = pool(pulled.rows[name], pulled.offsets[name], config.combiner)
+            pooled = pulled.rows[name]
+            if name not in pulled.single:
+                pooled = pool(pooled, pulled.offsets[name], config.combiner)
             rows_by_feature |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
             n_bags = (len(pulled.offsets[name]) - 1) // len(config.features)
             for index, feature in enumerate(config.features):

@@ -66,10 +66,10 @@ class CompiledModel:
 
     def compute_gradients(
         self, weights: Sequence[Tensor], pooled: Mapping[str, Tensor], label: Tensor
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Compute the sum of the log losses with dropout, the gradients of the weights, and those of the rows of `features`.
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute the sum of the log losses with dropout, and its gradients: of the pooled rows together, sequences and weights.
 
-        They share memory with Keras and may not be changed in place.
+        They share memory with Keras and may not be changed in place. `split_rows` divides the gradient of the pooled rows.
         """
         rows, masks, count = self._pad(pooled)
         label_and_weight = torch.zeros(2, len(rows[0]))
@@ -82,12 +82,14 @@ class CompiledModel:
             import_tensor(label_and_weight),
             [import_tensor(seed) for seed in self._make_seeds()],
         )
-        of_pooled, *of_sequences = (export_tensor(gradient)[:count] for gradient in of_rows)
-        return (
-            export_tensor(loss),
-            [export_tensor(gradient) for gradient in of_weights],
-            [*of_pooled.split(self._widths, 1), *of_sequences],
-        )
+        return export_tensor(loss), [export_tensor(gradient) for gradient in (*of_rows, *of_weights)]
+
+    def split_rows(self, gradients: Sequence[Tensor], count: int) -> list[Tensor]:
+        """Return the gradients of the rows [B, ...] of each feature in `features`, then those of the weights."""
+        of_pooled, *others = gradients
+        n_sequences = len(self._sequences)
+        of_sequences = [gradient[:count] for gradient in others[:n_sequences]]
+        return [*of_pooled[:count].split(self._widths, 1), *of_sequences, *others[n_sequences:]]
 
     def save(self, weights: Sequence[Tensor], path: Path) -> None:
         """Write the Keras model with weights to a `.keras` file."""

@@ -73,14 +73,15 @@ class _KerasLoss(torch.autograd.Function):
         ctx: Any, ranker: KerasRanker, pooled: Mapping[str, Tensor], label: Tensor, *inputs: Tensor
     ) -> Tensor:
         weights = list(ranker.parameters())
-        loss, of_weights, of_rows = ranker.compiled.compute_gradients(weights, pooled, label)
-        ctx.gradients = [*of_rows, *of_weights]
+        loss, ctx.gradients = ranker.compiled.compute_gradients(weights, pooled, label)
+        ctx.compiled, ctx.count = ranker.compiled, len(label)
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (scale,) = upstream
-        return None, None, None, *(gradient * scale for gradient in ctx.gradients)
+        gradients = torch._foreach_mul(ctx.gradients, scale.item())
+        return None, None, None, *ctx.compiled.split_rows(gradients, ctx.count)
 
 
 def write_keras_file(ranker: KerasRanker, options: Mapping[str, Any], seed: int, folder: Path) -> None:

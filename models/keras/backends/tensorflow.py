@@ -1,4 +1,4 @@
-"""TensorFlow as a backend: functions are graphs, computed with deterministic operations."""
+"""TensorFlow as a backend: functions are graphs of deterministic operations, compiled by XLA."""
 
 # pyright: reportMissingModuleSource=false  TensorFlow is in an interpreter of its own.
 
@@ -46,10 +46,10 @@ class TensorFlowBackend(KerasBackend):
         return torch.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
 
     def compile(self, function: Function) -> Function:
-        """Compile to a graph, once for arguments of the same shapes."""
+        """Compile by XLA, once for arguments of the same shapes."""
         import tensorflow as tf
 
-        return tf.function(function, reduce_retracing=False)
+        return tf.function(function, reduce_retracing=False, jit_compile=True)
 
     def compile_gradient(self, function: Function) -> Function:
         """Compile the function with a gradient tape."""
