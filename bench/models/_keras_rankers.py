@@ -1,6 +1,7 @@
 """The Keras models of `bench rankers`: DeepFM as `nonet.models.deepfm` has it, and a plain Keras loop with tables of its own."""
 
-# pyright: reportOptionalSubscript=false, reportOptionalOperand=false, reportOperatorIssue=false  Types of keras.ops.
+# keras.ops may return None by their types.
+# pyright: reportOptionalSubscript=false, reportOptionalOperand=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """TensorFlow as a backend: functions are graphs of deterministic operations, compiled by XLA."""
 
-# pyright: reportMissingModuleSource=false  TensorFlow is in an interpreter of its own.
+# TensorFlow is in an interpreter of its own.
+# pyright: reportMissingModuleSource=false
 
 from __future__ import annotations
 
