@@ -24,6 +24,9 @@ def test_a_failing_cell_leaves_its_error_and_the_next_one_runs(tmp_path, capsys)
     assert '"good"' in capsys.readouterr().out
 
 
+ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
 def test_without_a_gpu_nothing_is_measured_and_the_error_says_so(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="there is no GPU here"):
@@ -38,7 +41,7 @@ def test_a_dry_run_goes_through_every_row_on_a_cpu(tmp_path):
     for change in ("dry=true", "widths=[16]", "budget_s=1200"):
         command += ["--set", change]
     command += ["--json", str(out)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, **ON_CPU}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert found["checks"]["causal"]["plan equals the host's"] is True

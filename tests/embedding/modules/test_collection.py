@@ -92,6 +92,41 @@ def test_pooled_rows_are_torch_embedding_bag_bit_for_bit(combiner):
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_bags_of_one_id_each_are_the_rows_themselves_and_two_ids_beside_none_are_not(combiner):
+    configs = tables(combiner=combiner)
+    bags = EmbeddingBagCollection(configs, world(configs))
+    one = Jagged(torch.tensor([3, 5, 7]), torch.arange(4))
+    two = Jagged(torch.tensor([3, 5, 7]), torch.tensor([0, 2, 2, 3]))  # as many ids as bags
+    single = bags({"item": one, "history": one, "user": one})
+    uneven = bags({"item": one, "history": two, "user": two})
+    assert torch.equal(single["history"], single["item"])
+    expected = single["item"][0] + single["item"][1]
+    torch.testing.assert_close(uneven["history"][0], expected / 2 if combiner == "mean" else expected)
+    assert uneven["history"][1].tolist() == uneven["user"][1].tolist() * 2 == [0.0] * 8
+    assert torch.equal(uneven["history"][2], single["item"][2])
+
+
+def test_a_sequence_has_the_rows_of_its_newest_ids_and_a_mask_and_learns_them():
+    configs = tables(combiner="mean")
+    source = world(configs)
+    bags = EmbeddingBagCollection(configs, source, {"history": 2})
+    past = Jagged(torch.tensor([3, 5, 7, 9]), torch.tensor([0, 3, 3, 4]))
+    some = torch.tensor([3, 5, 7])
+    rows = bags({"item": some, "history": past, "user": some})
+    read = source.pull("item", torch.tensor([5, 7, 9]), train=False)
+    assert rows["history_mask"].tolist() == [[1, 1], [0, 0], [1, 0]]
+    zeros = torch.zeros(8)
+    assert torch.equal(
+        rows["history"], torch.stack([read[0], read[1], zeros, zeros, read[2], zeros]).view(3, 2, 8)
+    )
+    before = source.pull("item", torch.tensor([3, 5, 7, 9]), train=False).clone()
+    rows["history"].sum().backward()
+    bags.push(1)
+    moved = (source.pull("item", torch.tensor([3, 5, 7, 9]), train=False) - before).abs().sum(1)
+    assert (moved > 0).tolist() == [False, True, True, True]  # the oldest of three events is not read
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
 def test_steps_of_sgd_follow_torch_sgd(combiner):
     configs = tables(combiner=combiner)
     source = world(configs)
