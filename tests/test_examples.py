@@ -13,10 +13,23 @@ import pytest
 from tests_ring import make_ring
 
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
+from nonet.controller.scenario import check_scenario, load_scenario
+from nonet.controller.setup import make_run_setup
+from nonet.controller.setup.worker_setup import make_model_options
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
+from nonet.models import build_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def test_the_scenario_of_the_keras_examples_is_planned_and_each_model_builds():
+    for name, sequences in (("build_deepfm", "[]"), ("build_din", "[liked, disliked]"), ("build_dlrm", "[]")):
+        changes = [f"model.path=rankers.py:{name}", f"model.sequences={sequences}", "model.backend=jax"]
+        scenario, _ = load_scenario(EXAMPLES / "keras" / "ctr.yaml", changes)
+        check_scenario(scenario)
+        ranker = build_model(make_model_options(scenario), (), make_run_setup(scenario).get_feature_dims(), 7)
+        assert sum(weight.numel() for weight in ranker.parameters()) > 2000
 
 
 @pytest.mark.slow
