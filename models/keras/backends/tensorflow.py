@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -22,9 +21,9 @@ class TensorFlowBackend(KerasBackend):
 
     def configure(self, threads: int) -> None:
         """Choose deterministic operations, and a number of threads for each operation and for independent ones."""
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import tensorflow as tf
 
+        tf.config.set_visible_devices([], "GPU")  # They are left to torch.
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.experimental.enable_op_determinism()
