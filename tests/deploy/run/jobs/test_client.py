@@ -117,13 +117,14 @@ def test_a_server_that_never_answers_is_given_up(dashboard, monkeypatch):
 
 def test_a_missing_or_wrong_token_is_one_line(command, dashboard, monkeypatch):
     dashboard.token = "right"
+    headers = "ray.dashboard.modules.dashboard_sdk.get_auth_headers_if_auth_enabled"
+    monkeypatch.setattr(
+        headers, lambda _: {}
+    )  # Ray would send the token of an earlier cluster of this process.
     code, _, err = command("runs", "--address", dashboard.address)
     assert (code, err.count("\n")) == (2, 1)
     assert "wants a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in err
-    monkeypatch.setattr(
-        "ray.dashboard.modules.dashboard_sdk.get_auth_headers_if_auth_enabled",
-        lambda headers: {"Authorization": "Bearer wrong"},
-    )
+    monkeypatch.setattr(headers, lambda _: {"Authorization": "Bearer wrong"})
     code, _, err = command("runs", "--address", dashboard.address)
     assert (code, err.count("\n")) == (2, 1)
     assert "refuses the token" in err
