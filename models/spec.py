@@ -208,9 +208,9 @@ class ModelSpec:
     def check(self, scenario: Any) -> None:
         """Raise ConfigError if a scenario asks for something that the model cannot do; no file may be read."""
 
-    def list_packages(self, options: Options) -> Sequence[str]:
-        """Return the packages that must be installed where the model is built, besides those of nonet."""
-        return ()
+    def list_packages(self, options: Options) -> Mapping[str, str]:
+        """Return the packages that must be installed where the model is built, each with the extra that installs it."""
+        return {}
 
     def check_files(self, scenario: Any) -> None:
         """Raise ConfigError if files of this machine that the options of the model name do not fit the scenario."""

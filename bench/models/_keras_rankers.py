@@ -54,17 +54,15 @@ def compute_logit(rows: Sequence[Any], activation: str = "relu") -> Any:
 
 
 def make_plain_step(
-    ranker: Any,
     features: Sequence[str],
     n_ids: int,
     dim: int,
     rate: float,
     batches: Sequence[tuple[Mapping[str, Tensor], Tensor]],
 ) -> Callable[[int], None]:
-    """Make the step of a plain Keras loop: an `Embedding` layer per feature, `train_on_batch`, and Adagrad for all weights.
+    """Make the function that takes a step of a plain Keras loop: `Embedding` layers, `train_on_batch`, Adagrad for all weights.
 
     Args:
-        ranker: Not used; it is built before, so that Keras has its backend.
         features: Names of the features.
         n_ids: Number of ids of a feature.
         dim: Width of a row.

@@ -4,7 +4,7 @@ A process has one backend of Keras, so each side runs in a process of its own. A
 data are drawn: events of six features with Zipf-distributed ids, and labels by hidden factors.
 """
 
-# Shapes: N events, B events of a batch, F features.
+# Shapes: B events of a batch.
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def make_bags(optimizer: str, seed: int = 0) -> EmbeddingBagCollection:
 
 
 def make_torch_optimizer(model: DeepFM, name: str) -> torch.optim.Optimizer:
-    """Make the optimizer of the dense weights. DeepFM's extra bias is left out, since the Keras model has one bias."""
+    """Make the optimizer of a name for the dense weights. DeepFM's extra bias is left out, since the Keras model has one bias."""
     weights = [weight for key, weight in model.named_parameters() if key != "bias"]
     if name == "sgd":
         return torch.optim.SGD(weights, _RATE[name])
@@ -151,7 +151,9 @@ def make_ranker(backend: str, optimizer: str, activation: str = "relu", seed: in
     return ranker
 
 
-def _train(backend: str, optimizer: str, activation: str, steps: int, seed: int, path: Path) -> None:
+def _train_and_store(
+    backend: str, optimizer: str, activation: str, steps: int, seed: int, path: Path
+) -> None:
     """Train from the common start of a seed, and store the losses and all rows."""
     bags = make_bags(optimizer, seed)
     if backend == "torch":
@@ -175,7 +177,7 @@ def _train(backend: str, optimizer: str, activation: str, steps: int, seed: int,
     np.savez(path, losses=np.array(losses), rows=rows.numpy())
 
 
-def _time(backend: str) -> None:
+def _print_speeds(backend: str) -> None:
     """Print the events per second over a plain Keras loop, and the share of a step in which tensors are exchanged, as JSON."""
     ranker, bags, batches = make_ranker(backend, "adagrad"), make_bags("adagrad"), draw_batches(64)
     dense = ranker.make_optimizer(0.0)
@@ -209,7 +211,7 @@ def _time(backend: str) -> None:
 
     from nonet.bench.models._keras_rankers import make_plain_step
 
-    take_plain_step = make_plain_step(ranker, FEATURES, _IDS, _DIM, _RATE["adagrad"], batches)
+    take_plain_step = make_plain_step(FEATURES, _IDS, _DIM, _RATE["adagrad"], batches)
     for turn in range(160):
         for name, step in (("ours", take_our_step), ("plain", take_plain_step)):
             exchanged = 0.0
@@ -232,12 +234,12 @@ def main() -> None:
     torch.set_num_threads(1)
     work, name, *others = sys.argv[1:]
     if work == "time":
-        _time(name)
+        _print_speeds(name)
         return
     steps, seeds, folder = others
     for optimizer, activation, seed in product(_RATE, _ACTIVATIONS, range(int(seeds))):
         path = Path(folder) / f"{name}-{optimizer}-{activation}-{seed}.npz"
-        _train(name, optimizer, activation, int(steps), seed, path)
+        _train_and_store(name, optimizer, activation, int(steps), seed, path)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from .planner import plan as plan
 from .requests import LIGHT_CPUS as LIGHT_CPUS
 from .requests import make_group_requests as make_group_requests
 from .resolved import derive_model_size as derive_model_size
-from .resolved import get_feature_dims as get_feature_dims
 from .resolved import resolve_run as resolve_run
 from .resolved import scale_roles as scale_roles
 from .shortage import describe_lost_room as describe_lost_room

@@ -60,7 +60,7 @@ def resolve_run(scenario: Scenario) -> ResolvedRun:
     return ResolvedRun(
         scenario=scenario,
         size=derive_model_size(scenario),
-        feature_dims=get_feature_dims(scenario),
+        feature_dims=scenario.sparse.get_feature_dims(),
         table_budgets=get_table_budgets(scenario),
         kinds={name: body.kind for name, body in scenario.stages.items()},
         roles=_fill_roles(scenario, scenario.roles),
@@ -176,19 +176,9 @@ def derive_model_size(scenario: Scenario) -> ModelSize:
         int(tokenizer_options.get("levels", 3)),
         int(tokenizer_options.get("codes", 64)),
         scenario.data.history,
-        get_feature_dims(scenario),
+        scenario.sparse.get_feature_dims(),
     )
     return scenario.model.spec.size(scenario.model.get_options(), context)
-
-
-def get_feature_dims(scenario: Scenario) -> dict[str, int]:
-    """Return the width of each sparse feature."""
-    defaults = scenario.sparse.defaults
-    return {
-        feature: table.dim or defaults.dim
-        for name, table in scenario.sparse.tables.items()
-        for feature in table.features or [name]
-    }
 
 
 def get_table_budgets(scenario: Scenario) -> dict[str, int | None]:

@@ -119,16 +119,11 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
         trainer = stage.roles.get("trainer")
         if engine is not None and trainer is not None and (limit := _find_mesh_limit(engine, trainer)):
             yield f"stages.{name}.roles.trainer with engine {engine.use}, {limit}"
-        optimizers = (
-            model.spec.optimizers
-            or (engine.spec if engine is not None else ENGINES.get(Engine.default)).optimizers
-        )
+        owner, optimizers = f"model.use: {model.use}", model.spec.optimizers
+        if not optimizers:
+            owner = f"engine {engine.use if engine is not None else Engine.default}"
+            optimizers = (engine.spec if engine is not None else ENGINES.get(Engine.default)).optimizers
         if stage.optimizer.use not in optimizers:
-            owner = (
-                f"model.use: {model.use}"
-                if model.spec.optimizers or engine is None
-                else f"engine {engine.use}"
-            )
             supported = " or ".join(optimizers)
             yield f"stages.{name}.optimizer: {stage.optimizer.use} with {owner} (set optimizer: {{use: {supported}}})"
         if stage.kind.aligns and not model.spec.aligns:
@@ -140,15 +135,10 @@ def _find_conflicts(scenario: Scenario) -> Iterator[str]:
             yield f"stages.{name}.{key} in a stage that rolls out"
 
 
-def _list_features(scenario: Scenario) -> set[str]:
-    """Return the names of the features of all sparse tables."""
-    return {feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]}
-
-
 def _check_graphs(scenario: Scenario) -> None:
     """Raise ConfigError if no sparse table has a feature of a graph."""
     graphs = scenario.data.graph
-    if unread := sorted(set(graphs) - set(list_read_graphs(graphs, _list_features(scenario)))):
+    if unread := sorted(set(graphs) - set(list_read_graphs(graphs, scenario.sparse.get_feature_dims()))):
         features = join_names(list_graph_features(unread[:1]))
         raise ConfigError(
             f"data.graph.{unread[0]} is read by no table; add one of {features} to sparse.tables.NAME.features, or remove it"
@@ -165,7 +155,7 @@ def list_event_needs(scenario: Scenario) -> EventNeeds:
     joins = scenario.data.join
     joined_columns = {column for join in joins.values() for column in join.sources}
     graph_features = set(list_graph_features(scenario.data.graph))
-    features = _list_features(scenario)
+    features = set(scenario.sparse.get_feature_dims())
     propensities = {
         options.column
         for stage in scenario.stages.values()

@@ -171,6 +171,11 @@ class Scenario(StrictModel):
                 )
         return self
 
+    def find_pool(self, role: str) -> Pool | None:
+        """Return the pool of a role of the run; None for a pool that the scenario does not describe."""
+        name = self.roles[role].pool if role in self.roles else None
+        return self.pools.get(name) if name else None
+
     def list_pool_names(self) -> Iterator[tuple[str, str]]:
         """Yield (path in the scenario, name of the pool) for every reference to a pool."""
         for name, role in self.roles.items():

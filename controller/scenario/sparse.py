@@ -196,3 +196,11 @@ class Sparse(StrictModel):
         Wire,
         Field(description="the type in which rows and gradients are sent; all but fp32 round them"),
     ] = "fp32"
+
+    def get_feature_dims(self) -> dict[str, int]:
+        """Return the width of each sparse feature."""
+        return {
+            feature: table.dim or self.defaults.dim
+            for name, table in self.tables.items()
+            for feature in table.features or [name]
+        }

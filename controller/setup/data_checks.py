@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from nonet.controller.plan import get_feature_dims
 from nonet.controller.scenario import (
     Scenario,
     StageOptions,
@@ -95,7 +94,7 @@ def check_data(
     if seq is not None:
         _check_sequence_lengths(scenario, seq)
         profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
-        checks.warnings += list_data_warnings(profile, options.split, get_feature_dims(scenario))
+        checks.warnings += list_data_warnings(profile, options.split, scenario.sparse.get_feature_dims())
 
 
 def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:

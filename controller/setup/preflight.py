@@ -247,18 +247,19 @@ def _check_engine(scenario: Scenario, checks: FileChecks) -> None:
 def _check_model_packages(scenario: Scenario, checks: FileChecks) -> None:
     """Raise ConfigError if a package of the model is not installed where the run will be, in a pool without own packages."""
     model = scenario.model
-    missing = [name for name in model.spec.list_packages(model.get_options()) if find_spec(name) is None]
+    packages = model.spec.list_packages(model.get_options())
+    missing = [(name, extra) for name, extra in packages.items() if find_spec(name) is None]
     for role in ("trainer", "evaluator") if missing else ():
-        pool = scenario.pools.get(getattr(scenario.roles.get(role), "pool", None) or "")
+        pool, (package, extra) = scenario.find_pool(role), missing[0]
         env = (pool and pool.env) or Env()
         if env.python or env.pip or env.image:
             continue
         if not checks.allows_absent:
             raise ConfigError(
-                f"model.use: {missing[0]} is not installed for the {role}: pip install 'nonet[{model.use}]', or give the role a "
-                "pool whose env.python has it"
+                f"model.use: {package} is not installed for the {role}: pip install 'nonet[{extra}]', or give the role a pool "
+                "whose env.python has it"
             )
-        checks.unchecked.append(f"model.use: the package {missing[0]} for the {role}")
+        checks.unchecked.append(f"model.use: the package {package} for the {role}")
 
 
 def _check_trackers(scenario: Scenario, checks: FileChecks) -> None:

@@ -45,7 +45,7 @@ def build_din(features: Shapes) -> keras.Model:
 
 
 def build_dlrm(features: Shapes) -> keras.Model:
-    """Build the shape of DLRM (Naumov et al., 2019): dot products of all pairs of rows, and a layer over them and the rows."""
+    """Build a model like DLRM (Naumov et al., 2019): hidden layers over the rows and the dot products of all pairs of them."""
     inputs = make_inputs(features)
     rows = ops.stack(list(inputs.values()), axis=1)
     count = len(inputs)

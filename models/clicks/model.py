@@ -147,9 +147,8 @@ class ClickModel:
         config, arrays = _read_config(folder / CONFIG, str(folder)), np.load(folder / EVENTS)
         model = config["setup"]["model"]
         if SOURCES in model:
-            model[SOURCES] = str(
-                folder.parent.parent / "sources"
-            )  # The run's copies of the user's own files.
+            # The run's copies of the user's own files.
+            model[SOURCES] = str(folder.parent.parent / "sources")
         setup = ClickSetup(**config["setup"])
         specs = {name: table.spec for name, table in setup.make_table_configs().items()}
         reader = ReplicaReader(specs)

@@ -44,9 +44,9 @@ def build(
     # Before any code of the user imports Keras.
     keras, backend = load_keras(options["backend"], torch.get_num_threads())
     if architecture := options.get(ARCHITECTURE):
-        sources = Path(options["sources"]) if options["sources"] else None
-        for file in [] if sources is None else sources.rglob(str(parse_file(reference))):
-            import_file(file, title)
+        if options["sources"]:
+            for file in Path(options["sources"]).rglob(str(parse_file(reference))):
+                import_file(file, title)
         compiled = _compile_architecture(title, options["backend"], architecture, tuple(shapes.items()))
         return KerasRanker(
             compiled, [torch.zeros(tuple(variable.shape)) for variable in compiled.variables], reference

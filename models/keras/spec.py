@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 
@@ -80,14 +80,14 @@ class KerasSpec(ClickSpec):
         super().check(scenario)
         if not scenario.sparse.tables:
             raise ConfigError("sparse.tables: a Keras model needs at least one, whose rows it reads")
-        features = {name for key, table in scenario.sparse.tables.items() for name in table.features or [key]}
+        features = scenario.sparse.get_feature_dims()
         for name in scenario.model.get_options()["sequences"]:
             if name not in features:
                 raise ConfigError(
                     f"model.sequences: {name!r} is no feature of sparse.tables; features: {', '.join(sorted(features))}"
                 )
         for role in ("trainer", "evaluator"):
-            pool = scenario.pools.get(getattr(scenario.roles.get(role), "pool", None) or "")
+            pool = scenario.find_pool(role)
             if pool is not None and pool.device != "cpu":
                 raise ConfigError(
                     f"roles.{role}.pool: a Keras model is computed on cpu, and the pool has {pool.device}; choose a pool of cpu"
@@ -101,9 +101,10 @@ class KerasSpec(ClickSpec):
             if stage.precision.use != "fp32":
                 raise ConfigError(f"stages.{name}.precision: a Keras model is trained in fp32; remove it")
 
-    def list_packages(self, options: Options) -> Sequence[str]:
-        """Return keras and the package of the backend."""
-        return ("keras", BACKENDS.get(options["backend"]).package)
+    def list_packages(self, options: Options) -> Mapping[str, str]:
+        """Return keras and the package of the backend, with the extra of the backend."""
+        backend = BACKENDS.get(options["backend"])
+        return dict.fromkeys(("keras", backend.package), backend.extra)
 
     def check_files(self, scenario: Any) -> None:
         """Build the model in a process of the trainers' interpreter, if it is on this machine and has the packages.
@@ -114,21 +115,15 @@ class KerasSpec(ClickSpec):
         from nonet.models.keras.check import check_ranker
 
         options = scenario.model.get_options()
-        pool = scenario.pools.get(getattr(scenario.roles.get("trainer"), "pool", None) or "")
-        env = getattr(pool, "env", None)
+        env = getattr(scenario.find_pool("trainer"), "env", None)
         if env is None or not (env.python or env.pip or env.image):
             python = sys.executable if None not in map(find_spec, self.list_packages(options)) else None
         else:
             python = shutil.which(env.python) if env.python else None
         if python is None:
             return
-        features = {
-            feature: table.dim or scenario.sparse.defaults.dim
-            for name, table in scenario.sparse.tables.items()
-            for feature in table.features or [name]
-        }
         around = ModelContext(levels=0, codes=0, history=scenario.data.history)
-        check_ranker(python, self.make_build_options(options, around), features)
+        check_ranker(python, self.make_build_options(options, around), scenario.sparse.get_feature_dims())
 
 
 SPEC = KerasSpec()

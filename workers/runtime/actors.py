@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -52,31 +53,31 @@ def ensure_ray(variables: Mapping[str, str] | None = None) -> None:
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         if variables:
             options["runtime_env"] = {"env_vars": dict(variables)}
-        _start_ray(address, options)
+        try:
+            _start_ray(address, options)
+        except Exception as error:
+            cause = " ".join(str(error).split())[:300]
+            setting = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
+            raise ConfigError(f"Ray does not start ({setting}): {type(error).__name__}: {cause}") from error
     register_tensor_serializer()
 
 
 def _start_ray(address: str, options: Mapping[str, Any]) -> None:
     """Call `ray.init`, and once more if a local Ray does not start: it may have lost a port to another one that starts."""
-    attempts = 2 if address == "local" else 1
-    for attempt in range(1, attempts + 1):
-        try:
-            ray.init(
-                address=address,
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **options,
-            )
-            return
-        except (
-            Exception
-        ) as error:  # Ray raises Exception itself, for example if its processes are slow to start
-            if attempt < attempts:
-                continue
-            cause = " ".join(str(error).split())[:300]
-            setting = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
-            raise ConfigError(f"Ray does not start ({setting}): {type(error).__name__}: {cause}") from error
+    start = partial(
+        ray.init,
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        **options,
+    )
+    try:
+        start()
+    except Exception:  # Ray raises Exception itself, for example if its processes are slow to start
+        if address != "local":
+            raise
+        start()
 
 
 @dataclass(frozen=True, slots=True)

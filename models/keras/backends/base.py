@@ -34,7 +34,7 @@ class KerasBackend:
 
     @abstractmethod
     def configure(self, threads: int) -> None:
-        """Make computations repeat their bits, with a number of threads. It is called before keras is imported."""
+        """Set up the backend before keras is imported: computations repeat their bits and use a number of threads."""
         raise NotImplementedError
 
     @abstractmethod

@@ -33,13 +33,13 @@ class JaxBackend(KerasBackend):
         return torch.from_dlpack(tensor)
 
     def compile(self, function: Function) -> Function:
-        """Compile with `jax.jit`."""
+        """Compile a function with `jax.jit`."""
         import jax
 
         return _wait_for(jax.jit(function))
 
     def compile_gradient(self, function: Function) -> Function:
-        """Compile with `jax.value_and_grad`."""
+        """Compile the value and gradient of a function with `jax.value_and_grad`."""
         import jax
 
         compiled = _wait_for(jax.jit(jax.value_and_grad(function, argnums=(0, 1))))

@@ -46,13 +46,13 @@ class TensorFlowBackend(KerasBackend):
         return torch.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
 
     def compile(self, function: Function) -> Function:
-        """Compile by XLA, once for arguments of the same shapes."""
+        """Compile a function by XLA, once for arguments of the same shapes."""
         import tensorflow as tf
 
         return tf.function(function, reduce_retracing=False, jit_compile=True)
 
     def compile_gradient(self, function: Function) -> Function:
-        """Compile the function with a gradient tape."""
+        """Compile the value and gradient of a function with a gradient tape."""
         import tensorflow as tf
 
         def compute(weights: Any, rows: Any, *others: Any) -> Any:

@@ -54,7 +54,7 @@ class NeighbourGraph:
         n_nodes: Mapping[str, int],
         folder: Path | None,
     ) -> NeighbourGraph:
-        """Sort edges.
+        """Build a graph from edges, which are sorted in both directions.
 
         Args:
             options: The options of the graph.

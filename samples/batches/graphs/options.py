@@ -88,5 +88,5 @@ def list_graph_features(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def list_read_graphs(graphs: Mapping[str, Graph], features: Collection[str]) -> list[str]:
-    """Return the names of the graphs of which one of the features is."""
+    """Return the names of the graphs that give at least one of the features."""
     return [name for name in graphs if set(list_graph_features([name])) & set(features)]

@@ -1,0 +1,34 @@
+"""A package that a model needs and that is not installed is named before a run, with the extra that installs it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from likes_world import make_likes
+
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import preflight
+from nonet.errors import ConfigError
+
+RANKERS = Path(__file__).parents[3] / "examples" / "keras" / "rankers.py"
+
+
+@pytest.mark.parametrize(("backend", "extra"), [("jax", "keras-jax"), ("tensorflow", "keras")])
+def test_the_extra_is_that_of_the_backend_and_a_pool_of_its_own_needs_no_package_here(
+    tmp_path, monkeypatch, backend, extra
+):
+    folder = make_likes(tmp_path, users=20, events=10)
+    shutil.copy(RANKERS, folder)
+    model = f"model={{use: keras, path: 'rankers.py:build_deepfm', backend: {backend}}}"
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr("nonet.models.keras.check.check_ranker", lambda *_: 0)
+    scenario, _ = load_scenario(folder / "likes.yaml", [model])
+    with pytest.raises(ConfigError, match=rf"keras is not installed for the trainer: .*'nonet\[{extra}\]'"):
+        preflight.check_files(scenario, folder)
+    pool = "pools={k: {env: {python: /bin/true}}}"
+    apart, _ = load_scenario(
+        folder / "likes.yaml", [model, pool, "roles={trainer: {pool: k}, evaluator: {pool: k}}"]
+    )
+    preflight.check_files(apart, folder)
