@@ -25,6 +25,9 @@ _GONE_S = 60.0
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+# Ray starts workers with the niceness 15. Those of one process of xdist would get a thirtieth of a core that another process
+# computes on, so a run that takes 20 s alone would take minutes, and meet its deadlines.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 # Folders whose files take longest, because their tests start processes or run Triton's interpreter. They come first, so that

@@ -32,6 +32,15 @@ def test_the_scenario_of_the_keras_examples_is_planned_and_each_model_builds():
         assert sum(weight.numel() for weight in ranker.parameters()) > 2000
 
 
+def test_the_page_shows_the_example_with_attention_over_neighbours_and_it_builds():
+    text = (EXAMPLES / "keras" / "neighbours.yaml").read_text()
+    assert text.partition("\n")[2] in (EXAMPLES.parent / "docs" / "how-to" / "keras.md").read_text()
+    scenario, _ = load_scenario(EXAMPLES / "keras" / "neighbours.yaml")
+    check_scenario(scenario)
+    ranker = build_model(make_model_options(scenario), (), make_run_setup(scenario).get_feature_dims(), 7)
+    assert ranker.compiled.features[-1] == "together", "the sequence comes after pooled features"
+
+
 @pytest.mark.slow
 def test_own_worker_prints_what_it_says():
     done = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PYTHON = os.environ.get("NONET_TENSORFLOW_PYTHON", str(ROOT / ".venv-tensorflow" / "bin" / "python"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # seven runs, beside another worker of xdist
 
 
 def run(*words: str, **variables: str) -> None:

@@ -1,6 +1,7 @@
-"""A click model in Keras from tables to report on real Ray actors; resumed, on two trainers, and as a reward.
+"""A click model in Keras from tables to report on real Ray actors; resumed, on two trainers, and as a scorer.
 
-The backend is JAX. `test_tensorflow.py` runs this file with TensorFlow in an interpreter of its own (`NONET_KERAS_PYTHON`).
+It has attention over liked items and over neighbours in a graph. The backend is JAX: `test_tensorflow.py` runs this file with
+TensorFlow in an interpreter of its own (`NONET_KERAS_PYTHON`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from likes_world import make_likes
+from likes_world import HOUR, make_likes, make_requests, open_click_data
 
 import nonet
 from nonet.controller.record.checkpoint import Checkpoints
@@ -23,12 +24,15 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.models.clicks.model import ClickModel
+from nonet.models.clicks.scorer import ClickScorer
+from nonet.samples.sequences.sequences import TEST
 
 RANKERS = Path(__file__).parents[4] / "examples" / "keras" / "rankers.py"
 PYTHON = os.environ.get("NONET_KERAS_PYTHON", "")
 CHANGES = [
-    "model={use: keras, path: 'rankers.py:build_din', backend: jax, sequences: [liked]}",
+    "model={use: keras, path: 'rankers.py:build_din', backend: jax, sequences: [liked, near]}",
+    "data.graph={near: {edges: item-item, window: 3, k: 4}}",
+    "sparse.tables.near={}",
     *(
         [
             "model.backend=tensorflow",
@@ -111,10 +115,39 @@ def test_two_trainers_learn_what_one_does(whole):
     assert hash_files(RunFolder(folder / "pair")) == hash_files(again.folder)
 
 
-@pytest.mark.skipif(bool(PYTHON), reason="this process has another backend than the run")
-def test_a_checkpoint_predicts_the_stored_probabilities(whole):
+def test_a_checkpoint_predicts_the_stored_probabilities_and_sees_neighbours_of_posted_events(whole):
+    """In the interpreter that has the backend, because a process imports Keras with one backend."""
     _, finished = whole
-    model = ClickModel(Checkpoints(finished.folder.checkpoints).find_newest()[0])
-    assert model.setup.sequences == {"liked": 8}
-    with np.load(finished.folder.results / "train.npz") as stored:
-        assert stored["test"].std() > 0.05
+    if not PYTHON:
+        check_scorer(finished.folder.path)
+        return
+    program = f"import sys; sys.path[:0] = {sys.path!r}; from test_run_keras import check_scorer; check_scorer(sys.argv[1])"
+    words = [PYTHON, "-c", program, str(finished.folder.path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check_scorer(path: str | Path) -> None:
+    """Check a scorer of the newest checkpoint of a run: stored probabilities, and neighbours of newer events."""
+    run = RunFolder(Path(path))
+    scorer = ClickScorer.load(Checkpoints(run.checkpoints).find_newest()[0])
+    assert scorer.model.setup.sequences == {"liked": 8, "near": 8}
+    clicks = open_click_data(run).label_events("train")
+    answers = scorer.score(make_requests(scorer, clicks, clicks.find_rows(TEST)))
+    with np.load(run.results / "train.npz") as stored:
+        expected = stored["test"]
+    assert expected.std() > 0.05
+    np.testing.assert_allclose([each[0] for each in answers], expected, atol=1e-6)
+
+    def score(time: int, *events: dict) -> list[float]:
+        request = scorer.make_request(777, [1001, 1002], time=time, history=list(events), values={"age": 3.0})
+        return list(scorer.score([request])[0])
+
+    # Without a label and of an unknown user, so that events are neither liked nor disliked, but edges of the graph.
+    new = [{"item": 1001, "time": 40 * HOUR}, {"item": 1003, "time": 41 * HOUR}]
+    without, with_events = score(42 * HOUR), score(42 * HOUR, *new)
+    assert with_events[0] != pytest.approx(without[0], abs=1e-6), "1003 is a neighbour of 1001 now"
+    assert with_events[1] == pytest.approx(without[1], abs=1e-6), "1002 has the neighbours that it had"
+    assert score(41 * HOUR, *new) == pytest.approx(score(41 * HOUR, new[0]), abs=1e-6), (
+        "not at its own second"
+    )

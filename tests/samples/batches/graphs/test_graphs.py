@@ -7,7 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
+from nonet.embedding.modules import EmbeddingBagCollection, TableConfig
+from nonet.embedding.tables import TableSpec
 from nonet.errors import DataError
 from nonet.ranges import expand_ranges
 from nonet.samples.batches import CLICK_FEATURES, ClickRows
@@ -128,6 +131,74 @@ def test_no_row_before_a_moment_changes_if_all_later_events_do(moment):
     assert len(at_or_before[0]) > 200
     later = [np.flatnonzero(np.asarray(rows.seq.time) > moment + 50) for rows in (before, after)]
     assert sorted(bits(before, later[0])) != sorted(bits(after, later[1]))
+
+
+class IdRows:
+    """A source of rows [1] that have the index of their item, plus one."""
+
+    def __init__(self, keys):
+        self.order = np.argsort(keys)
+        self.sorted_keys = np.asarray(keys)[self.order]
+
+    def pull(self, table, keys, *, train=True):
+        index = self.order[np.searchsorted(self.sorted_keys, keys.numpy())]
+        return torch.from_numpy(index + 1.0).float()[:, None]
+
+
+def make_sequences(rows, index, length):
+    """Return the items of `near` [P, L] as a model with sequences gets them, and their mask."""
+    spec = TableSpec(dim=1)
+    source = IdRows(rows.seq.item_key)
+    bags = EmbeddingBagCollection({"item": TableConfig(spec, ("near",))}, source, {"near": length})
+    found = bags.eval()({"near": rows.batch(index)["near"]})
+    return found["near"][..., 0].long().numpy() - 1, found["near_mask"].numpy() > 0
+
+
+@pytest.mark.parametrize("length", [4, 9])  # below and above the number of drawn neighbours
+def test_a_sequence_of_neighbours_has_the_newest_known_ones_oldest_first_and_none_of_later_events(length):
+    rows = make_rows(make_log(), ("near",))
+    seq, index = rows.seq, np.arange(len(rows.label))
+    item, mask = make_sequences(rows, index, length)
+    edges = seq.graphs.graphs["near"].edges.list_edges()
+    known = {}
+    for a, b, time in zip(edges.source.tolist(), edges.target.tolist(), edges.time.tolist(), strict=True):
+        known.setdefault((a, b), []).append(time)
+    full = 0
+    for row in index.tolist():
+        now, center = int(seq.time[row]), int(seq.item[row])
+        times = [known[center, each] for each in item[row, mask[row]].tolist()]
+        assert all(min(each) < now for each in times), "an edge of each neighbour is older than the row"
+        newest = [max(time for time in each if time < now) for each in times]
+        drawn = [min(time for time in each if time < now) for each in times]
+        # One edge of each neighbour was drawn, so some non-decreasing choice of their times exists.
+        latest = -1
+        for first, last in zip(drawn, newest, strict=True):
+            latest = max(latest, first)
+            assert latest <= last
+        assert mask[row].tolist() == sorted(mask[row].tolist(), reverse=True), "the padding comes last"
+        assert (item[row, ~mask[row]] == -1).all()
+        full += mask[row].sum() == min(length, OPTIONS["near"].k)
+    assert full > 500
+
+
+@pytest.mark.parametrize("moment", [90, 333])
+def test_no_sequence_before_a_moment_changes_if_all_later_events_do(moment):
+    log = make_log()
+    time = log["timestamp"].to_numpy()
+    draw = np.random.default_rng(1)
+    items = np.where(time >= moment, draw.integers(0, ITEMS, len(log)), log["item_id"])
+    changed = log.set_column(1, "item_id", pa.array(items))
+    before, after = (make_rows(each, ("near",)) for each in (log, changed))
+    found = []
+    for rows in (before, after):
+        index = np.flatnonzero(np.asarray(rows.seq.time) < moment)
+        order = np.lexsort((np.asarray(rows.seq.item)[index], rows.seq.time[index], rows.seq.user[index]))
+        found.append(make_sequences(rows, index[order], 4))
+    assert len(found[0][0]) > 200
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
+    whole = [make_sequences(rows, np.arange(len(rows.label)), 4)[0] for rows in (before, after)]
+    assert not np.array_equal(*whole)
 
 
 def test_a_row_sees_no_edge_of_its_own_second():
