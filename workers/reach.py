@@ -66,7 +66,7 @@ def check_address(address: str, source: str, way_out: str) -> None:
         way_out: What to do instead, for messages.
 
     Raises:
-        ConfigError: The address is malformed, or no cluster answers there.
+        ConfigError: The address is malformed, no cluster answers there, or this machine is no node of the cluster.
     """
     if address == "auto":
         return
@@ -81,6 +81,27 @@ def check_address(address: str, source: str, way_out: str) -> None:
             raise ConfigError(
                 f"{source} is {address}, where no Ray cluster answers within {_ANSWER_S:g} s; {way_out}"
             ) from None
+    if not address.startswith("ray://"):
+        _check_membership(address, source)
+
+
+def _check_membership(address: str, source: str) -> None:
+    """Check that this machine is a node of a cluster; otherwise, Ray ends the process with a trace of its C++ code.
+
+    Raises:
+        ConfigError: No node of the cluster has its socket on this machine.
+    """
+    from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+
+    try:
+        nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_S).values()
+    except Exception:  # an internal interface of Ray; `ray.init` says what is wrong
+        return
+    if nodes and not any(Path(node.raylet_socket_name).exists() for node in nodes):
+        raise ConfigError(
+            f"{source} is {address}, and this machine is no node of that cluster; run the command on a node, or send the run "
+            "there: nonet submit SCENARIO --address URL, the URL of the cluster's dashboard"
+        )
 
 
 def _check_temporary_folder() -> None:

@@ -17,7 +17,7 @@ from nonet.controller.record import RunFolder, name_run
 from nonet.controller.scenario import find_verb_limit, load_scenario
 from nonet.deploy.report.verdicts import get_verdict
 from nonet.errors import ConfigError
-from nonet.storage import fetch
+from nonet.storage import fetch, read_address
 
 
 def format_summary(report: Mapping[str, Any]) -> str:
@@ -65,7 +65,8 @@ def suggest_command(run: RunFolder) -> str:
         run: The run's folder.
 
     Returns:
-        The command with two popular titles, or with a user if items have no titles. It is "" if the kinds of the run do not
+        The command with two popular titles, or with a user if items have no titles. It names a stored run by its address, so
+        that it works on any machine. It is "" if the kinds of the run do not
         support the verb, or its scenario is one of another version that this one cannot read.
     """
     try:
@@ -74,7 +75,7 @@ def suggest_command(run: RunFolder) -> str:
         return ""
     if find_verb_limit(scenario, "recommend"):
         return ""
-    name, artifacts = name_run(run), (run.read_facts() or {}).get("artifacts", {})
+    name, artifacts = read_address(run.path) or name_run(run), (run.read_facts() or {}).get("artifacts", {})
     sequences = artifacts.get("sequences")
     titles = _find_popular_titles(Path(sequences["path"]) / "items.parquet") if sequences else []
     if titles:

@@ -12,3 +12,4 @@ from .panel import Panel as Panel
 from .samples import explain_samples as explain_samples
 from .samples import format_stats as format_stats
 from .status import find_group_of_role as find_group_of_role
+from .status import is_in_progress as is_in_progress

@@ -14,10 +14,12 @@ from typing import Any
 from nonet.controller.record import CONTROLLER, RunFolder, is_running
 from nonet.deploy.run.progress import format_metrics
 from nonet.errors import ConfigError
+from nonet.storage import fetch, find_copy
 
 _POLL_S = 0.5
 _ENDED = ("done", "stopped", "failed")
 _LATE_S = 30.0  # without a status, after which a controller seems to hang; it writes one at least every 10 s
+_STORED_LATE_S = 60.0  # without a status, after which no machine seems to work on a stored run
 
 
 def describe_folder(run: RunFolder) -> dict[str, Any]:
@@ -25,11 +27,13 @@ def describe_folder(run: RunFolder) -> dict[str, Any]:
 
     The state is "running", "starting", "done", "stopped", "failed" or "interrupted".
     """
+    fetch(run.status)
+    fetch(run.report)
     status = dict(run.read_json(run.status.name) or {})
     state = status.get("state", "starting")
     if run.report.exists():
         state = "done"
-    elif not _is_locked(run):
+    elif not is_in_progress(run):
         state = state if state in _ENDED else "interrupted"
     elif state in _ENDED:  # it has been resumed, and its controller has not written yet
         state = "starting"
@@ -164,8 +168,17 @@ def find_group_of_role(run_id: str, groups: Mapping[str, Any], role: str | None)
     raise ConfigError(f"run {run_id} has no role {role!r}; roles: {', '.join([CONTROLLER, *roles])}")
 
 
-def _is_locked(run: RunFolder) -> bool:
-    """Return whether a process works on a run; False for a folder that cannot be locked, which no process runs in."""
-    with contextlib.suppress(OSError):
-        return is_running(run)
-    return False
+def is_in_progress(run: RunFolder) -> bool:
+    """Return whether a process works on a run, on this machine or, if the run is stored, on another one."""
+    with contextlib.suppress(OSError):  # a folder that cannot be locked: no process runs in it
+        if is_running(run):
+            return True
+    return is_run_elsewhere(run)
+
+
+def is_run_elsewhere(run: RunFolder) -> bool:
+    """Return whether another machine works on a stored run, by the status in the local copy and its age."""
+    if find_copy(run.path) is None or run.report.exists():
+        return False
+    status = run.read_json(run.status.name) or {}
+    return status.get("state") in ("starting", "running") and time.time() - status["at"] < _STORED_LATE_S

@@ -18,10 +18,10 @@ from nonet.controller.plan import scale_roles
 from nonet.controller.record import SCALE, CommandQueue, RunFolder, find_run, is_running
 from nonet.controller.scenario import RewardOptions, check_supported, load_scenario
 from nonet.controller.setup import copy_with_siblings
+from nonet.deploy.run.status import is_run_elsewhere
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
-from nonet.storage import find_copy
 
 _POLL_S = 0.1
 _REWARD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
@@ -64,7 +64,7 @@ def attach(
             f"the reward's name is {reward_name!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
             "--name my_reward"
         )
-    if parse_file(use) is not None and _is_run_elsewhere(folder):
+    if parse_file(use) is not None and not is_running(folder) and is_run_elsewhere(folder):
         raise ConfigError(
             f"attach: {use} is a file of this machine, and another one runs {folder.id}; attach it there, or name a module that "
             "both machines have"
@@ -184,16 +184,9 @@ def _find_steered_run(run: str | Path, verb: str) -> RunFolder:
     """
     folder = find_run(run)
     check_supported(load_scenario(folder.scenario)[0], verb, folder.id)
-    if _is_run_elsewhere(folder):
+    if not is_running(folder) and is_run_elsewhere(folder):
         return folder
     return _find_active_run(run, "change the scenario, and start a new run")
-
-
-def _is_run_elsewhere(folder: RunFolder) -> bool:
-    """Return whether another machine runs a run in object storage, by the status that it wrote last."""
-    if find_copy(folder.path) is None or folder.report.exists() or is_running(folder):
-        return False
-    return (folder.read_json("status.json") or {}).get("state") in ("starting", "running")
 
 
 def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
@@ -201,7 +194,7 @@ def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
     folder = find_run(run)
     if folder.report.exists():
         raise ConfigError(f"{folder.id} has finished; {suggestion}")
-    if _is_run_elsewhere(folder):
+    if not is_running(folder) and is_run_elsewhere(folder):
         raise ConfigError(
             f"{folder.id} is not run by a process of this machine; stop it on its cluster: nonet stop {folder.id} --address URL"
         )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 from nonet.controller.record import (
     RunFolder,
-    is_running,
     list_all_runs,
     list_stored_runs,
     name_run,
@@ -27,12 +24,11 @@ from nonet.controller.scenario import (
     read_document,
 )
 from nonet.controller.setup import list_named_files
+from nonet.deploy.run import is_in_progress
 from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
 from nonet.storage import find_copy
-
-_LATE_S = 60.0  # without a status, after which a stored run is no longer shown as running
 
 
 def describe_scenarios() -> list[dict[str, str]]:
@@ -80,13 +76,9 @@ def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
 
 def _describe_unfinished(run: RunFolder) -> str:
     """Return the state of a run without a report."""
-    with suppress(OSError):  # a folder that cannot be written has no lock
-        if is_running(run):
-            return "running"
+    if is_in_progress(run):
+        return "running"
     if copy := find_copy(run.path):
-        status = run.read_json(run.status.name) or {}
-        if status.get("state") in ("starting", "running") and time.time() - status["at"] < _LATE_S:
-            return "running"
         stored = copy.get_tree().select("checkpoints")
         checkpoints = sorted({name.split("/")[1] for name in stored if name.endswith("/manifest.json")})
     else:

@@ -63,7 +63,8 @@ def runs(
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        print(format_runs(rows) if rows else "no runs yet: nonet run quickstart")
+        verb = "submit" if address and place is None else "run"
+        print(format_runs(rows) if rows else f"no runs yet: nonet {verb} quickstart")
 
 
 def report(

@@ -207,8 +207,9 @@ def stop(
     """Stop a run after a checkpoint, and stop all its processes."""
     if address:
         from nonet.deploy.run.jobs import ClusterClient, stop_cluster_run
+        from nonet.deploy.verbs.watching import name_on_cluster
 
-        print(stop_cluster_run(ClusterClient(address), run))
+        print(stop_cluster_run(ClusterClient(address), name_on_cluster(run)))
         return
     from nonet.deploy.run import steer, stop_run
 

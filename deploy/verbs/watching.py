@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import typer
 
 from nonet.deploy.verbs.questions import AddressOption, JsonOption, RunArg
 from nonet.errors import ConfigError
+from nonet.storage import is_storage_address
 
 _WATCH_S = 2.0  # between two lines of `status --watch`
 
@@ -55,7 +57,7 @@ def logs(
         from nonet.deploy.run.jobs import ClusterClient, find_cluster_run, print_run_logs
 
         client = ClusterClient(address)
-        print_run_logs(client, find_cluster_run(client, run), role, rank or 0, follow=follow)
+        print_run_logs(client, find_cluster_run(client, name_on_cluster(run)), role, rank or 0, follow=follow)
         return
     from nonet.controller.record import find_run
     from nonet.deploy.run import status as run_status
@@ -67,7 +69,7 @@ def why(run: RunArg = "last", address: AddressOption = None, as_json: JsonOption
     """Say what a run waits for: a placement group, a worker, data, a deadline."""
     from nonet.deploy.run import status as run_status
 
-    row = _find_status(run, address)()
+    row = _find_status(name_on_cluster(run) if address else run, address)()
     if run_status.has_ended(row):
         raise ConfigError(f"{row['run']} is not in progress ({row['state']}), so it waits for nothing")
     waits = run_status.explain_waits(row)
@@ -98,9 +100,17 @@ def job(
     print_result(run_submitted(run, Path.cwd()), as_json=False)
 
 
+def name_on_cluster(run: str) -> str:
+    """Return the id of a run that may be named by its place in object storage, such as s3://bucket/runs/ID."""
+    return run.rstrip("/").rpartition("/")[2] if is_storage_address(run) else run
+
+
 def _find_status(run: str, address: str | None) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the status of a run, on a cluster if an address is given. Raises ConfigError for no run."""
-    if address:
+    """Return a function that returns the status of a run. Raises ConfigError for no run.
+
+    The status is read from the cluster if an address is given, except for a run that is named by its place in object storage.
+    """
+    if address and not is_storage_address(run):
         from nonet.deploy.run.jobs import ClusterClient, describe_run, find_cluster_run
 
         client = ClusterClient(address)
@@ -117,18 +127,20 @@ def _watch(describe: Callable[[], dict[str, Any]], as_json: bool) -> None:
     """Print a line for each change of a status until the run ends."""
     from nonet.deploy.run import status as run_status
 
-    last = None
+    last_shown = None
     while True:
         row = describe()
-        waits = run_status.explain_waits(row)
+        waits = [] if run_status.has_ended(row) else run_status.explain_waits(row)
         line = "  ".join(
             filter(None, [row["state"], run_status.format_stage(row), f"waits: {waits[0]}" if waits else ""])
         )
         if as_json:
             line = json.dumps({key: value for key, value in row.items() if key not in ("at", "quiet_s")})
-        if line != last:
+        progress, waits_mark, wait = line.partition("  waits: ")
+        shown = line if as_json else progress + waits_mark + re.sub(r"\d+ s\b", "", wait)
+        if shown != last_shown:  # the seconds of a wait alone are no change
             print(line if as_json else f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
-            last = line
+            last_shown = shown
         if run_status.has_ended(row):
             sys.exit(0 if row["state"] == "done" else 1)
         time.sleep(_WATCH_S)

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +49,18 @@ def test_an_address_where_no_cluster_answers_is_named(monkeypatch, foreign, addr
         check_ray_environment()
 
 
+def test_a_machine_that_is_no_node_of_the_cluster_is_told_to_submit(monkeypatch, tmp_path):
+    nodes = {"a": SimpleNamespace(raylet_socket_name=str(tmp_path / "raylet"))}
+    client = SimpleNamespace(get_all_node_info=lambda timeout: nodes)
+    monkeypatch.setitem(sys.modules, "ray._raylet", SimpleNamespace(GcsClient=lambda address: client))
+    with pytest.raises(
+        ConfigError, match=r"this machine is no node of that cluster; .* nonet submit SCENARIO"
+    ):
+        reach._check_membership("10.0.0.1:6379", "RAY_ADDRESS")
+    (tmp_path / "raylet").touch()
+    reach._check_membership("10.0.0.1:6379", "RAY_ADDRESS")
+
+
 @pytest.mark.parametrize("address", ["nonsense", "host", "host:port", "http://host:80/x"])
 def test_a_misspelt_address_is_told_what_it_must_be(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -78,7 +89,6 @@ def test_a_temporary_folder_without_room_is_named(monkeypatch):
 @pytest.mark.slow
 def test_a_run_that_cannot_reach_its_cluster_leaves_no_folder_and_no_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", "quickstart"],
         cwd=tmp_path,
@@ -89,7 +99,6 @@ def test_a_run_that_cannot_reach_its_cluster_leaves_no_folder_and_no_traceback(t
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "RAY_ADDRESS is 127.0.0.1:1" in done.stderr
-    assert time.monotonic() - began < 60
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from nonet.errors import ClusterUnreachable, ConfigError
 
 _ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"  # takes precedence over the argument of Ray's client
 _CONNECT_S, _ANSWER_S = 5.0, 60.0
+_SUPERVISED_S, _POLL_S = 3.0, 0.3  # how long Ray watches a job after its end
 logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)  # it reports each upload
 _MAX_ROWS = 10_000  # the most rows that Ray's state API returns
 _EXAMPLE = "such as http://127.0.0.1:8265"
@@ -102,6 +104,24 @@ class ClusterClient(JobSubmissionClient):
                     f"this machine has {name} {own}, and the cluster at {self.address} has {name} {other}; "
                     f"use an environment with {name} {other} here, or update the cluster"
                 )
+
+    def remove_job(self, job_id: str) -> None:
+        """Remove an ended job from the cluster's list of jobs.
+
+        Ray watches a job for about two seconds after its end. If the job is deleted meanwhile, Ray lists it again, as a failed
+        job without an entrypoint, which would keep its id in use. It is then deleted again.
+        """
+        self.delete_job(job_id)
+        deadline_s = time.monotonic() + _SUPERVISED_S
+        while time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            if job_id in self.list_job_ids():
+                self.delete_job(job_id)
+                return
+
+    def list_job_ids(self) -> set[str]:
+        """Return the submission ids of all jobs of the cluster, of runs and others."""
+        return {job.submission_id for job in self.list_jobs() if job.submission_id}
 
     def list_state(self, kind: str, **filters: str) -> list[dict[str, Any]]:
         """Return the rows of Ray's state API.

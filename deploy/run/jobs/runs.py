@@ -128,8 +128,10 @@ def describe_cluster_runs(client: ClusterClient) -> list[dict[str, Any]]:
     for run in list_cluster_runs(client):
         status = describe_run(client, run)
         row = {key: status[key] for key in keys if status.get(key) is not None}
-        if "step" in row and status.get("steps"):
-            row["step"] = f"{row['step']}/{status['steps']}"
+        if steps := status.get("steps"):
+            row["step"] = f"{row['step']}/{steps}"
+        else:  # a stage without steps, such as evaluate
+            row.pop("step", None)
         rows.append(row)
     return rows
 
@@ -254,7 +256,7 @@ def stop_cluster_run(client: ClusterClient, name: str) -> str:
         time.sleep(_STOP_POLL_S)
         job = client.get_job_info(job_id)
     text = client.read_log_end(_name_job_log(job), 5) if job.driver_node_id else (job.message or "")
-    client.delete_job(job_id)
+    client.remove_job(job_id)
     if job.status != JobStatus.SUCCEEDED:
         raise NonetError(f"{run.id} was not stopped: {' '.join(text.split())[-300:]}")
     return text.strip().splitlines()[-1]

@@ -77,7 +77,7 @@ def submit_job(
         runs = list_cluster_runs(client)
         run = next((run for run in runs if run.id == run_id), ClusterRun(run_id))
         _check_unfinished(client, run)
-        job_id = _choose_job_id(run_id, {job.submission_id for run in runs for job in run.jobs})
+        job_id = _choose_job_id(run_id, client.list_job_ids())
         _send_job(client, job_id, run_id, scenario.name, package)
     print(
         f"run        {run_id}{' (continued if it has a checkpoint)' if run.jobs else ''}\njob        {job_id}",
@@ -89,7 +89,7 @@ def submit_job(
         return 0
     exit_code = follow_run(client, run_id, job_id)
     if exit_code == 2:
-        client.delete_job(job_id)  # it did not run anything
+        client.remove_job(job_id)  # it did not run anything
     else:
         _print_end(client, run_id, source, exit_code)
     return exit_code
@@ -167,7 +167,7 @@ def _send_job(client: ClusterClient, job_id: str, run_id: str, scenario_name: st
         time.sleep(_AGENT_PAUSE_S)
 
 
-def _choose_job_id(run_id: str, used_ids: Collection[str | None]) -> str:
+def _choose_job_id(run_id: str, used_ids: Collection[str]) -> str:
     """Return an unused id for a job of a run: the id of the run for the first job, with a number for a later one."""
     numbered = (run_id if number == 1 else f"{run_id}-{number}" for number in itertools.count(1))
     return next(job_id for job_id in numbered if job_id not in used_ids)

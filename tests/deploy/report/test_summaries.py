@@ -11,6 +11,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.report.summaries import suggest_command
 from nonet.errors import ConfigError
+from nonet.storage.local_folders import write_address
 
 RECOMMENDER = "name: shop\ndata: {interactions: log.parquet}\nstages: {pretrain: {epochs: 1}}\n"
 
@@ -61,6 +62,12 @@ def test_without_titles_a_user_is_suggested(run_of):
 
 def test_a_run_elsewhere_is_named_by_its_folder(run_of, tmp_path):
     assert suggest_command(run_of(["A", "B"], folder="mine")) == f"nonet recommend {tmp_path}/mine --like B A"
+
+
+def test_a_stored_run_is_named_by_its_address(run_of):
+    run = run_of(["A", "B"])
+    write_address(run.path, "s3://runs/shop-1")
+    assert suggest_command(run) == "nonet recommend s3://runs/shop-1 --like B A"
 
 
 def test_a_run_that_predicts_clicks_suggests_nothing_and_says_why(run_of):

@@ -27,6 +27,7 @@ class DashboardStandIn:
         logs: The content of each log by file name, or by actor id and suffix.
         cuts: The number of bytes after which each of the next streams of a log is cut.
         refusals: The number of requests that are cut before an answer.
+        listed_again: Whether a deleted job is listed once more, without its metadata, as by a Ray that still watches it.
     """
 
     def __init__(self):
@@ -39,6 +40,7 @@ class DashboardStandIn:
         self.logs: dict[str, bytes] = {}
         self.cuts: list[int] = []
         self.refusals = 0
+        self.listed_again = False
         self.streams = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
         self._server.daemon_threads = True
@@ -152,6 +154,9 @@ class DashboardStandIn:
                     self._send(b"no such job", 404)
                 elif self.command == "DELETE":
                     del standin.jobs[parts[0]]
+                    if standin.listed_again:
+                        standin.add_job("", parts[0], "FAILED", metadata=None)
+                        standin.listed_again = False
                     self._send({"deleted": True})
                 elif parts[-1] == "stop":
                     standin.jobs[parts[0]]["status"] = "STOPPED"

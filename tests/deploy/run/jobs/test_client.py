@@ -156,6 +156,20 @@ def test_a_run_whose_job_failed_is_continued_by_another_job(submit, dashboard, s
     assert dashboard.jobs["mine-2"]["entrypoint"] == "nonet job mine"
 
 
+def test_an_id_that_a_job_without_a_run_has_is_not_used_again(submit, dashboard):
+    dashboard.add_job("", "mine", "FAILED", metadata=None)
+    code, _, err = submit("--name", "mine", "--detach")
+    assert code == 0, err
+    assert dashboard.jobs["mine-2"]["entrypoint"] == "nonet job mine"
+
+
+def test_a_removed_job_that_ray_lists_again_is_removed_again(dashboard):
+    dashboard.add_job("mine", status="FAILED")
+    dashboard.listed_again = True
+    ClusterClient(dashboard.address).remove_job("mine")
+    assert not dashboard.jobs
+
+
 def test_runs_of_a_cluster_are_listed_with_stage_step_and_job(command, dashboard):
     dashboard.add_job("done-1", status="SUCCEEDED")
     dashboard.add_job("more-1", "more-1-2")

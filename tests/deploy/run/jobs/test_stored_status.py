@@ -1,0 +1,87 @@
+"""`nonet status`, `runs` and `stop` for a run in object storage that another machine works on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nonet.storage import MountedRun, RunCopy, RunWriter, mounts, open_storage
+from tests.s3 import BUCKET, serve_s3
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    with serve_s3() as variables:
+        yield variables
+
+
+@pytest.fixture
+def commit_status(
+    s3: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., str]]:
+    """Return a function that stores a status, as another machine does, and returns the address of the run."""
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path / "here"))
+    monkeypatch.setenv("NONET_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    address = f"{BUCKET}/{tmp_path.name}/mine"
+    copy = RunCopy(MountedRun(address, str(tmp_path / "there")), open_storage(address))
+    writer = RunWriter(copy)
+
+    def commit(**status: object) -> str:
+        copy.path.mkdir(exist_ok=True)
+        (copy.path / "scenario.yaml").write_text("name: x")
+        document = {"run": "mine", "stage": "rl", "step": 3, "steps": 40, "started": 1_700_000_000.0}
+        (copy.path / "status.json").write_text(
+            json.dumps(document | {"at": time.time(), "pid": 7, "host": "there"} | status)
+        )
+        writer.commit()
+        return address
+
+    yield commit
+    writer.close()
+    mounts._copies.clear()
+
+
+def test_a_run_that_another_machine_works_on_is_in_progress_for_all_verbs(commit_status, command, dashboard):
+    address = commit_status(state="running")
+    place = address.rpartition("/")[0]
+    for words in ([address], ["mine"], [address, "--address", dashboard.address]):
+        code, out, err = command("status", *words, "--json")
+        assert code == 0, err
+        assert json.loads(out)["state"] == "running"
+    assert json.loads(command("runs", place, "--json")[1])[0]["state"] == "running"
+    code, _, err = command("stop", address)
+    assert (code, "stop it on its cluster: nonet stop mine --address URL" in err) == (2, True)
+
+
+def test_the_status_of_a_stored_run_is_read_again_while_it_is_watched(commit_status, command, monkeypatch):
+    from nonet.deploy.verbs import watching
+
+    address = commit_status(state="running")
+    later = [{"state": "running", "step": 5}, {"state": "stopped", "step": 5}]
+    monkeypatch.setattr(watching.time, "sleep", lambda _: commit_status(**later.pop(0)))
+    code, out, err = command("status", address, "--watch")
+    assert [line.split()[1:4] for line in out.splitlines()] == [
+        ["running", "rl", "3/40"],
+        ["running", "rl", "5/40"],
+        ["stopped", "rl", "5/40"],
+    ], err
+    assert code == 1
+
+
+def test_a_run_whose_machine_has_been_silent_for_minutes_is_interrupted(commit_status, command):
+    address = commit_status(state="running", at=time.time() - 300)
+    assert json.loads(command("status", address, "--json")[1])["state"] == "interrupted"
+    code, _, err = command("stop", address)
+    assert (code, "mine is not in progress; continue it with: nonet resume mine" in err) == (2, True)
+
+
+def test_the_place_of_a_run_names_it_on_its_cluster(command, dashboard):
+    dashboard.add_job("over", status="SUCCEEDED")
+    for verb, text in (("stop", "there is nothing to stop"), ("why", "it waits for nothing")):
+        code, _, err = command(verb, f"{BUCKET}/feed/over", "--address", dashboard.address)
+        assert (code, text in err) == (2, True), err
