@@ -10,6 +10,7 @@ from .journal import cut_journal as cut_journal
 from .journal import read_journal as read_journal
 from .run_folder import CATALOGUES as CATALOGUES
 from .run_folder import RunFolder as RunFolder
+from .run_folder import check_no_storage as check_no_storage
 from .run_folder import create_run as create_run
 from .run_folder import describe_place as describe_place
 from .run_folder import fetch_artifacts as fetch_artifacts

@@ -262,6 +262,18 @@ def is_running(run: RunFolder) -> bool:
     return False
 
 
+def check_no_storage(storage_address: str | None, command: str) -> None:
+    """Check that a scenario whose runs a command keeps in one folder has no storage.
+
+    Raises:
+        ConfigError: It has.
+    """
+    if storage_address is not None:
+        raise ConfigError(
+            f"storage is {storage_address}, but {command} keeps its runs in a folder; add --set storage=null"
+        )
+
+
 def create_run(
     name: str,
     folder: str | Path | None = None,
@@ -285,8 +297,7 @@ def create_run(
     if storage_address is not None:
         if folder is not None:
             raise ConfigError(
-                f"{folder} and storage: {storage_address} name two places for one run; leave --run-dir out, or set storage=null "
-                "(--seeds, tune and tradeoff keep their runs in a folder)"
+                f"{folder} and storage: {storage_address} name two places for one run; leave --run-dir out, or set storage=null"
             )
         path = make_local_folder(storage_address, run_id)
         register(MountedRun(join_address(storage_address, run_id), str(path)))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record import RunFolder, create_run
+from nonet.controller.record import RunFolder, check_no_storage, create_run
 from nonet.controller.scenario import (
     Scenario,
     check_supported,
@@ -59,6 +59,7 @@ def run_seeds(
     _check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
     _check_metrics(scenario)
+    check_no_storage(scenario.storage and scenario.storage.url, "run --seeds")
     folder = (run_dir or create_run(f"{scenario.name}-seeds").path).absolute()
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")

@@ -18,7 +18,7 @@ from typing import Any
 
 from nonet import yaml
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
+from nonet.controller.record import RunFolder, ValidationRecord, check_no_storage, create_run, find_run
 from nonet.controller.scenario import (
     ValidationRule,
     check_supported,
@@ -76,13 +76,18 @@ def run_tradeoff(
             f"tradeoff: {stage} is the first stage of {source.id}, so there is no checkpoint to start from"
         )
     start = {"from": str(source.path), "stage": earlier_stages[-1]}
+    point_scenarios = {
+        value: _make_point_scenario(source, scenario, stage, start, {key: value}, changes) for value in values
+    }
+    for point_scenario in point_scenarios.values():
+        storage = point_scenario.scenario.storage
+        check_no_storage(storage and storage.url, "tradeoff")
     folder = run_dir or create_run(f"{scenario.name}-tradeoff").path
     make_folder(folder)
     points = []
-    for value in values:
+    for value, point_scenario in point_scenarios.items():
         point_run = RunFolder((folder / f"{_get_reward_name(key)}-{value:g}").absolute())
         if point_run.read_json("report.json") is None:
-            point_scenario = _make_point_scenario(source, scenario, stage, start, {key: value}, changes)
             if list(point_run.checkpoints.glob("step-*")):
                 api.resume(point_run.path, scenario_file=point_scenario)
             else:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
-from nonet.controller.record import RunFolder, create_run, lock_run
+from nonet.controller.record import RunFolder, check_no_storage, create_run, lock_run
 from nonet.deploy.tune.halving import SuccessiveHalving, TrialJob, TrialResult, compute_rung_shares
 from nonet.deploy.tune.ledger import LEDGER_FILE, SearchLedger
 from nonet.deploy.tune.picture import draw_search
@@ -63,6 +63,8 @@ def tune_scenario(
     check_installed()
     search_space = read_space(space)
     subject = TunedScenario.read(source, changes, search_space.metric)
+    storage = subject.build_scenario({}).storage
+    check_no_storage(storage and storage.url, "tune")
     folder = _choose_folder(subject, run_dir)
     warnings = subject.check(search_space)
     rungs = compute_rung_shares(trials, subject.list_lengths)

@@ -189,3 +189,26 @@ def test_a_wrong_place_is_one_line_and_leaves_nothing(
     assert len(err.splitlines()) == 1
     assert message in err
     assert not list(tmp_path.glob("a/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("run --seeds", ["run", "ring.yaml", "--seeds", "1,2"]),
+        ("tune", ["tune", "ring.yaml", "--trials", "2"]),
+    ],
+)
+def test_a_command_that_keeps_runs_in_a_folder_refuses_a_storage_and_leaves_nothing(
+    s3: dict[str, str], ring: Path, tmp_path: Path, command: str, arguments: list[str]
+):
+    machine = Machine(ring, tmp_path / "a", s3 | {"NONET_RUNS": str(tmp_path / "runs")})
+    space = tmp_path / "space.yaml"
+    space.write_text("stages.pretrain.lr: [1e-3, 1e-2]\n")
+    arguments += ["--space", str(space)] if command == "tune" else []
+    _, err = machine.call(*arguments, "--set", f"storage={BUCKET}/x", code=2)
+    assert (
+        err
+        == f"nonet: storage is {BUCKET}/x, but {command} keeps its runs in a folder; add --set storage=null\n"
+    )
+    assert not (tmp_path / "runs").exists()
+    assert not list(tmp_path.glob("a/*/*"))
