@@ -7,6 +7,7 @@ from .reach import check_address as check_address
 from .reach import check_port as check_port
 from .reach import check_ray_environment as check_ray_environment
 from .reach import explain_unreachable as explain_unreachable
+from .reach import start_ray as start_ray
 from .sparse_batch import PrefetchedRows as PrefetchedRows
 from .sparse_batch import SparseBatch as SparseBatch
 from .sparse_batch import StepShare as StepShare

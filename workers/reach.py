@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nonet.errors import ConfigError
 
@@ -33,6 +37,24 @@ def check_ray_environment() -> None:
         _check_temporary_folder()
     else:
         check_address(address, "RAY_ADDRESS", "unset RAY_ADDRESS, or start a cluster there: ray start --head")
+
+
+def start_ray(address: str, options: Mapping[str, Any]) -> None:
+    """Call `ray.init`, and once more if a local Ray does not start: it may have lost a port to another one that starts.
+
+    Args:
+        address: `host:port` of a cluster, or `local`.
+        options: Other arguments of `ray.init`.
+    """
+    import ray
+
+    start = partial(ray.init, address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        start()
+    except Exception:  # Ray raises Exception itself, for example if its processes are slow to start
+        if address != "local":
+            raise
+        start()
 
 
 def check_port(host: str, port: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from nonet.controller.cluster import ClusterView, read_local_view, read_view
 from nonet.controller.plan import Plan
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers import check_address
+from nonet.workers import check_address, start_ray
 
 if TYPE_CHECKING:
     from nonet.deploy.run.api import ScenarioFile
@@ -169,7 +168,7 @@ def _read_live_view(address: str) -> ClusterView:
     suggestion = "start one with `ray start --head`, or plan on a file with --cluster"
     check_address(address, "--address", suggestion)
     try:
-        ray.init(address=address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR)
+        start_ray(address, {"namespace": "nonet"})
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise PlacementError(
             f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}; {suggestion}"

@@ -28,7 +28,7 @@ from nonet.deploy.opened import check_selected, find_artifacts
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers import check_port, check_ray_environment
+from nonet.workers import check_port, check_ray_environment, start_ray
 
 _APPLICATION_NAME = "nonet"  # name within Ray Serve
 _POLL_S = 0.05  # between two checks of Ray Serve's state
@@ -280,12 +280,7 @@ def _start_serve(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict
             "object_store_memory": 100 << 20,
         }
         try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **(local_options if address == "local" else {}),
-            )
+            start_ray(address, local_options if address == "local" else {})
         except Exception as error:  # Ray raises plain exceptions
             raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
         serve_import.join()

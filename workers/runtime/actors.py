@@ -7,12 +7,10 @@ actors do.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -21,7 +19,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from nonet.deadlines import DEFAULTS, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
 from nonet.storage import list_mounts
-from nonet.workers import WorkerActivity, check_ray_environment
+from nonet.workers import WorkerActivity, check_ray_environment, start_ray
 from nonet.workers.devices import PoolEnvironment, get_device
 from nonet.workers.runtime.dispatch import CallMessage, format_task_name, pack_header
 from nonet.workers.runtime.future import GroupFuture
@@ -50,34 +48,18 @@ def ensure_ray(variables: Mapping[str, str] | None = None) -> None:
     if not ray.is_initialized():
         check_ray_environment()
         address = os.environ.get("RAY_ADDRESS") or "local"
-        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        options: dict[str, Any] = {"namespace": NAMESPACE}
+        if address == "local":
+            options["include_dashboard"] = False
         if variables:
             options["runtime_env"] = {"env_vars": dict(variables)}
         try:
-            _start_ray(address, options)
+            start_ray(address, options)
         except Exception as error:
             cause = " ".join(str(error).split())[:300]
             setting = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
             raise ConfigError(f"Ray does not start ({setting}): {type(error).__name__}: {cause}") from error
     register_tensor_serializer()
-
-
-def _start_ray(address: str, options: Mapping[str, Any]) -> None:
-    """Call `ray.init`, and once more if a local Ray does not start: it may have lost a port to another one that starts."""
-    start = partial(
-        ray.init,
-        address=address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        **options,
-    )
-    try:
-        start()
-    except Exception:  # Ray raises Exception itself, for example if its processes are slow to start
-        if address != "local":
-            raise
-        start()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nonet.deploy.serving.service import ServeConfig, read_config
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, PlacementError
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,24 @@ def test_the_engine_computes_on_the_device_that_it_reserves():
     assert ServeConfig(services={"engine": {"resources": {"NPU": 1.0}}}).device == "npu"
     assert ServeConfig(services={}).device == "cpu"
     assert ServeConfig().device == "cpu"
+
+
+def test_a_local_ray_that_does_not_start_is_started_once_more_and_then_one_line(monkeypatch):
+    import ray
+
+    from nonet.deploy.serving import start
+
+    attempts = []
+
+    def fail(**options: object) -> None:
+        attempts.append(options["address"])
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # It is set for the processes of a local Ray, and restored after this test.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(PlacementError, match=r"^Ray did not start: The current node timed out"):
+        start._start_serve(ServeConfig(), "127.0.0.1", 1)
+    assert attempts == ["local", "local"]
