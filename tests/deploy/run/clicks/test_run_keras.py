@@ -121,7 +121,8 @@ def test_a_checkpoint_predicts_the_stored_probabilities_and_sees_neighbours_of_p
     if not PYTHON:
         check_scorer(finished.folder.path)
         return
-    program = f"import sys; sys.path[:0] = {sys.path!r}; from test_run_keras import check_scorer; check_scorer(sys.argv[1])"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    program = f"import sys; sys.path += {folders}; from test_run_keras import check_scorer; check_scorer(sys.argv[1])"
     words = [PYTHON, "-c", program, str(finished.folder.path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
