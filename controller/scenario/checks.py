@@ -147,11 +147,12 @@ def _check_graphs(scenario: Scenario) -> None:
 
 def list_event_needs(scenario: Scenario) -> EventNeeds:
     """Return what the stages read of events besides their items, users and times."""
-    targets = {
-        name: condition
-        for name, stage in scenario.stages.items()
-        if (condition := getattr(stage, "target", None))
-    }
+    targets: dict[str, str] = {}
+    for name, stage in scenario.stages.items():
+        if condition := getattr(stage, "target", None):
+            targets[name] = condition
+            tasks = getattr(stage, "tasks", {})
+            targets |= {name_task(name, task): options.target for task, options in tasks.items()}
     joins = scenario.data.join
     joined_columns = {column for join in joins.values() for column in join.sources}
     graph_features = set(list_graph_features(scenario.data.graph))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
@@ -52,6 +52,13 @@ def parse_storage(value: Any) -> Any:
     return {"url": value} if isinstance(value, str) else value
 
 
+def _to_list(value: Any) -> Any:
+    """Return the options of several labels, of which one may be given without a list."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
 class Data(StrictModel):
     """The section `data`: the tables of a scenario, and how they become sequences."""
 
@@ -76,9 +83,12 @@ class Data(StrictModel):
     ] = "refuse"
     events: Compress | None = None
     labels: Annotated[
-        Labels | None,
-        Field(description="labels that arrive later than their events, added as a column of the events"),
-    ] = None
+        list[Labels],
+        BeforeValidator(_to_list),
+        Field(
+            description="labels that arrive later than their events, added as columns of the events: one, or a list"
+        ),
+    ] = []
     join: dict[Word, Join] = {}
     graph: Annotated[
         dict[Word, Graph],
@@ -118,6 +128,15 @@ class Data(StrictModel):
             "that return to one are missed by all. By default allow where more than 1 % of the events but the test's return"
         ),
     ] = None
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, labels: list[Labels]) -> list[Labels]:
+        """Reject labels that have the same name."""
+        names = [options.name for options in labels]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two labels have the name {repeated[0]!r}; give each a name of its own")
+        return labels
 
     @field_validator("missing")
     @classmethod

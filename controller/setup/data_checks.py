@@ -54,9 +54,9 @@ def check_data(
     )
     reads_tokenizer = checks.accept_addresses("tokenizer", scenario.tokenizer.get_options())
     data = make_data_setup(scenario, folder, warm_start and warm_start.known)
-    options, labels = data.options, data.labels
+    options = data.options
     paths = {"interactions": options.interactions, "items": options.items}
-    paths |= {"labels.path": labels and labels.path}
+    paths |= {f"labels.{labels.name}.path": labels.path for labels in data.labels}
     paths |= {f"graph.{name}.table": graph.table for name, graph in data.graphs.items()}
     if not checks.accept_addresses("data", paths):
         return

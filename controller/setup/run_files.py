@@ -29,10 +29,8 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         known_run: The artifacts of the run from which weights are taken; None without a warm start.
     """
     data = scenario.data
-    makes_lists, labels = scenario.model.spec.makes_lists, data.labels
+    makes_lists = scenario.model.spec.makes_lists
     resolve = partial(_resolve_path, scenario, folder)
-    if labels is not None:
-        labels = labels.model_copy(update={"path": resolve("labels.path", labels.path)})
     graphs = {
         name: graph.model_copy(update={"table": graph.table and resolve(f"graph.{name}.table", graph.table)})
         for name, graph in data.graph.items()
@@ -57,7 +55,10 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         transitions=scenario.model.make_count_options(),
         prepare=data.prepare,
         compress=data.events,
-        labels=labels,
+        labels=tuple(
+            options.model_copy(update={"path": resolve("labels.path", options.path)})
+            for options in data.labels
+        ),
         drop_unlabelled=not makes_lists,  # a model that makes lists keeps events without a label in histories
         stored=data.sequences,
         source=make_source_options(scenario),
@@ -134,7 +135,8 @@ def resolve_paths(run: RunFolder, scenario: Scenario, document: dict[str, Any]) 
 
     for key in ("interactions", "items"):
         resolve(data, key)
-    resolve(data.get("labels") or {}, "path")
+    for labels in data.get("labels") or []:
+        resolve(labels, "path")
     for graph in (data.get("graph") or {}).values():
         resolve(graph, "table")
     resolve_options = load_heavy(scenario.tokenizer.spec.resolve_paths)

@@ -103,10 +103,8 @@ def make_baseline_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 def get_targets(scenario: Scenario) -> dict[str, str]:
-    """Return the condition on target events (`target`) of each stage that has one, by the name of the stage."""
-    return {
-        name: target for name, stage in scenario.stages.items() if (target := getattr(stage, "target", None))
-    }
+    """Return the condition on target events (`target`) of each stage that has one, and of its tasks, by name."""
+    return dict(list_event_needs(scenario).targets)
 
 
 def list_reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:

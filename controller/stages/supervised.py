@@ -34,6 +34,25 @@ class Propensity(StrictModel):
     ] = 10.0
 
 
+class Task(StrictModel):
+    """A further label that a click model predicts for an event."""
+
+    target: Annotated[
+        str,
+        Field(
+            description="the condition that an event fulfils if it has the label; one that lacks a column on which the condition "
+            "depends has no label, and teaches the task nothing"
+        ),
+    ]
+    weight: Annotated[Rate, Field(description="the weight of the task's loss; that of the target is 1")] = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_condition(cls, value: Any) -> Any:
+        """Return the options of a task that is given by its condition alone."""
+        return {"target": value} if isinstance(value, str) else value
+
+
 class Supervised(StageOptions):
     """The keys of a supervised stage."""
 
@@ -43,6 +62,13 @@ class Supervised(StageOptions):
     steps: Positive | None = None
     batch: BatchSize = BatchSize(users=8)
     target: str | None = None
+    tasks: Annotated[
+        dict[Word, Task],
+        Field(
+            description="further labels that a click model predicts besides the target, as conditions by name, or {target: "
+            "condition, weight: number}"
+        ),
+    ] = {}
     stop: Annotated[
         Stop | Literal["off"] | None,
         Field(
@@ -168,6 +194,7 @@ class SupervisedKind(StageKind):
             "ahead": stage_options.ahead,
             "smoothing": stage_options.smoothing,
             "weight": dict(stage_options.weight),
+            "tasks": {name: task.weight for name, task in stage_options.tasks.items()},
             "propensity": stage_options.propensity.model_dump() if stage_options.propensity else {},
         }
 

@@ -159,11 +159,12 @@ def _load_other_data(
         opened.folder,
         make_data_setup(opened.scenario, path.parent),
     )  # its labels are beside other data
-    if setup.labels is not None and "://" not in setup.labels.path and not Path(setup.labels.path).exists():
-        raise DataError(
-            f"data.labels: {folder.id} has labels that arrive later, and there is no {setup.labels.path}; write those of {path} "
-            "there"
-        )
+    for labels in setup.labels:
+        if "://" not in labels.path and not Path(labels.path).exists():
+            raise DataError(
+                f"data.labels: {folder.id} has labels that arrive later, and there is no {labels.path}; write those of {path} "
+                "there"
+            )
     interactions = setup.attach_labels(
         read_run_interactions(str(path), opened.vocabulary, columns=columns or {})
     )

@@ -9,7 +9,7 @@ own label or a later one (`click_questions.py` lists the features). Item and use
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,18 +25,26 @@ from nonet.samples.batches.click_questions import (
     select_values,
 )
 from nonet.samples.batches.graphs import list_graph_features
-from nonet.samples.sequences import NEVER, TRAIN, Sequences
+from nonet.samples.sequences import NEVER, Sequences, find_tasks
 from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
 
 @dataclass(frozen=True, slots=True)
 class ClickBatch:
-    """A rank's share of a step: bags of keys by feature, labels [P] float32, and the number of rows of the step on all ranks."""
+    """A rank's share of a step.
+
+    Attributes:
+        bags: Bags of keys by feature.
+        label: Labels [P] float32; [P, K] for K tasks, the target of the stage first.
+        step_rows: Number of rows of the step on all ranks.
+        weight: Weight of each label [P, K] float32 in the loss, 0 for unknown ones; None for one task.
+    """
 
     bags: Mapping[str, Jagged]
     label: np.ndarray
     step_rows: int
+    weight: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class ClickRows:
         history: Maximum number of earlier events that a row uses.
         keys: Sparse keys; None for checkpoints of earlier versions, whose keys are indices.
         known_from: Unix seconds [N] from which on the label is known; None if each label is known at the time of its event.
+        tasks: Labels [N] and `known_from` [N] of further tasks, by name.
+        history_labels: Label and `known_from` of events as history, if they are those of another task.
     """
 
     seq: Sequences
@@ -60,6 +70,8 @@ class ClickRows:
     history: int
     keys: SparseKeys | None
     known_from: np.ndarray | None = None
+    tasks: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    history_labels: tuple[np.ndarray, np.ndarray | None] | None = None
 
     @classmethod
     def from_labels(
@@ -105,18 +117,53 @@ class ClickRows:
         history: int,
         joined: Sequence[str] = (),
     ) -> ClickRows:
-        """Create rows that are labelled by the condition of a target, by default the first one."""
-        label = seq.targets[target or next(iter(seq.targets))].astype(np.float32)
+        """Create rows that are labelled by the condition of a target, by default the first one, and by those of its tasks."""
+        target = target or next(iter(seq.targets))
         times = seq.get_label_times(target)
         known_from = None if times is seq.time else times
-        return cls.from_labels(seq, items, label, features, history, known_from, joined)
+        label = seq.targets[target].astype(np.float32)
+        rows = cls.from_labels(seq, items, label, features, history, known_from, joined)
+        tasks = {
+            task: (seq.targets[name].astype(np.float32), seq.get_label_times(name))
+            for task, name in find_tasks(target, seq.targets).items()
+        }
+        return replace(rows, tasks=tasks)
+
+    def select_task(self, task: str) -> ClickRows:
+        """Return rows with the labels of a task; "" is the target of the stage. Features are computed from the same labels."""
+        if not task:
+            return self
+        label, known_from = self.tasks[task]
+        history_labels = (self.label, self.known_from)
+        return replace(self, label=label, known_from=known_from, history_labels=history_labels)
 
     def find_rows(self, split: int) -> np.ndarray:
-        """Return the indices [P] of the events of a split; for TRAIN only those whose label training may use."""
+        """Return the indices [P] of the events of a split whose label is known, for TRAIN early enough to train on it."""
         selected = self.seq.split == split
-        if split == TRAIN and self.known_from is not None:
+        if self.known_from is not None:
             selected = selected & (self.known_from < NEVER)
         return np.flatnonzero(selected)
+
+    def gather_labels(
+        self, index: np.ndarray, weight_by_task: Mapping[str, float]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the labels of events [P], and their weights in the loss.
+
+        Args:
+            index: Indices of the events [P], whose label of the stage's target is known.
+            weight_by_task: Weight of the loss of each task besides the stage's target, which has the weight 1.
+
+        Returns:
+            Labels and weights as `ClickBatch` has them.
+        """
+        if not weight_by_task:
+            return self.label[index], None
+        label, weight = [self.label[index]], [np.ones(len(index), np.float32)]
+        for task, task_weight in weight_by_task.items():
+            task_label, known_from = self.tasks[task]
+            label.append(task_label[index])
+            weight.append(np.where(known_from[index] < NEVER, np.float32(task_weight), np.float32(0)))
+        return np.stack(label, 1), np.stack(weight, 1)
 
     def batch(self, index: np.ndarray, *, without_moment: np.ndarray | None = None) -> dict[str, Jagged]:
         """Build the bags of keys by feature for events [P].
@@ -133,14 +180,15 @@ class ClickRows:
         is_known = np.ones(
             len(past), bool
         )  # whether the label of each past event is known at the time of the row
-        if self.known_from is not None:
-            is_known = self.known_from[past] <= np.repeat(seq.time[index], np.diff(past_offsets))
+        label, known_from = self.history_labels or (self.label, self.known_from)
+        if known_from is not None:
+            is_known = known_from[past] <= np.repeat(seq.time[index], np.diff(past_offsets))
         item, time = seq.item[index].astype(np.int64), seq.time[index]
         questions = ClickQuestions(
             user=user,
             item=item,
-            liked=select_values(seq.item[past], past_offsets, is_known & (self.label[past] > 0)),
-            disliked=select_values(seq.item[past], past_offsets, is_known & (self.label[past] == 0)),
+            liked=select_values(seq.item[past], past_offsets, is_known & (label[past] > 0)),
+            disliked=select_values(seq.item[past], past_offsets, is_known & (label[past] == 0)),
             activity=end - begin,
             time=time,
             since=np.where(end == begin, -1, time - seq.time[np.maximum(end - 1, 0)]),

@@ -51,28 +51,30 @@ class LogChanges:
     """The changes of a log.
 
     Attributes:
-        labels: Labels that arrive after their events; None without them.
-        drop_unlabelled: Whether events whose label is not known yet are removed.
+        labels: Labels that arrive after their events.
+        drop_unlabelled: Whether events of which no label is known yet are removed.
         compress: How repeated events become one; None for no compression.
     """
 
-    labels: Labels | None = None
+    labels: tuple[Labels, ...] = ()
     drop_unlabelled: bool = False
     compress: Compress | None = None
 
     def __bool__(self) -> bool:
-        return self.labels is not None or self.compress is not None
+        return bool(self.labels) or self.compress is not None
 
-    def open_labels(self, table_format: TableFormat) -> EventLog | None:
-        """Open the label file, whose columns of users, items and times are named as in the log; None without labels."""
-        return None if self.labels is None else EventLog(self.labels.path, _select_roles(table_format))
+    def open_labels(self, table_format: TableFormat) -> list[EventLog]:
+        """Open the label files, whose columns of users, items and times are named as in the log."""
+        return [EventLog(options.path, _select_roles(table_format)) for options in self.labels]
 
     def attach_labels(self, events: pa.Table, table_format: TableFormat) -> pa.Table:
         """Add the columns of the labels to all checked events of a log."""
-        if self.labels is None:
-            return events
-        labels = read_interactions(self.labels.path, _select_roles(table_format))
-        return add_labels(events, labels, self.labels, drop_unknown=self.drop_unlabelled)
+        for options in self.labels:
+            labels = read_interactions(options.path, _select_roles(table_format))
+            events = add_labels(events, labels, options)
+        if self.labels and self.drop_unlabelled:
+            events = drop_unlabelled_events(events, self.labels, required=True)
+        return events
 
     def compress_events(
         self, events: pa.Table, items: pa.Table | None, where: str | None
@@ -85,19 +87,23 @@ class LogChanges:
     def apply_to_sample(
         self, events: pa.Table, items: pa.Table | None, table_format: TableFormat
     ) -> pa.Table:
-        """Return some checked events with the columns of the changed log; labels are those of one row group of the label file."""
-        label_log = self.open_labels(table_format)
-        if label_log is not None and self.labels is not None:
+        """Return some checked events with the columns of the changed log; labels are those of one row group of each label file."""
+        for options, label_log in zip(self.labels, self.open_labels(table_format), strict=True):
             labels, _ = label_log.read(label_log.slices[0], label_log.names)
-            events = add_labels(events, labels, self.labels)
+            events = add_labels(events, labels, options)
         if self.compress is None:
             return events
         return compress_log(events, self.compress.compress, self.compress.by, items).events
 
-    def to_fingerprint(self, labels: EventLog | None) -> dict[str, Any]:
+    def to_fingerprint(self, labels: Sequence[EventLog]) -> dict[str, Any]:
         """Return the values that, with the log and its options, determine the changed log."""
+        label_values = [
+            value
+            for options, log in zip(self.labels, labels, strict=True)
+            for value in (options.model_dump(), log.compute_hash())
+        ]
         return {
-            "labels": self.labels and [self.labels.model_dump(), labels and labels.compute_hash()],
+            "labels": label_values or None,
             "drop_unlabelled": self.drop_unlabelled,
             "compress": self.compress and self.compress.model_dump(),
         }
@@ -122,7 +128,7 @@ class LogChanger:
     Attributes:
         changes: The changes.
         log: The log.
-        labels: The label file; None without labels.
+        labels: The label files.
         items: The items table; None without one.
         where: Condition on the events, or None; compression applies to the events that it keeps.
         drops_unknown: Whether events whose item is not in the items table are left out before events are compressed.
@@ -132,7 +138,7 @@ class LogChanger:
 
     changes: LogChanges
     log: EventLog
-    labels: EventLog | None
+    labels: Sequence[EventLog]
     items: pa.Table | None
     where: str | None
     drops_unknown: bool
@@ -140,19 +146,18 @@ class LogChanger:
     folder: Path
 
     def list_slices(self) -> list[tuple[Path, EventLog, LogSlice]]:
-        """Return the slices of the log and of the label file, each with its log and the path of the divided slice.
+        """Return the slices of the log and of the label files, each with its log and the path of the divided slice.
 
         Raises:
-            DataError: The ids of the label file have other types than those of the log.
+            DataError: The ids of a label file have other types than those of the log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.labels is not None:
-            check_label_ids(self.log.schema, self.labels.schema)
-        logs = {"log": self.log, "labels": self.labels}
+        for labels in self.labels:
+            check_label_ids(self.log.schema, labels.schema)
+        logs = {"log": self.log} | {_name_labels(index): log for index, log in enumerate(self.labels)}
         return [
             (self.folder / f"{name}-{number:06}.arrow", log, log_slice)
             for name, log in logs.items()
-            if log is not None
             for number, log_slice in enumerate(log.slices)
         ]
 
@@ -161,7 +166,7 @@ class LogChanger:
         if path.exists():
             return
         table, fine_time = log.read(log_slice, log.names)
-        if log is self.labels:
+        if log is not self.log:
             table = table.select(["user_id", "item_id", "timestamp"])
         if fine_time is not None:
             table = table.append_column(_FINE_TIME, pa.array(fine_time))
@@ -191,15 +196,12 @@ class LogChanger:
         if _FINE_TIME in events.column_names:
             order = np.argsort(events[_FINE_TIME].to_numpy(), kind="stable")
             events = events.take(pa.array(order)).drop_columns([_FINE_TIME])
-        if self.changes.labels is not None:
-            labels = self._read_range("labels", number)
-            newest = max(facts["newest"] for _, facts in self._open_slices("labels"))
-            events = add_labels(events, labels, self.changes.labels, observed_until=newest)
-            events = (
-                drop_unlabelled_events(events, self.changes.labels)
-                if self.changes.drop_unlabelled
-                else events
-            )
+        for index, options in enumerate(self.changes.labels):
+            name = _name_labels(index)
+            newest = max(facts["newest"] for _, facts in self._open_slices(name))
+            events = add_labels(events, self._read_range(name, number), options, observed_until=newest)
+        if self.changes.labels and self.changes.drop_unlabelled:
+            events = drop_unlabelled_events(events, self.changes.labels)
         facts: dict[str, Any] = {}
         if self.drops_unknown and self.items is not None and self.changes.compress is not None:
             events, unknown = drop_unknown_events(filter_events(events, self.where), self.items["item_id"])
@@ -244,7 +246,7 @@ class LogChanger:
         if not sum(facts["changed"] for facts in self._read_facts()):
             if (unknown := self.sum_unknown()) is not None:
                 unknown.check()
-            if self.changes.labels is not None and self.changes.drop_unlabelled:
+            if self.changes.labels and self.changes.drop_unlabelled:
                 drop_unlabelled_events(pa.table({}), self.changes.labels, required=True)
             raise DataError(f"data.where: {self.where!r} matches no interaction.")
         return EventLog(str(self.folder / "events"), TableFormat({"timestamp": _TIME}, missing))
@@ -286,7 +288,7 @@ class LogChanger:
         ]
 
     def _read_range(self, name: str, number: int) -> pa.Table:
-        """Read the rows of a range of users, in the order of the files, of the log ("log") or the label file ("labels")."""
+        """Read the rows of a range of users, in the order of the files, of the log ("log") or of a label file."""
         parts = []
         for table, facts in self._open_slices(name):
             start, stop = facts["bounds"][number : number + 2]
@@ -294,11 +296,16 @@ class LogChanger:
         return pa.concat_tables(parts)
 
     def _open_slices(self, name: str) -> Iterator[tuple[pa.Table, dict[str, Any]]]:
-        """Yield the memory-mapped rows and the facts of each divided slice of the log ("log") or the label file ("labels")."""
+        """Yield the memory-mapped rows and the facts of each divided slice of the log ("log") or of a label file."""
         for path in sorted(self.folder.glob(f"{name}-*.arrow")):
             with pa.memory_map(str(path)) as source:
                 table: Any = pa.ipc.open_file(source).read_all()
                 yield table, json.loads(table.schema.metadata[_FACTS])
+
+
+def _name_labels(index: int) -> str:
+    """Return the name of the divided slices of a label file, of which none is the prefix of another."""
+    return f"labels_{index}"
 
 
 def get_folded_folder(folder: Path, number: int) -> Path:

@@ -163,7 +163,7 @@ class _PreparationJob:
     options: BuildOptions
     log: EventLog
     changes: LogChanges
-    labels: EventLog | None
+    labels: Sequence[EventLog]
     working_folder: Path
     progress: PreparationProgress
     partition_rows: int

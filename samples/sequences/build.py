@@ -21,7 +21,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.options import Count, StrictModel
 from nonet.random import rng
 from nonet.samples.sequences.compression import REPEAT_KINDS, REPEAT_TIMES, FoldedRepeats
-from nonet.samples.sequences.labels import LABEL_TIME, NEVER
+from nonet.samples.sequences.labels import LABEL_TIME, NEVER, is_task
 from nonet.samples.sequences.split import TRAIN, get_training_end, split_events
 from nonet.samples.tables import as_numbers, compile_condition, compute_keys, list_names, match_rows
 from nonet.suggest import join_names, suggest_sentence
@@ -128,18 +128,23 @@ def build_arrays(
 
 
 def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Compute the time from which on the target of each event [N] is known, for each stage whose target reads a label column.
+    """Compute the time from which on the target of each event [N] is known, for each task, and each stage that reads a label.
 
-    A target that reads no label column, or is the same whatever its labels are, is known at the time of its event.
+    A target that reads no label column, or is the same whatever its labels are, is known at the time of its event. The target of
+    a task is never known for an event that lacks a column on which it depends; that of a stage is then false.
 
     Returns:
         Unix seconds [N] int64 by the name of their column: "label time:<stage>".
     """
     known_from = {}
     for stage, target_labels in _list_target_labels(interactions.schema, targets).items():
-        label_times = [interactions[LABEL_TIME + name].to_numpy() for name in target_labels]
-        depends_on_labels = _find_rows_that_depend_on_labels(targets[stage], interactions, target_labels)
-        times = np.where(depends_on_labels, np.max(label_times, axis=0), interactions["timestamp"].to_numpy())
+        times = interactions["timestamp"].to_numpy()
+        if target_labels:
+            label_times = [interactions[LABEL_TIME + name].to_numpy() for name in target_labels]
+            depends_on_labels = _find_rows_that_depend_on_labels(targets[stage], interactions, target_labels)
+            times = np.where(depends_on_labels, np.max(label_times, axis=0), times)
+        if is_task(stage):
+            times = np.where(_find_decided_rows(targets[stage], interactions), times, NEVER)
         known_from[LABEL_TIME + stage] = times
     return known_from
 
@@ -150,13 +155,13 @@ def list_label_time_columns(schema: pa.Schema, targets: Mapping[str, str]) -> li
 
 
 def _list_target_labels(schema: pa.Schema, targets: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the label columns that the target of each stage reads; stages that read none are left out."""
+    """Return the label columns that each target reads; stages that read none are left out, and tasks are not."""
     labels = [name.removeprefix(LABEL_TIME) for name in schema.names if name.startswith(LABEL_TIME)]
     by_stage = {
         stage: [name for name in labels if name in list_names(condition)]
         for stage, condition in targets.items()
     }
-    return {stage: names for stage, names in by_stage.items() if names}
+    return {stage: names for stage, names in by_stage.items() if names or is_task(stage)}
 
 
 def limit_label_times(
@@ -192,6 +197,16 @@ def _find_rows_that_depend_on_labels(
             table = table.set_column(table.column_names.index(name), name, column)
         matches.append(match_rows(condition, table))
     return matches[0] != matches[1]
+
+
+def _find_decided_rows(condition: str, interactions: pa.Table) -> np.ndarray:
+    """Return for which rows [N] bool the columns that are not missing decide whether a condition holds."""
+    table = interactions.select([name for name in interactions.column_names if name in list_names(condition)])
+    for index, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):  # NaN is a missing value.
+            column = table.column(index)
+            table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
+    return match_rows(condition, table) | match_rows(f"not ({condition})", table)
 
 
 def _collect_items(interactions: pa.Table) -> pa.Table:

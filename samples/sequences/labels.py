@@ -13,6 +13,7 @@ Features and training read a label only from that time on. A second column holds
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,6 +31,23 @@ LABEL_TIME = "label time:"
 """Prefix of the names of columns of label times: before a label's name in a log, before a stage in `Sequences.columns`."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
+_TASKS = ".tasks."
+
+
+def name_task(stage: str, task: str) -> str:
+    """Return the name of the target of a task of a stage, under which sequences have its mask and label times."""
+    return stage + _TASKS + task
+
+
+def find_tasks(stage: str, targets: Iterable[str]) -> dict[str, str]:
+    """Return the names of the targets of a stage's tasks, by task."""
+    prefix = name_task(stage, "")
+    return {name.removeprefix(prefix): name for name in targets if name.startswith(prefix)}
+
+
+def is_task(target: str) -> bool:
+    """Return whether a target is that of a task, which an event may lack (`name_task`)."""
+    return _TASKS in target
 
 
 class Labels(StrictModel):
@@ -50,7 +68,6 @@ def add_labels(
     labels: pa.Table,
     options: Labels,
     *,
-    drop_unknown: bool = False,
     observed_until: int | None = None,
 ) -> pa.Table:
     """Add the label column and the column of label times to a checked log [R].
@@ -60,7 +77,6 @@ def add_labels(
         labels: The label file: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. Its
             newest time is the end of what is observed, even if the log has newer events.
         options: The window and the name of the column.
-        drop_unknown: Whether to remove events whose label is not known yet.
         observed_until: Unix seconds at which the label file ends; None for the newest of `labels`, if they are the whole file.
 
     Returns:
@@ -68,7 +84,7 @@ def add_labels(
         int64 unix seconds from which on the label is known, NEVER for an unknown one.
 
     Raises:
-        DataError: The log already has a column of that name, or ids have different types, or no event is left.
+        DataError: The log already has a column of that name, or ids have different types.
     """
     if options.name in log.column_names:
         raise DataError(
@@ -93,24 +109,27 @@ def add_labels(
         known_from_R, event[in_time], time_L[has_event_L][in_time]
     )  # the oldest of an event's label rows
     labelled = log.append_column(options.name, pa.array(value_R))
-    labelled = labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
-    return drop_unlabelled_events(labelled, options, required=True) if drop_unknown else labelled
+    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
 
 
-def drop_unlabelled_events(labelled: pa.Table, options: Labels, *, required: bool = False) -> pa.Table:
-    """Return the events of a log with labels [R] whose label is known.
+def drop_unlabelled_events(
+    labelled: pa.Table, labels: Sequence[Labels], *, required: bool = False
+) -> pa.Table:
+    """Return the events of a log [R] of which at least one label is known.
 
     Args:
-        labelled: The log, as `add_labels` returns it.
-        options: The window and the name of the column.
+        labelled: The log, to which `add_labels` added each of the labels.
+        labels: The windows and the names of the columns.
         required: Whether to raise DataError if no event is left.
     """
-    known = (
-        labelled.filter(pa.array(~np.isnan(labelled[options.name].to_numpy()))) if len(labelled) else labelled
-    )
+    known = labelled
+    if len(labelled):
+        is_known_RL = np.stack([~np.isnan(labelled[options.name].to_numpy()) for options in labels], 1)
+        known = labelled.filter(pa.array(is_known_RL.any(1)))
     if required and not len(known):
+        shortest = min(options.within for options in labels)
         raise DataError(
-            f"data.labels: no event is older than the window of {options.within:g} s; shorten `within`, or take a longer log"
+            f"data.labels: no event is older than the window of {shortest:g} s; shorten `within`, or take a longer log"
         )
     return known
 

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from nonet.errors import ConfigError
@@ -129,6 +129,7 @@ class SampleRequest:
         items: Function that opens the run's item table in the order of the dense index.
         sids_IL: Semantic ids of all items [I, L] int32; None for a model that has none.
         joins: The joins that add columns of stores to events; None for none.
+        tasks: Weight of the loss of each task of a click model besides the stage's target.
     """
 
     stage: str
@@ -143,6 +144,7 @@ class SampleRequest:
     items: Callable[[], pa.Table]
     sids_IL: np.ndarray | None = None
     joins: StoreJoins | None = None
+    tasks: Mapping[str, float] = field(default_factory=dict)
 
 
 class Samples(Protocol):

@@ -152,10 +152,9 @@ class EventRows(_ShuffledSource):
         rank_rows = slice(rank, None, world)
         events = self._training_events[rows][rank_rows]
         timeless_rows = is_timeless[rank_rows]
+        label, weight = clicks.gather_labels(events, request.tasks)
         return [
-            lambda: ClickBatch(
-                clicks.batch(events, without_moment=timeless_rows), clicks.label[events], len(rows)
-            )
+            lambda: ClickBatch(clicks.batch(events, without_moment=timeless_rows), label, len(rows), weight)
         ]
 
 

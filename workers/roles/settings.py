@@ -264,6 +264,7 @@ class StageSetup:
         base: Dense rate at which tables learn at their configured rate: the first stage's peak. Sparse rates scale with the dense
             one.
         target: Name of the stage's target mask in the sequences; None for all events.
+        tasks: Weight of the loss of each task of a click model besides the target.
         rl_targets: Whether the targets are the events held out for RL (of the users that RL trains on) instead of training
             events.
         ahead: Number of future events that are targets of a position, weighted by 1 / distance.
@@ -294,6 +295,7 @@ class StageSetup:
     lr: Schedule
     base: float
     target: str | None = None
+    tasks: Mapping[str, float] = field(default_factory=dict)
     rl_targets: bool = False
     ahead: int = 1
     smoothing: float = 0.0

@@ -97,8 +97,8 @@ class DataSetup:
         transitions: Options of counting transitions (`CountOptions`).
         prepare: "disk" or "memory"; None for disk if there are more than `MEMORY_EVENTS` events.
         compress: How repeated events become one; None for no compression.
-        labels: Labels that arrive after their events; None without them.
-        drop_unlabelled: Whether events whose label is not known yet are removed.
+        labels: Labels that arrive after their events.
+        drop_unlabelled: Whether events of which no label is known yet are removed.
         stored: Store that the sequences are written to; None for no store.
         source: The source of the trainers' samples (`use`) and its options in a run.
         graphs: Graphs of users and items by name.
@@ -112,7 +112,7 @@ class DataSetup:
     transitions: Mapping[str, Any] = field(default_factory=dict)
     prepare: str | None = None
     compress: Compress | None = None
-    labels: Labels | None = None
+    labels: tuple[Labels, ...] = ()
     drop_unlabelled: bool = False
     stored: StoredSequences | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class DataSetup:
         return {"unknown_items_in_source": load_heavy(count)(options, items["item_id"]).to_facts()}
 
     def attach_labels(self, interactions: pa.Table) -> pa.Table:
-        """Add the column of the labels to checked interactions, if the setup has labels."""
+        """Add the columns of the labels to checked interactions, if the setup has labels."""
         return self.changes.attach_labels(interactions, self.options.table_format)
 
     def compress_events(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:

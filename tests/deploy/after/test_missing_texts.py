@@ -47,7 +47,7 @@ def test_other_events_are_evaluated_with_the_run_s_missing_texts(formats, events
     monkeypatch.setattr(
         evaluate,
         "make_data_setup",
-        lambda *_: SimpleNamespace(labels=None, attach_labels=lambda table: table),
+        lambda *_: SimpleNamespace(labels=(), attach_labels=lambda table: table),
     )
     opened = SimpleNamespace(vocabulary=VOCABULARY, scenario=None, folder=SimpleNamespace(path=events.parent))
     with pytest.raises(_ReadError):

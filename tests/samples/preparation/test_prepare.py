@@ -12,7 +12,7 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences
-from nonet.samples.sequences import Compress, Labels, Sequences, build_sequences
+from nonet.samples.sequences import Compress, Labels, Sequences, build_sequences, name_task
 from nonet.samples.tables import read_tables
 from nonet.workers.roles import DataSetup
 
@@ -129,8 +129,20 @@ def test_a_split_in_time_and_a_table_of_items_are_as_in_memory(tmp_path):
 
 
 BOUGHT = {"finetune": "bought == 1", "pretrain": "rating >= 4 and not bought == 1", "other": "event == 'buy'"}
+TASKS = {
+    name_task("finetune", "again"): "again == 1",
+    name_task("other", "both"): "bought == 1 and rating > 2",
+}
 LAST_OUT = {"use": "leave_last_out", "test": 1, "valid": 1}
 IN_TIME = {"use": "time", "test": "2020-09-13T12:32:00Z", "valid": "30s"}
+
+
+def _list_labels(folder) -> tuple[Labels, ...]:
+    """Labels of two files."""
+    return (
+        Labels(path=str(folder / "labels"), within=150, name="bought"),
+        Labels(path=str(folder / "again"), within=90, name="again"),
+    )
 
 
 def _changed(tmp_path, changes: LogChanges, log: pa.Table, **more) -> tuple[BuildOptions, DataSetup]:
@@ -146,6 +158,7 @@ def _changed(tmp_path, changes: LogChanges, log: pa.Table, **more) -> tuple[Buil
     )  # so ranges of users see labels until other times
     later = later.filter(pa.array(~(is_late & has_no_late_label)))
     _written(tmp_path / "labels", later)
+    _written(tmp_path / "again", later.filter(pa.array(np.arange(len(later)) % 3 > 0)))
     items = pa.table({"item_id": log["item_id"].combine_chunks().unique()})
     words = pa.array([[f"c{i % 7}"] if i % 5 else [] for i in range(len(items))])
     pq.write_table(items.append_column("categories", words), tmp_path / "items.parquet")
@@ -176,12 +189,12 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
     tmp_path, labels, drop, compress, by, text, unit, split
 ):
     changes = LogChanges(
-        Labels(path=str(tmp_path / "labels"), within=150, name="bought") if labels else None,
+        _list_labels(tmp_path) if labels else (),
         drop,
         Compress(compress=compress, by=by) if compress else None,
     )
     more = {
-        "targets": BOUGHT if labels else {"finetune": "rating >= 4"},
+        "targets": BOUGHT | TASKS if labels else {"finetune": "rating >= 4"},
         "split": split,
         "where": "shop != 's3'",
     }
@@ -215,7 +228,7 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
 @pytest.mark.parametrize(("compress", "text"), [(0, True), (60, False)])
 def test_events_of_unknown_items_are_left_out_and_counted_on_disk_as_in_memory(tmp_path, compress, text):
     changes = LogChanges(
-        Labels(path=str(tmp_path / "labels"), within=150, name="bought") if text else None,
+        _list_labels(tmp_path) if text else (),
         compress=Compress(compress=compress) if compress else None,
     )
     more = {"where": "shop != 's3'", "drop_unknown_items": True}
@@ -257,7 +270,7 @@ def test_a_killed_preparation_of_a_compressed_log_goes_on_from_what_is_whole(tmp
     from nonet.samples.preparation import changes as changes_module
 
     labels = Labels(path=str(tmp_path / "labels"), within=150, name="bought")
-    changes = LogChanges(labels, False, Compress(compress=60))
+    changes = LogChanges((labels,), False, Compress(compress=60))
     options, _ = _changed(tmp_path, changes, _log(2), targets=BOUGHT)
     small = {"changes": changes, "slice_rows": 1400, "partition_rows": 1400, "threads": 1}
     whole = prepare_sequences(options, tmp_path / "whole", **small).folder
@@ -284,9 +297,7 @@ def test_a_killed_preparation_of_a_compressed_log_goes_on_from_what_is_whole(tmp
 
 
 def test_a_sample_has_the_columns_of_labels_and_compression_that_conditions_name(tmp_path):
-    changes = LogChanges(
-        Labels(path=str(tmp_path / "labels"), within=150, name="bought"), False, Compress(compress=60)
-    )
+    changes = LogChanges(_list_labels(tmp_path), False, Compress(compress=60))
     options, setup = _changed(tmp_path, changes, _log(2), targets={"finetune": "bought == 1 and count > 1"})
     sample, _ = setup.sample_tables()
     assert {"bought", "count", "span", "kinds"} <= set(sample.column_names)
@@ -302,7 +313,7 @@ def test_a_sample_has_the_columns_of_labels_and_compression_that_conditions_name
 
 def test_a_label_file_whose_ids_have_another_type_is_refused(tmp_path):
     labels = Labels(path=str(tmp_path / "labels"), within=150)
-    changes = LogChanges(labels)
+    changes = LogChanges((labels,))
     options, _ = _changed(tmp_path, changes, _log(2))
     _written(tmp_path / "labels", _log(2, 50, text=True).select(["user_id", "item_id", "timestamp"]))
     with pytest.raises(DataError, match=r"data.labels: user_id is string, and int64 in the interactions"):

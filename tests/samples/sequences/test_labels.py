@@ -11,7 +11,14 @@ from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
 from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import TRAIN, build_sequences
-from nonet.samples.sequences.labels import LABEL_TIME, NEVER, Labels, add_labels
+from nonet.samples.sequences.labels import (
+    LABEL_TIME,
+    NEVER,
+    Labels,
+    add_labels,
+    drop_unlabelled_events,
+    name_task,
+)
 from nonet.workers.roles.tokenizer import DataSetup
 
 DAY = 86_400
@@ -50,9 +57,7 @@ def test_random_logs_get_the_labels_that_counting_by_hand_gives(seed):
     labels = [tuple(row) for row in draw.integers(0, (6, 5, 350), (80, 3)).tolist()]
     made = add_labels(table(log), table(labels), Labels(path="x", within=40, name="bought"))
     np.testing.assert_array_equal(made["bought"].to_numpy(), np.array(by_hand(log, labels, 40), np.float32))
-    left = add_labels(
-        table(log), table(labels), Labels(path="x", within=40, name="bought"), drop_unknown=True
-    )
+    left = drop_unlabelled_events(made, [Labels(path="x", within=40, name="bought")])
     assert len(left) == np.isfinite(by_hand(log, labels, 40)).sum()
 
 
@@ -71,7 +76,7 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
         tokenizer={"use": "rq_kmeans"},
         folder=str(tmp_path),
         seed=7,
-        labels=Labels(path=str(tmp_path / "bought.parquet"), within=2.0 * DAY, name="bought"),
+        labels=(Labels(path=str(tmp_path / "bought.parquet"), within=2.0 * DAY, name="bought"),),
     )
     seq, _ = setup.build()
     assert not setup.is_prepared_on_disk()
@@ -81,9 +86,9 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
 
 def bought_later(log, labels, split, *, drop_unknown=True):
     """Clicks whose label is `bought`, of a log with labels that come later."""
-    log = add_labels(
-        table(log), table(labels), Labels(path="x", within=7 * DAY, name="bought"), drop_unknown=drop_unknown
-    )
+    options = Labels(path="x", within=7 * DAY, name="bought")
+    log = add_labels(table(log), table(labels), options)
+    log = drop_unlabelled_events(log, [options]) if drop_unknown else log
     seq, items = build_sequences(log, None, split=split, targets={"click": "bought == 1"})
     return ClickRows.from_target(seq, items, "click", ["liked", "disliked", "taste"], 50)
 
@@ -127,11 +132,35 @@ def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_targe
     assert LABEL_TIME + "either" not in seq.feature_columns
 
 
+def test_an_event_is_left_out_only_if_none_of_its_labels_is_known():
+    log = table([(1, 10, 0), (1, 11, 50), (1, 12, 95)])
+    bought, shared = (Labels(path="x", within=within, name=name) for within, name in ((60, "b"), (20, "s")))
+    for options in (bought, shared):
+        log = add_labels(log, table([(1, 10, 100)]), options)
+    assert drop_unlabelled_events(log, [bought, shared])["item_id"].to_pylist() == [10, 11]
+
+
+def test_a_task_has_no_label_where_a_column_that_decides_it_is_missing():
+    log = add_labels(
+        table([(1, 10, 0), (1, 11, 50), (1, 12, 60), (1, 13, 65)]),
+        table([(1, 10, 60)]),
+        Labels(path="x", within=65, name="bought"),
+    )
+    log = log.append_column("stars", pa.array([5.0, None, np.nan, 1.0]))
+    task, other = name_task("click", "loved"), name_task("click", "kept")
+    targets = {"click": "stars > 3", task: "stars > 3", other: "bought == 1 and stars > 3"}
+    seq, _ = build_sequences(log, None, split={"use": "leave_last_out"}, targets=targets)
+    assert seq.get_label_times("click").tolist() == [0, 50, 60, 65]
+    assert seq.get_label_times(task).tolist() == [0, NEVER, NEVER, 65]
+    assert seq.get_label_times(other).tolist() == [60, NEVER, NEVER, 65]
+    assert seq.targets[task].tolist() == seq.targets[other].tolist() == [True, False, False, False]
+
+
 def test_labels_that_cannot_be_are_one_line():
     log, options = table([(1, 7, 0), (1, 8, 5)]), Labels(path="x", within=10, name="bought")
     with pytest.raises(DataError, match="no event is older than the window of 10 s"):
-        add_labels(log, table([(1, 9, 6)]), options, drop_unknown=True)
+        drop_unlabelled_events(add_labels(log, table([(1, 9, 6)]), options), [options], required=True)
     with pytest.raises(DataError, match="user_id is string, and int64 in the interactions"):
-        add_labels(log, table([(1, 7, 3)], text=True), options, drop_unknown=True)
+        add_labels(log, table([(1, 7, 3)], text=True), options)
     with pytest.raises(DataError, match="have a column 'item_id' already"):
         add_labels(log, table([(1, 7, 3)]), Labels(path="x", within=10, name="item_id"))

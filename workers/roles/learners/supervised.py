@@ -277,7 +277,16 @@ class SupervisedLearner(StageLearner):
         run, stage = self.context.run, self.stage
         size, features = (stage.users, run.history), tuple(run.features)
         return SampleRequest(
-            stage.name, run.seed, unit, *size, stage.target, stage.chunk, features, *data, joins=joins
+            stage.name,
+            run.seed,
+            unit,
+            *size,
+            stage.target,
+            stage.chunk,
+            features,
+            *data,
+            joins=joins,
+            tasks=stage.tasks,
         )
 
     def _clip(self, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
