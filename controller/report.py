@@ -60,7 +60,7 @@ def make_report(
         "seed": scenario.seed,
         "command": (run.read_json("command.json") or {}).get("command", f"nonet run {scenario.name}"),
         "data": _read_data(facts["data"]),
-        "lower_is_better": sorted(scenario.model.spec.lower_is_better),
+        "lower_is_better": sorted(filter(scenario.model.spec.is_lower_better, scenario.evaluate.metrics)),
         "stages": {name: select_headline(results[name]) for name in scenario.stages if name in results},
         "baselines": {name: select_headline(results[name]) for name in baselines if name in results},
         "trained": {name: result["trained"] for name, result in results.items() if "trained" in result},
@@ -117,7 +117,7 @@ def _collect_parts(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return further parts of the results by part and subject; "segments" is the same for all subjects and returned once."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
-        for part in ("lists", "memory", "segments", "sampled")
+        for part in ("lists", "memory", "segments", "sampled", "calibration")
     }
     return parts | {"segments": next(iter(parts["segments"].values()), {})}
 

@@ -34,12 +34,14 @@ class ModelContext:
         codes: Number of codes per level.
         history: Maximum number of events of a history.
         features: Row width of every sparse feature.
+        tasks: Names of the tasks of a click model besides the target.
     """
 
     levels: int
     codes: int
     history: int
     features: Mapping[str, int] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class ModelSpec:
         learner: Dotted path of the learner of stages whose kind names none; "" for the learner of users' histories.
         features: Sparse features that it reads; None for all that have a table.
         reads_graphs: Whether neighbours in the graphs of `data.graph` are features of it.
+        has_tasks: Whether stages can have `tasks`, further labels that it predicts.
         makes_lists: Whether it recommends lists; then there are rollouts, RL, and a policy for repeats.
         rows: Unit of which a step's batch consists: "users" or "events".
         cuts_steps: Whether trainers divide a step into chunks that are computed one after another.
@@ -143,6 +146,7 @@ class ModelSpec:
     learner: ClassVar[str] = ""
     features: ClassVar[tuple[str, ...] | None] = None
     reads_graphs: ClassVar[bool] = False
+    has_tasks: ClassVar[bool] = False
     makes_lists: ClassVar[bool] = True
     rows: ClassVar[str] = "users"
     cuts_steps: ClassVar[bool] = True
@@ -189,8 +193,17 @@ class ModelSpec:
         """
         return ("popularity", "transition_counter")
 
-    def check_metric(self, metric: str, width: int) -> None:
-        """Raise ConfigError for a metric that does not apply to the model, or that looks beyond a beam of `width`."""
+    @staticmethod
+    def list_tasks(scenario: Any) -> tuple[str, ...]:
+        """Return the names of the tasks of the first stage, which are those of all stages; none if the model has no tasks."""
+        return tuple(next((getattr(stage, "tasks", ()) for stage in scenario.stages.values()), ()))
+
+    def is_lower_better(self, metric: str) -> bool:
+        """Return whether lower values of a metric are better."""
+        return metric in self.lower_is_better
+
+    def check_metric(self, metric: str, width: int, tasks: Sequence[str] = ()) -> None:
+        """Raise ConfigError for a metric that the model or its tasks do not have, or that looks beyond a beam of `width`."""
         from nonet.errors import ConfigError
         from nonet.models.ranking import parse_metric
 
@@ -222,6 +235,14 @@ class ModelSpec:
             scenario: The scenario.
             log_columns: Names of the columns of the interactions that sequences carry.
             items: Arrow schema of the items.
+        """
+
+    def check_events(self, scenario: Any, seq: Any) -> None:
+        """Raise DataError if the model cannot be trained or tested on the events of the data.
+
+        Args:
+            scenario: The scenario.
+            seq: The prepared `Sequences`.
         """
 
 

@@ -21,6 +21,7 @@ from nonet.models import Model
 from nonet.plugins import is_reference
 from nonet.rl.rewards import check_options, find_reward
 from nonet.samples.batches.graphs import list_graph_features, list_read_graphs
+from nonet.samples.sequences import name_task
 from nonet.samples.sources import EventNeeds
 from nonet.suggest import join_names, suggest_sentence
 from nonet.workers.engines import ENGINES, Engine
@@ -48,7 +49,8 @@ def check_scenario(scenario: Scenario) -> None:
         source.get_options(), list_event_needs(scenario)
     )  # Raises an error for needs that it cannot meet.
     for metric in scenario.evaluate.metrics:
-        scenario.model.spec.check_metric(metric, scenario.evaluate.width)
+        tasks = scenario.model.spec.list_tasks(scenario)
+        scenario.model.spec.check_metric(metric, scenario.evaluate.width, tasks)
     scenario.model.spec.check(scenario)
     check_validation(scenario)
     _check_stage_names(scenario)
@@ -180,6 +182,8 @@ def _find_source_conflicts(scenario: Scenario) -> Iterator[str]:
     if scenario.data.join and not source.spec.targets:
         yield f"data.join with data.source: {source.use}"
     for name, stage in scenario.stages.items():
+        if getattr(stage, "tasks", {}) and not model.spec.has_tasks:
+            yield f"stages.{name}.tasks with model.use: {model.use} (a click model predicts further labels; remove tasks)"
         if getattr(stage, "target", None) and not source.spec.targets:
             yield f"stages.{name}.target with data.source: {source.use}"
         for key in ("weight", "propensity"):

@@ -166,7 +166,7 @@ def make_validation_rule(scenario: Scenario, stage: str) -> ValidationRule | Non
 
 def _is_lower_better(scenario: Scenario, metric: str) -> bool:
     """Return whether lower values of a metric are better."""
-    return metric == NATS or metric in scenario.model.spec.lower_is_better
+    return metric == NATS or scenario.model.spec.is_lower_better(metric)
 
 
 def choose_best_metric(scenario: Scenario) -> str:

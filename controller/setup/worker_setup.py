@@ -91,7 +91,8 @@ def make_model_options(scenario: Scenario) -> dict[str, Any]:
     """Return the arguments of `build_model`."""
     model = scenario.model
     # The levels and codes of the semantic ids are known only when the artifacts are opened.
-    context = ModelContext(levels=0, codes=0, history=scenario.data.history)
+    tasks = model.spec.list_tasks(scenario)
+    context = ModelContext(levels=0, codes=0, history=scenario.data.history, tasks=tasks)
     memory_option = {"memory": model.list_voters()} if model.list_voters() else {}
     build_options = model.spec.make_build_options(model.get_options(), context)
     return {"use": model.address, **memory_option, **build_options}

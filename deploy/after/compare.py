@@ -37,9 +37,11 @@ def compare_runs(
         raise ConfigError(
             f"{a.run.id} has {a.results.noun} and {b.run.id} has {b.results.noun}; compare runs of the same kind of model"
         )
-    values_a, values_b = a.load_results(subject_a)[None], b.load_results(subject_b)[None]
-    names = a.results.select_metrics(a.metrics)
-    differences = a.results.compare(names, values_a, values_b)
+    values_a = a.load_results(subject_a)[None]
+    values_b = b.load_results(subject_b, a.results)[None]
+    # Without the metrics of tasks that one of the runs does not have.
+    differences = a.results.compare(a.results.select_metrics(a.metrics), values_a, values_b)
+    names = list(differences)
     metrics = {
         name: {
             "a": float(a.results.compute(name, values_a)[0]),
@@ -68,10 +70,11 @@ def format_comparison(comparison: dict[str, Any]) -> str:
     names = [f"{comparison[side]['run']} {comparison[side]['subject']}" for side in "ab"]
     lines = [f"{comparison['events']:,} test events, a - b paired over users, 95 % interval"]
     lines += [f"  {side}: {name}" for side, name in zip("ab", names, strict=True)]
-    lines.append(f"\n{'':<14}{'a':>10}{'b':>10}{'a - b':>10}   interval")
+    width = max(14, 2 + max(map(len, comparison["metrics"])))
+    lines.append(f"\n{'':<{width}}{'a':>10}{'b':>10}{'a - b':>10}   interval")
     for metric, row in comparison["metrics"].items():
         interval = f"[{row['low']:+.4f}, {row['high']:+.4f}]"
-        lines.append(f"{metric:<14}{row['a']:>10.4f}{row['b']:>10.4f}{row['diff']:>+10.4f}   {interval}")
+        lines.append(f"{metric:<{width}}{row['a']:>10.4f}{row['b']:>10.4f}{row['diff']:>+10.4f}   {interval}")
     lines.append("\n" + _summarise_comparison(comparison, names))
     return "\n".join(lines)
 

@@ -64,9 +64,9 @@ def evaluate_run(
     opened = OpenedRun.open(run, verb="evaluate")
     folder, scenario = opened.folder, opened.scenario
     metric_names = list(metrics or scenario.evaluate.metrics)
-    width = scenario.evaluate.width
+    spec = scenario.model.spec
     for metric in metric_names:
-        scenario.model.spec.check_metric(metric, width)
+        spec.check_metric(metric, scenario.evaluate.width, spec.list_tasks(scenario))
     checkpoints = dict(_find_checkpoints(folder, list(scenario.stages), stages))
     with _open_evaluator(opened, metric_names) as evaluator:
         dropped = _load_other_data(evaluator, opened, data, columns) if data else {}

@@ -68,13 +68,21 @@ class TestedRun:
             tuple(scenario.evaluate.metrics),
             tuple(scenario.stages),
             scenario.seed,
-            spec.lower_is_better,
+            frozenset(filter(spec.is_lower_better, scenario.evaluate.metrics)),
             results,
             events,
         )
 
-    def load_results(self, subject: str) -> np.ndarray:
-        """Return what a stage or baseline predicted [P]: ranks, or probabilities. Raises ConfigError if it was not evaluated."""
+    def load_results(self, subject: str, results: Any = None) -> np.ndarray:
+        """Return what a stage or baseline predicted [P]: ranks, or probabilities.
+
+        Args:
+            subject: The stage or baseline.
+            results: The reader; that of another run gives the array that its methods expect. None for that of this run.
+
+        Raises:
+            ConfigError: The subject was not evaluated.
+        """
         path = self.run.results / f"{subject}.npz"
         if not path.exists():
             evaluated = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
@@ -82,7 +90,7 @@ class TestedRun:
                 f"{self.run.id} has no {self.results.noun} of {subject!r}; it has those of {join_names(evaluated)}."
                 f"{suggest_sentence(subject, evaluated)}"
             )
-        return self.results.read(path)
+        return (results or self.results).read(path)
 
     def find_last_stage(self) -> str:
         """Return the last stage of the run that was evaluated. Raises ConfigError if there is none."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from nonet.errors import ConfigError
 from nonet.models import MODELS, ModelContext, ModelSize, ModelSpec, Options
+from nonet.suggest import join_names
 from nonet.verbs import COMPARING_VERBS, TRAINING_VERBS, VERBS, SupportedVerbs
 
 _VERBS = (*TRAINING_VERBS, *COMPARING_VERBS, "serve", "/score", "publish", "export", "score")
@@ -29,11 +30,12 @@ class ClickSpec(ModelSpec):
     }
     learner: ClassVar[str] = "nonet.workers.roles.click:ClickLearner"
     reads_graphs: ClassVar[bool] = True
+    has_tasks: ClassVar[bool] = True
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
     makes_lists: ClassVar[bool] = False
     rows: ClassVar[str] = "events"
     cuts_steps: ClassVar[bool] = False
     blocks: ClassVar[bool] = False
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
     results: ClassVar[str] = "nonet.models.clicks:ClickResults"
     engine: ClassVar[str] = "nonet.models.inference:ClickEngine"
     version_files: ClassVar[Mapping[str, str]] = {
@@ -48,6 +50,10 @@ class ClickSpec(ModelSpec):
         """The verbs that work for runs of a click model."""
         return SupportedVerbs(_VERBS, {verb: _REASON for verb in VERBS if verb not in _VERBS})
 
+    def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:
+        """Return the options that are passed to `build`, with the names of tasks if there are any."""
+        return {**options, "tasks": list(around.tasks)} if around.tasks else dict(options)
+
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Return the size of the SID decoder, which is an upper bound for click models of the usual widths."""
         size = MODELS.get("sid_decoder").size(options, around)
@@ -59,11 +65,17 @@ class ClickSpec(ModelSpec):
 
         return (*CLICK_BASELINES, NEIGHBOURS) if graphs else CLICK_BASELINES
 
-    def check_metric(self, metric: str, width: int) -> None:
-        """Raise ConfigError unless the metric is a click metric."""
+    def check_metric(self, metric: str, width: int, tasks: Sequence[str] = ()) -> None:
+        """Raise ConfigError unless the metric is a click metric, of the target or a task."""
         from nonet.models.clicks.metrics import check_metric
 
-        check_metric(metric)
+        check_metric(metric, tasks)
+
+    def is_lower_better(self, metric: str) -> bool:
+        """Return whether lower values of a metric of the target or a task are better."""
+        from nonet.models.clicks.metrics import split_metric
+
+        return super().is_lower_better(split_metric(metric)[0])
 
     def check(self, scenario: Any) -> None:
         """Check that stages define a label and a batch of events, and that no feature is the label.
@@ -93,7 +105,12 @@ class ClickSpec(ModelSpec):
                 raise ConfigError(
                     f'stages.{name}: {self.name} needs target: a condition that says what a click is, e.g. "rating >= 4"'
                 )
-            self._check_features(scenario, name, stage.target)
+            self._check_tasks(scenario, name, stage.tasks)
+            conditions = {f"stages.{name}.target": stage.target} | {
+                f"stages.{name}.tasks.{task}": options.target for task, options in stage.tasks.items()
+            }
+            for key, condition in conditions.items():
+                self._check_features(scenario, key, condition)
             batch = getattr(stage, "batch", None)
             if batch is None or batch.tokens is None:
                 raise ConfigError(
@@ -119,16 +136,39 @@ class ClickSpec(ModelSpec):
             except ConfigError as error:
                 raise ConfigError(f"sparse.tables.{name}: {error}") from None
 
-    def _check_features(self, scenario: Any, stage: str, target: str) -> None:
-        """Raise ConfigError if a feature reveals the label: a column in the target condition, or that of `data.labels`."""
+    def check_events(self, scenario: Any, seq: Any) -> None:
+        """Raise DataError unless test events have both labels of the target and of each task."""
+        from nonet.models.clicks.results import check_labels
+
+        for stage in scenario.stages:
+            check_labels(seq, stage)
+
+    def _check_tasks(self, scenario: Any, stage: str, tasks: Collection[str]) -> None:
+        """Raise ConfigError unless a stage has the tasks of the first one, and each task has a metric."""
+        expected = self.list_tasks(scenario)
+        if tuple(tasks) != expected:
+            raise ConfigError(
+                f"stages.{stage}.tasks: got {join_names(tasks) if tasks else 'none'}, and the first stage has "
+                f"{join_names(expected) if expected else 'none'}; all stages of a model have the same tasks, in the same order"
+            )
+        from nonet.models.clicks.metrics import split_metric
+
+        measured = {split_metric(metric)[1] for metric in scenario.evaluate.metrics}
+        if unmeasured := [task for task in tasks if task not in measured]:
+            raise ConfigError(
+                f"stages.{stage}.tasks.{unmeasured[0]}: no metric measures it; add auc@{unmeasured[0]} or "
+                f"log_loss@{unmeasured[0]} to evaluate.metrics"
+            )
+
+    def _check_features(self, scenario: Any, key: str, target: str) -> None:
+        """Raise ConfigError if a feature reveals a label: a column in the condition at a key, or one of `data.labels`."""
         from nonet.models.clicks.leaks import find_columns
 
-        labels = scenario.data.labels
-        label_columns = find_columns(target) | ({labels.name} if labels is not None else set())
+        label_columns = find_columns(target) | {labels.name for labels in scenario.data.labels}
         for table, table_options in scenario.sparse.tables.items():
             for feature in table_options.features or [table]:
                 if feature in label_columns:
-                    source = f"stages.{stage}.target" if feature in find_columns(target) else "data.labels"
+                    source = key if feature in find_columns(target) else "data.labels"
                     raise ConfigError(
                         f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): the model would "
                         "read what it must predict. Remove it; liked, disliked and taste have the labels of earlier events"

@@ -1,12 +1,15 @@
-"""AUC and log loss of predicted clicks, and paired differences with an interval from resampling users.
+"""AUC, log loss and calibration of predicted clicks, and paired differences with an interval from resampling users.
 
 AUC is the probability that a clicked row has a higher score than one without a click, where ties count half. The rows of all
-users are pooled.
+users are pooled. A metric of a task is METRIC@TASK, such as auc@bought.
 """
 
-# Shapes: P rows, U users, R resamples.
+# Shapes: P rows, U users, R resamples, B bins.
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +18,24 @@ from nonet.random import rng
 from nonet.suggest import join_names, suggest_sentence
 
 METRICS = ("auc", "log_loss")
+_BINS = 10  # Bins of a calibration.
 _MIN_PROBABILITY = 1e-7  # Probabilities are limited to [1e-7, 1 - 1e-7], so that the log loss is finite.
 _CHUNK_WEIGHTS = 4_000_000  # Weights (one per row and resample) that are computed at once.
 
 
-def check_metric(name: str) -> None:
-    """Raise ConfigError unless the name is a metric of clicks."""
-    if name not in METRICS:
+def split_metric(name: str) -> tuple[str, str]:
+    """Return the metric of a name, and its task; "" for the target of the stage."""
+    metric, _, task = name.partition("@")
+    return metric, task
+
+
+def check_metric(name: str, tasks: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless the name is a metric of clicks, of the target or of one of the tasks."""
+    names = (*METRICS, *(f"{metric}@{task}" for task in tasks for metric in METRICS))
+    if name not in names:
         raise ConfigError(
-            f"evaluate.metrics: {name!r} does not measure clicks; there are {join_names(METRICS)}."
-            f"{suggest_sentence(name, METRICS)}"
+            f"evaluate.metrics: {name!r} does not measure clicks; there are {join_names(names)}."
+            f"{suggest_sentence(name, names)}"
         )
 
 
@@ -48,6 +59,45 @@ def summarise_clicks(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, flo
     return {
         "auc": auc(chance_P, label_P),
         "log_loss": float(log_losses(chance_P, label_P).mean()),
+    }
+
+
+def measure_calibration(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, Any]:
+    """Measure how well predicted probabilities agree with the observed rates of clicks.
+
+    Rows are sorted by their probability and divided into at most 10 bins of equally many rows; rows of equal probability stay in
+    one bin. The error is the mean distance between the mean probability and the rate of a bin, weighted by its rows (expected
+    calibration error with adaptive bins; Nixon et al., CVPR Workshops 2019).
+
+    Args:
+        chance_P: Predicted probabilities.
+        label_P: Labels, 1 or 0.
+
+    Returns:
+        {"rows": P, "predicted": mean probability, "observed": rate of clicks, "ratio": predicted / observed, None without clicks,
+        "error": the error, "bins": [[mean probability, rate, rows], ...]}.
+    """
+    chance, clicked = np.asarray(chance_P, np.float64), np.asarray(label_P) > 0
+    order = np.argsort(chance, kind="stable")
+    ranks = np.searchsorted(
+        chance[order], chance, side="left"
+    )  # Rows of equal probability have the same rank.
+    bin_P = ranks * _BINS // max(1, len(chance))
+    rows_B = np.bincount(bin_P, minlength=_BINS)
+    sums_B = [np.bincount(bin_P, values, _BINS) for values in (chance, clicked)]
+    has_rows = rows_B > 0
+    rows_B = rows_B[has_rows]
+    predicted_B, observed_B = (sums[has_rows] / rows_B for sums in sums_B)
+    predicted, observed = float(chance.mean()), float(clicked.mean())
+    return {
+        "rows": len(chance),
+        "predicted": predicted,
+        "observed": observed,
+        "ratio": predicted / observed if observed else None,
+        "error": float(np.abs(predicted_B - observed_B) @ rows_B / len(chance)),
+        "bins": [
+            [float(p), float(o), int(n)] for p, o, n in zip(predicted_B, observed_B, rows_B, strict=True)
+        ],
     }
 
 

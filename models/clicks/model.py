@@ -6,7 +6,7 @@
 the graphs that features read. So a checkpoint is a complete model, and a reward or a service needs only its folder.
 """
 
-# Shapes: P questions (pairs of a context and an item), Q contexts, U users, I items, N TRAIN events.
+# Shapes: P questions (pairs of a context and an item), Q contexts, U users, I items, N TRAIN events, T tasks.
 
 from __future__ import annotations
 
@@ -98,8 +98,17 @@ class ClickSetup:
         """By feature whose rows are not pooled, the number of its newest ids that are read."""
         return dict.fromkeys(self.model.get("sequences", ()), self.history)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks in the order of the model's logits; "" is the target of the stage."""
+        return ("", *self.model.get("tasks", ()))
+
     def build(self) -> Any:
-        """Create the dense part with initial weights: a module that computes logits [B] from pooled rows [B, D] by feature."""
+        """Create the dense part with initial weights.
+
+        Returns:
+            A module that computes logits [B] from pooled rows [B, D] by feature, or [B, T] if there are several tasks.
+        """
         dims = {feature: int(self.tables[table]["dim"]) for feature, table in self.features.items()}
         return build_model({"use": "deepfm", **self.model}, (), dims, self.seed)
 
@@ -209,16 +218,17 @@ class ClickModel:
 
     @torch.no_grad()
     def predict(self, bags: Mapping[str, Jagged]) -> np.ndarray:
-        """Predict click probabilities [P] float32 from bags of keys."""
-        return torch.sigmoid(self.model(self.bags(bags))).numpy()
+        """Predict probabilities [P, T] float32 of the target and the tasks from bags of keys."""
+        probability = torch.sigmoid(self.model(self.bags(bags))).numpy()
+        return probability.reshape(len(probability), -1)
 
     def predict_events(self, clicks: ClickRows, index: np.ndarray) -> np.ndarray:
-        """Predict the click probabilities [P] of events, in chunks."""
+        """Predict the probabilities [P, T] of events, in chunks."""
         parts = [
             self.predict(clicks.batch(index[start : start + _CHUNK_EVENTS]))
             for start in range(0, len(index), _CHUNK_EVENTS)
         ]
-        return np.concatenate([np.empty(0, np.float32), *parts])
+        return np.concatenate([self._make_empty(), *parts])
 
     def predict_pairs(
         self,
@@ -227,7 +237,7 @@ class ClickModel:
         item_P: np.ndarray,
         joined_P: Mapping[str, np.ndarray] | None = None,
     ) -> np.ndarray:
-        """Predict the click probabilities [P] of pairs of a context and an item, both given by index, in chunks.
+        """Predict the probabilities [P, T] of pairs of a context and an item, both given by index, in chunks.
 
         Args:
             contexts: The contexts.
@@ -238,12 +248,16 @@ class ClickModel:
         if joined_P is None and self.joins is not None:
             user_id, time_P = contexts.user_id[context_P], contexts.time[context_P]
             joined_P = self.joins.read_event_columns(self.known.item_id[item_P], user_id, time_P)
-        parts = [np.empty(0, np.float32)]
+        parts = [self._make_empty()]
         for start in range(0, len(item_P), _CHUNK_PAIRS):
             chunk = slice(start, start + _CHUNK_PAIRS)
             joined = {name: values[chunk] for name, values in (joined_P or {}).items()}
             parts.append(self._predict_chunk(contexts, context_P[chunk], item_P[chunk], joined))
         return np.concatenate(parts)
+
+    def _make_empty(self) -> np.ndarray:
+        """Return the probabilities [0, T] of no question."""
+        return np.empty((0, len(self.setup.tasks)), np.float32)
 
     def _predict_chunk(
         self,
@@ -252,7 +266,7 @@ class ClickModel:
         item_P: np.ndarray,
         joined: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        """Predict the click probabilities [P] of pairs."""
+        """Predict the probabilities [P, T] of pairs."""
         begin_P, end_P = contexts.past.offsets[context_P], contexts.past.offsets[context_P + 1]
         # Only the last `setup.history` events of a user are used; `recent_offsets` splits them by pair.
         recent, recent_offsets = expand_ranges(np.maximum(begin_P, end_P - self.setup.history), end_P)

@@ -1,20 +1,148 @@
-"""ClickResults: what the subjects of a click model's run predicted for its test events, read after the run."""
+"""HeldOutClicks and ClickResults: labels of held-out events, and metrics of the probabilities that subjects predict for them."""
 
-# Shapes: P held-out test events, S subjects of the same kind, such as one stage with S seeds.
+# Shapes: P held-out events, summed over the target and the tasks; S subjects of the same kind, such as one stage with S seeds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nonet.models.clicks.metrics import METRICS, compare_clicks, summarise_clicks
-from nonet.samples.sequences import TEST, Sequences
+from nonet.errors import DataError
+from nonet.models.clicks.metrics import (
+    METRICS,
+    compare_clicks,
+    measure_calibration,
+    split_metric,
+    summarise_clicks,
+)
+from nonet.samples.batches import ClickRows
+from nonet.samples.sequences import NEVER, TEST, Sequences, find_tasks
+
+Predictions = Mapping[str, np.ndarray]
+"""Probabilities of the held-out events by task, "" for the target; [P_task] each, or [S, P_task] of S subjects."""
+
+
+class HeldOutClicks:
+    """The events of a split whose label is known, for the target of a stage and for each of its tasks.
+
+    Args:
+        index_by_task: Indices of the events in the sequences, by task; "" is the target.
+        label_by_task: Labels of these events.
+        user_by_task: Indices of their users.
+        seed: Seed of the bootstrap.
+    """
+
+    def __init__(
+        self,
+        index_by_task: Mapping[str, np.ndarray],
+        label_by_task: Mapping[str, np.ndarray],
+        user_by_task: Mapping[str, np.ndarray],
+        seed: int,
+    ):
+        self.index_by_task, self.user_by_task = index_by_task, user_by_task
+        self._label_by_task, self._seed = label_by_task, seed
+
+    @classmethod
+    def from_rows(
+        cls,
+        clicks: ClickRows,
+        split: int,
+        seed: int,
+        select: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> HeldOutClicks:
+        """Find the events of a split.
+
+        Args:
+            clicks: The rows of a click model.
+            split: The split.
+            seed: Seed of the bootstrap.
+            select: Function that returns which events with these users are used, as a mask; None for all.
+        """
+        index, label, user = {}, {}, {}
+        for task in ("", *clicks.tasks):
+            rows = clicks.select_task(task)
+            found = rows.find_rows(split)
+            found = found if select is None else found[select(clicks.seq.user[found])]
+            index[task], label[task], user[task] = found, rows.label[found], clicks.seq.user[found]
+        return cls(index, label, user, seed)
+
+    def predict(self, predict_events: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
+        """Return predictions from a function that predicts the probabilities [P, T] of events for the target and all tasks."""
+        union = np.unique(np.concatenate(list(self.index_by_task.values())))
+        probability_PT = predict_events(union)
+        return {
+            task: probability_PT[np.searchsorted(union, index), column]
+            for column, (task, index) in enumerate(self.index_by_task.items())
+        }
+
+    def summarise(self, metrics: Sequence[str], predictions: Predictions) -> dict[str, float]:
+        """Compute metrics of one subject; those of tasks that it does not predict, or of no event, are left out."""
+        all_metrics = {
+            task: summarise_clicks(chances, self._label_by_task[task])
+            for task, chances in predictions.items()
+            if len(chances)
+        }
+        parts = {metric: split_metric(metric) for metric in metrics}
+        return {
+            metric: all_metrics[task][name] for metric, (name, task) in parts.items() if task in all_metrics
+        }
+
+    def measure_calibration(self, predictions: Predictions) -> dict[str, dict[str, Any]]:
+        """Measure the calibration of one subject, by task."""
+        return {
+            task: measure_calibration(chances, self._label_by_task[task])
+            for task, chances in predictions.items()
+            if len(chances)
+        }
+
+    def compare(self, metrics: Sequence[str], a: Predictions, b: Predictions) -> dict[str, dict[str, float]]:
+        """Compare two subjects, or the means of S each, by metrics of tasks that both predict (`compare_clicks`)."""
+        tasks = {split_metric(metric)[1] for metric in metrics} & a.keys() & b.keys()
+        differences = {
+            task: compare_clicks(
+                a[task], b[task], self._label_by_task[task], self.user_by_task[task], self._seed
+            )
+            for task in tasks
+        }
+        parts = {metric: split_metric(metric) for metric in metrics}
+        return {
+            metric: differences[task][name] for metric, (name, task) in parts.items() if task in differences
+        }
+
+
+def check_labels(seq: Sequences, target: str) -> None:
+    """Raise DataError unless both labels of a stage's target and of each of its tasks occur among the test events."""
+    is_test = np.asarray(seq.split) == TEST
+    for name in (target, *find_tasks(target, seq.targets).values()):
+        label = np.asarray(seq.targets[name])[is_test & (seq.get_label_times(name) < NEVER)]
+        if not len(label) or label.all() or not label.any():
+            state = "has a label" if not len(label) else f"has the label {int(label[0])}"
+            raise DataError(
+                f"stages.{name}.target: {'no' if not len(label) else 'every'} test event {state}, so that nothing can be "
+                "measured; change the condition, or hold out more events with data.split"
+            )
+
+
+def name_array(split: str, task: str) -> str:
+    """Return the name of the array of a task's predictions for a split in a file of results."""
+    return f"{split}@{task}" if task else split
+
+
+def read_predictions(file: Path, split: str) -> dict[str, np.ndarray]:
+    """Read the predictions of a subject for a split ("valid" or "test") from its file of results."""
+    with np.load(file) as arrays:
+        return {
+            split_metric(name)[1]: arrays[name] for name in arrays.files if split_metric(name)[0] == split
+        }
 
 
 class ClickResults:
     """The labelled test events of a run, and metrics of the click probabilities that were stored for them.
+
+    A subject's probabilities are one array [P], task after task, with NaN for tasks that it does not predict.
 
     Args:
         seq: The sequences of the run.
@@ -23,36 +151,56 @@ class ClickResults:
         seed: The run's seed.
 
     Attributes:
-        index: The index of each test event in the sequences [P].
-        user: The user row of each test event [P].
+        index: The index of each test event in the sequences.
+        user: The user row of each test event.
     """
 
     noun = "predictions"
 
     def __init__(self, seq: Sequences, target: str | None, max_users: int | None, seed: int):
-        self.index, self._seed = seq.find_split_events(TEST), seed
-        self.user = seq.find_users(self.index)
-        self._label_P = np.asarray(seq.targets[target or ""])[self.index]
+        target = target or ""
+        names = {"": target} | find_tasks(target, seq.targets)
+        test, index, label, user = seq.find_split_events(TEST), {}, {}, {}
+        for task, name in names.items():
+            index[task] = test[seq.get_label_times(name)[test] < NEVER]
+            label[task] = np.asarray(seq.targets[name])[index[task]]
+            user[task] = seq.find_users(index[task])
+        self._held_out = HeldOutClicks(index, label, user, seed)
+        self.index, self.user = index[""], user[""]
+        self._stops = dict(zip(index, np.cumsum([len(rows) for rows in index.values()]), strict=True))
 
     @staticmethod
     def select_metrics(metrics: Sequence[str]) -> list[str]:
         """Return the metrics by which subjects can be compared, which are all metrics of clicks."""
-        return [metric for metric in metrics if metric in METRICS]
+        return [metric for metric in metrics if split_metric(metric)[0] in METRICS]
 
     def read(self, file: Path) -> np.ndarray:
-        """Read the click probabilities [P] of a subject from its results file."""
-        with np.load(file) as arrays:
-            return arrays["test"]
+        """Read the click probabilities [P] of a subject from its results file, which may be that of another run."""
+        predictions, parts = read_predictions(file, "test"), []
+        for task, index in self._held_out.index_by_task.items():
+            chances = predictions.get(task, ())
+            # A task of the same name in another run may have labels of other events.
+            is_predicted = len(chances) == len(index)
+            parts.append(chances if is_predicted else np.full(len(index), np.nan, np.float32))
+        return np.concatenate(parts)
 
     def compute(self, metric: str, probabilities_SP: np.ndarray) -> np.ndarray:
-        """Compute a metric of each subject, [S] float64."""
+        """Compute a metric of each subject, [S] float64; NaN for a task that it does not predict."""
         return np.array(
-            [summarise_clicks(probabilities, self._label_P)[metric] for probabilities in probabilities_SP]
+            [
+                self._held_out.summarise([metric], self._divide(probabilities)).get(metric, np.nan)
+                for probabilities in probabilities_SP
+            ]
         )
 
     def compare(
         self, metrics: Sequence[str], a_SP: np.ndarray, b_SP: np.ndarray
     ) -> dict[str, dict[str, float]]:
         """Compare the mean over S subjects with that of S others, paired over users, as `compare_clicks` does by metric."""
-        differences = compare_clicks(a_SP, b_SP, self._label_P, self.user, self._seed)
-        return {metric: differences[metric] for metric in metrics}
+        return self._held_out.compare(metrics, self._divide(a_SP), self._divide(b_SP))
+
+    def _divide(self, probabilities: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the predictions of probabilities [..., P], without the tasks that are not predicted."""
+        parts = np.split(probabilities, list(self._stops.values())[:-1], axis=-1)
+        by_task = dict(zip(self._stops, parts, strict=True))
+        return {task: part for task, part in by_task.items() if not np.isnan(part).any()}

@@ -3,12 +3,12 @@
     scorer = ClickScorer.load("runs/<id>/checkpoints/step-000123")
     past = [{"item": 5, "time": 1764000000, "label": True}]
     request = scorer.make_request(user=42, items=[7, 9], time=1764100000, history=past)
-    scorer.score([request])  # one array of probabilities per request
+    scorer.score([request])  # one array of probabilities [items, tasks] per request
 
 An event without a label is history (`activity`, `recency`), and neither liked nor disliked.
 """
 
-# Shapes: m items of a request, n past events of a request, Q requests, P pairs of a request and an item.
+# Shapes: m items of a request, n past events of a request, Q requests, P pairs of a request and an item, T tasks.
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ClickScorer:
         return np.array([self._item_index.get(str(item), -1) for item in ids], np.int64)
 
     def score(self, requests: Sequence[ClickRequest]) -> list[np.ndarray]:
-        """Return the click probabilities [m] float32 of each request's items; NaN for unknown items."""
+        """Return the probabilities [m, T] float32 of each request's items, that of a click first; NaN for unknown items."""
         if not requests:
             return []
         counts = [len(request.item) for request in requests]
@@ -124,11 +124,11 @@ class ClickScorer:
         item_P = np.concatenate([np.asarray(request.item, np.int64) for request in requests])
         is_known_P = item_P >= 0
         joined_P = self._concatenate_joined(requests, is_known_P)
-        probability_P = np.full(len(item_P), np.nan, np.float32)
-        probability_P[is_known_P] = self.model.predict_pairs(
+        probability_PT = np.full((len(item_P), len(self.model.setup.tasks)), np.nan, np.float32)
+        probability_PT[is_known_P] = self.model.predict_pairs(
             self._make_contexts(requests), context_P[is_known_P], item_P[is_known_P], joined_P
         )
-        return np.split(probability_P, np.cumsum(counts)[:-1])
+        return np.split(probability_PT, np.cumsum(counts)[:-1])
 
     def _make_contexts(self, requests: Sequence[ClickRequest]) -> ClickContexts:
         """Pack the users and histories of the requests."""

@@ -48,12 +48,13 @@ class ClickEngine:
         self.scorer.score([ClickRequest(np.zeros(min(1, self.items), np.int64), joined={})])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return one answer per question, in their order; scores are probabilities."""
-        scores = self.scorer.score([self._make_request(question) for question in questions])
-        return [
-            Answer(_get_asked(question), np.where(np.isnan(score), -np.inf, score))
-            for question, score in zip(questions, scores, strict=True)
-        ]
+        """Return one answer per question, in their order; scores are probabilities of clicks."""
+        answers, (_, *tasks) = [], self.scorer.model.setup.tasks
+        probabilities = self.scorer.score([self._make_request(question) for question in questions])
+        for question, probability_kT in zip(questions, probabilities, strict=True):
+            score, *others = np.where(np.isnan(probability_kT), -np.inf, probability_kT).T
+            answers.append(Answer(_get_asked(question), score, tasks=dict(zip(tasks, others, strict=True))))
+        return answers
 
     def _make_request(self, question: Question) -> ClickRequest:
         """Convert a question, without items that are newer than this version."""

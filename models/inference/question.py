@@ -105,12 +105,14 @@ class Answer:
         score: Scores [k] in nats, -inf for items that no list may contain.
         own: Scores [k] of the model without votes in nats, if requested.
         vote: Share [k] of the votes, if requested.
+        tasks: Probabilities [k] of further tasks of a click model, by name; -inf for unknown items.
     """
 
     item: np.ndarray
     score: np.ndarray
     own: np.ndarray | None = None
     vote: np.ndarray | None = None
+    tasks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequences:

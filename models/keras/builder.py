@@ -30,14 +30,17 @@ def build(
     contain code. If the user's file is in the folder `sources`, it is imported for the layers that it registers.
 
     Args:
-        options: Options of the model (`KerasOptions`), `length` of sequences, and perhaps `architecture` and `sources`.
+        options: Options of the model (`KerasOptions`), `length` of sequences, and perhaps `tasks`, `architecture` and
+            `sources`.
         codes: Not used.
         features: Width of the rows of each feature.
         seed: Seed of the weights.
 
     Raises:
-        ConfigError: The function cannot be called, or returns something else than a Keras model of these inputs with one logit.
+        ConfigError: The function cannot be called, or returns something else than a Keras model of these inputs with one logit,
+            or with one for the target and each task.
     """
+    n_logits = 1 + len(options.get("tasks", ()))
     shapes = describe_inputs(features, options["sequences"], options["length"])
     reference = Path(options["path"]).name
     title = f"model.path: {reference}"
@@ -47,14 +50,16 @@ def build(
         if options["sources"]:
             for file in Path(options["sources"]).rglob(str(parse_file(reference))):
                 import_file(file, title)
-        compiled = _compile_architecture(title, options["backend"], architecture, tuple(shapes.items()))
+        compiled = _compile_architecture(
+            title, options["backend"], architecture, tuple(shapes.items()), n_logits
+        )
         return KerasRanker(
             compiled, [torch.zeros(tuple(variable.shape)) for variable in compiled.variables], reference
         )
     keras.utils.set_random_seed(seed % (1 << 31))
     keras.backend.clear_session()  # Names of layers, and so of weights, do not depend on what was built before.
     model = _run_keras_code(title, load_reference(options["path"], HERE, title), dict(shapes))
-    compiled = CompiledModel(_check_model(title, keras, model, shapes), keras, backend, shapes)
+    compiled = CompiledModel(_check_model(title, keras, model, shapes, n_logits), keras, backend, shapes)
     values = [
         torch.from_numpy(keras.ops.convert_to_numpy(variable)).clone() for variable in compiled.variables
     ]
@@ -63,7 +68,11 @@ def build(
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _compile_architecture(
-    title: str, backend_name: str, architecture: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    title: str,
+    backend_name: str,
+    architecture: str,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    n_logits: int,
 ) -> CompiledModel:
     """Make the functions of a model from its configuration."""
     keras, backend = load_keras(backend_name, torch.get_num_threads())
@@ -72,7 +81,9 @@ def _compile_architecture(
     model = _run_keras_code(
         hint, keras.saving.deserialize_keras_object, json.loads(architecture), safe_mode=True
     )
-    return CompiledModel(_check_model(title, keras, model, dict(shapes)), keras, backend, dict(shapes))
+    return CompiledModel(
+        _check_model(title, keras, model, dict(shapes), n_logits), keras, backend, dict(shapes)
+    )
 
 
 def describe_inputs(
@@ -97,8 +108,10 @@ def _run_keras_code(title: str, function: Any, *arguments: Any, **options: Any) 
         raise ConfigError(f"{title}: {type(error).__name__}: {reason}") from error
 
 
-def _check_model(title: str, keras: Any, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """Return the model if it has inputs of these shapes by name and one logit, and changes nothing but by gradients.
+def _check_model(
+    title: str, keras: Any, model: Any, shapes: Mapping[str, tuple[int, ...]], n_logits: int
+) -> Any:
+    """Return the model if it has inputs of these shapes by name and so many logits, and changes nothing but by gradients.
 
     Raises:
         ConfigError: It is not so.
@@ -120,11 +133,15 @@ def _check_model(title: str, keras: Any, model: Any, shapes: Mapping[str, tuple[
                 f"{title}: the input {name!r} has the shape {tuple(tensor.shape[1:])}, its rows have {shapes[name]}"
             )
     output = getattr(model, "output", None)
-    if tuple(getattr(output, "shape", ())) not in ((None,), (None, 1)):
-        raise ConfigError(
-            f"{title}: wanted one logit for each row, a tensor of the shape (None,) or (None, 1), got "
-            f"{getattr(output, 'shape', type(output).__name__)}"
-        )
+    allowed, wanted = (
+        [(None, n_logits)],
+        f"a logit of the target and of each task, a tensor of (None, {n_logits})",
+    )
+    if n_logits == 1:
+        allowed.append((None,))
+        wanted = "one logit for each row, a tensor of the shape (None,) or (None, 1)"
+    if tuple(getattr(output, "shape", ())) not in allowed:
+        raise ConfigError(f"{title}: wanted {wanted}, got {getattr(output, 'shape', type(output).__name__)}")
     last = model.layers[-1]
     if getattr(last, "activation", None) is keras.activations.sigmoid:
         raise ConfigError(

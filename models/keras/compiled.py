@@ -5,7 +5,8 @@ one of a few sizes, since a function is compiled once per shape. Padded rows hav
 zeros.
 """
 
-# Shapes: B rows, P rows with padding, D width of a feature, L events of a sequence, C width of all pooled features together.
+# Shapes: B rows, P rows with padding, T tasks, D width of a feature, L events of a sequence, C width of all pooled features
+# together. Logits, labels and weights of one task have no axis T.
 
 from __future__ import annotations
 
@@ -59,21 +60,26 @@ class CompiledModel:
         self._logits = backend.compile(self._compute_keras_logits)
 
     def compute_logits(self, weights: Sequence[Tensor], pooled: Mapping[str, Tensor]) -> Tensor:
-        """Compute the logits [B] without dropout, from rows by feature."""
+        """Compute the logits [B] or [B, T] without dropout, from rows by feature."""
         rows, masks, count = self._pad(pooled)
         logits = self._logits([self.backend.import_tensor(weight) for weight in weights], rows, masks)
         return self.backend.export_tensor(logits)[:count].clone()
 
     def compute_gradients(
-        self, weights: Sequence[Tensor], pooled: Mapping[str, Tensor], label: Tensor
+        self,
+        weights: Sequence[Tensor],
+        pooled: Mapping[str, Tensor],
+        label: Tensor,
+        loss_weight: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Compute the sum of the log losses with dropout, and its gradients: of the pooled rows together, sequences and weights.
 
         They share memory with Keras and may not be changed in place. `split_rows` divides the gradient of the pooled rows.
         """
         rows, masks, count = self._pad(pooled)
-        label_and_weight = torch.zeros(2, len(rows[0]))
-        label_and_weight[0, :count], label_and_weight[1, :count] = label, 1.0
+        label_and_weight = torch.zeros(2, len(rows[0]), *label.shape[1:])
+        label_and_weight[0, :count] = label
+        label_and_weight[1, :count] = 1.0 if loss_weight is None else loss_weight
         import_tensor, export_tensor = self.backend.import_tensor, self.backend.export_tensor
         loss, of_weights, of_rows = self._gradient(
             [import_tensor(weight) for weight in weights],
@@ -135,7 +141,7 @@ class CompiledModel:
         )
 
     def _compute_keras_logits(self, weights: Sequence[Any], rows: Sequence[Any], masks: Sequence[Any]) -> Any:
-        """Compute logits [P] without dropout."""
+        """Compute logits [P] or [P, T] without dropout."""
         inputs = self._make_keras_inputs(rows, masks)
         output, _ = self._model.stateless_call(
             weights,
@@ -143,7 +149,12 @@ class CompiledModel:
             inputs,
             training=False,
         )
-        return self.keras.ops.reshape(output, (-1,))
+        return self._shape_logits(output)
+
+    def _shape_logits(self, output: Any) -> Any:
+        """Return the output of the Keras model as logits [P], or [P, T] of several tasks."""
+        has_tasks = len(output.shape) == 2 and output.shape[1] > 1
+        return output if has_tasks else self.keras.ops.reshape(output, (-1,))
 
     def _compute_keras_loss(
         self,
@@ -153,12 +164,12 @@ class CompiledModel:
         targets: Any,
         seeds: Sequence[Any],
     ) -> Any:
-        """Compute the weighted sum of log losses for labels and weights [2, P], with dropout drawn from seeds."""
+        """Compute the weighted sum of log losses for labels and weights [2, P] or [2, P, T], with dropout drawn from seeds."""
         ops = self.keras.ops
         states = [ops.cast(seed, dtype) for seed, dtype in zip(seeds, self._seed_types, strict=True)]
         inputs = self._make_keras_inputs(rows, masks)
         output, _ = self._model.stateless_call(weights, states, inputs, training=True)
-        logit, label, weight = ops.reshape(output, (-1,)), targets[0], targets[1]
+        logit, label, weight = self._shape_logits(output), targets[0], targets[1]
         losses = ops.maximum(logit, 0.0) - logit * label + ops.log1p(ops.exp(-ops.abs(logit)))
         return ops.sum(losses * weight)
 

@@ -5,7 +5,7 @@ gradients enter torch's backward pass there. So the gradients of several ranks a
 models. Only the step is Keras's (`optimizer.py`).
 """
 
-# Shapes: B rows, D width of a feature, L events of a sequence.
+# Shapes: B rows, T tasks, D width of a feature, L events of a sequence.
 
 from __future__ import annotations
 
@@ -39,16 +39,21 @@ class KerasRanker(nn.Module):
             self.register_parameter(variable.path, nn.Parameter(value))
 
     def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
-        """Compute the logits [B] from rows by feature: pooled [B, D], of a sequence [B, L, D], or a mask [B, L].
+        """Compute the logits [B] or [B, T] from rows by feature: pooled [B, D], of a sequence [B, L, D], or a mask [B, L].
 
         They have no gradients: `compute_loss` has.
         """
         return self.compiled.compute_logits(list(self.parameters()), pooled)
 
-    def compute_loss(self, pooled: Mapping[str, Tensor], label: Tensor) -> Tensor:
-        """Compute the sum of the log losses of rows with labels [B], in nats, in training mode."""
+    def compute_loss(
+        self, pooled: Mapping[str, Tensor], label: Tensor, weight: Tensor | None = None
+    ) -> Tensor:
+        """Compute the sum of the log losses of rows with labels [B] or [B, T] and weights of the same shape, in training mode.
+
+        The loss is in nats.
+        """
         rows = [pooled[name] for name in self.compiled.features]
-        return _KerasLoss.apply(self, pooled, label, *rows, *self.parameters())  # type: ignore[return-value]
+        return _KerasLoss.apply(self, pooled, label, weight, *rows, *self.parameters())  # type: ignore[return-value]
 
     @property
     def architecture(self) -> str:
@@ -70,10 +75,15 @@ class _KerasLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ranker: KerasRanker, pooled: Mapping[str, Tensor], label: Tensor, *inputs: Tensor
+        ctx: Any,
+        ranker: KerasRanker,
+        pooled: Mapping[str, Tensor],
+        label: Tensor,
+        weight: Tensor | None,
+        *inputs: Tensor,
     ) -> Tensor:
         weights = list(ranker.parameters())
-        loss, ctx.gradients = ranker.compiled.compute_gradients(weights, pooled, label)
+        loss, ctx.gradients = ranker.compiled.compute_gradients(weights, pooled, label, weight)
         ctx.compiled, ctx.count = ranker.compiled, len(label)
         return loss.clone()
 
@@ -81,7 +91,7 @@ class _KerasLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (scale,) = upstream
         gradients = torch._foreach_mul(ctx.gradients, scale.item())
-        return None, None, None, *ctx.compiled.split_rows(gradients, ctx.count)
+        return None, None, None, None, *ctx.compiled.split_rows(gradients, ctx.count)
 
 
 def write_keras_file(ranker: KerasRanker, options: Mapping[str, Any], seed: int, folder: Path) -> None:

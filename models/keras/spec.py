@@ -26,7 +26,7 @@ class KerasOptions(StrictModel):
         str,
         Field(
             description="file.py:NAME of a function that gets the shape of each feature by name, and returns a keras.Model "
-            "with an input for each and one logit as output"
+            "with an input for each, and as output one logit, or one for the target and each task"
         ),
     ]
     backend: Annotated[str, Field(description="tensorflow or jax")] = "tensorflow"
@@ -68,7 +68,8 @@ class KerasSpec(ClickSpec):
     def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:
         """Return the options with the absolute path of the user's file and the length of sequences."""
         path = options["path"]
-        return {**options, "path": getattr(path, "address", path), "length": around.history}
+        own = super().make_build_options(options, around)
+        return {**own, "path": getattr(path, "address", path), "length": around.history}
 
     def check(self, scenario: Any) -> None:
         """Check what all click models need (`ClickSpec.check`), and what Keras computes.
@@ -122,7 +123,8 @@ class KerasSpec(ClickSpec):
             python = shutil.which(env.python) if env.python else None
         if python is None:
             return
-        around = ModelContext(levels=0, codes=0, history=scenario.data.history)
+        tasks = self.list_tasks(scenario)
+        around = ModelContext(levels=0, codes=0, history=scenario.data.history, tasks=tasks)
         check_ranker(python, self.make_build_options(options, around), scenario.sparse.get_feature_dims())
 
 

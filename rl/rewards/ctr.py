@@ -13,6 +13,7 @@ that was not in its training data gets the mean click rate.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.known import locate_ids
-from nonet.suggest import join_names
+from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged, Rollouts
 
 _SHOWN_RUNS = 5  # in an error
@@ -32,16 +33,29 @@ class PredictedClick(Reward):
 
     Args:
         model: Folder of a checkpoint, or of a run.
+        task: The task whose probability is the reward; "" for the target of the model's stage.
     """
 
-    def __init__(self, model: str):
-        self.folder = _find_checkpoint(Path(model))
+    def __init__(self, model: str, task: str = ""):
+        self.folder, self.task = _find_checkpoint(Path(model)), task
 
     def setup(self) -> None:
         """Load the click model: its weights, sparse rows and training data."""
         from nonet.models.clicks import ClickModel
 
         self.click_model = ClickModel(self.folder)
+        self._column = self._find_column(self.click_model.setup.tasks)
+
+    def _find_column(self, tasks: Sequence[str]) -> int:
+        """Return the index of the task among those of the model. Raises ConfigError if the model does not have it."""
+        if self.task not in tasks:
+            _, *named = tasks
+            known = f"its tasks are {join_names(named)}" if named else "it has no tasks"
+            raise ConfigError(
+                f"task: {self.task!r} is not predicted by the model in {self.folder}; {known}."
+                f"{suggest_sentence(self.task, named)}"
+            )
+        return tasks.index(self.task)
 
     def score(self, r: Rollouts) -> Any:
         """Return the click probability of each beam, or the mean click rate for unknown items; [U, W] float32."""
@@ -66,7 +80,8 @@ class PredictedClick(Reward):
             columns=known.get_columns(user_U),
         )
         row_P, beam_P = np.nonzero(item_UW >= 0)
-        score_UW[row_P, beam_P] = self.click_model.predict_pairs(contexts, row_P, item_UW[row_P, beam_P])
+        probability_PT = self.click_model.predict_pairs(contexts, row_P, item_UW[row_P, beam_P])
+        score_UW[row_P, beam_P] = probability_PT[:, self._column]
         return score_UW
 
 

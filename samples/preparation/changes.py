@@ -87,7 +87,7 @@ class LogChanges:
     def apply_to_sample(
         self, events: pa.Table, items: pa.Table | None, table_format: TableFormat
     ) -> pa.Table:
-        """Return some checked events with the columns of the changed log; labels are those of one row group of each label file."""
+        """Return some checked events with the columns of the changed log; labels are from one row group of each label file."""
         for options, label_log in zip(self.labels, self.open_labels(table_format), strict=True):
             labels, _ = label_log.read(label_log.slices[0], label_log.names)
             events = add_labels(events, labels, options)

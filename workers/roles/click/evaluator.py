@@ -1,19 +1,28 @@
-"""ClickEvaluator: measures how well checkpoints of a click model and two baselines predict the labels of held-out events.
+"""ClickEvaluator: measures how well checkpoints of a click model and baselines predict the labels of held-out events.
 
-The metrics are AUC and log loss of the predicted probabilities. A probability is predicted from the user's earlier events only.
-Probabilities are stored in one file per subject, so that any two subjects can be compared by a paired bootstrap over users.
+The metrics are AUC, log loss and calibration of the predicted probabilities, for the target and for each task. A probability is
+predicted from the user's earlier events only. Probabilities are stored in one file per subject, so that any two subjects can be
+compared by a paired bootstrap over users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nonet.atomic import write_arrays
-from nonet.models.clicks import ClickModel, compare_clicks, predict_baseline, summarise_clicks
+from nonet.models.clicks import (
+    METRICS,
+    ClickModel,
+    HeldOutClicks,
+    name_array,
+    predict_baseline,
+    read_predictions,
+)
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup
@@ -21,7 +30,7 @@ from nonet.workers.roles.click.data import ClickData
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
-# Shapes: P held-out events.
+# Shapes: P held-out events, T tasks with the target.
 
 _SPLITS = {"valid": VALID, "test": TEST}
 
@@ -43,11 +52,20 @@ class ClickEvaluator(DistributeWorker):
         self.corpus, self._results = ClickData(self.run, folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self._fitted = self._clicks = self.corpus.label_events(self.run.target)
+        self._held_out = self._find_held_out()
 
     def set_events(self, seq: Sequences) -> None:
         """Evaluate on the held-out events of other sequences over the same items from now on; baselines stay as fitted."""
         self.corpus = self.corpus.replace_events(seq)
         self._clicks = self.corpus.label_events(self.run.target)
+        self._held_out = self._find_held_out()
+
+    def _find_held_out(self) -> dict[str, HeldOutClicks]:
+        """Find the events of each split."""
+        return {
+            split: HeldOutClicks.from_rows(self._clicks, code, self.run.seed)
+            for split, code in _SPLITS.items()
+        }
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
@@ -56,18 +74,26 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first")
     def evaluate_baseline(self, name: str) -> dict[str, Any]:
-        """Fit a baseline on the training events and evaluate it.
+        """Fit a baseline on the training events of the target and of each task, and evaluate it.
 
         Returns:
-            {"detail": {split: {"exhaustive": {"all": metrics}}}, "shown": []}.
+            {"detail": {split: {"exhaustive": {"all": metrics}}}, "calibration": {split: calibration by task}, "shown": []}.
         """
-        rows_by_split = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
-        rows = np.concatenate(list(rows_by_split.values()))
-        probabilities = predict_baseline(name, self._clicks, rows, self._fitted)
-        n_valid = len(rows_by_split["valid"])
-        return self._store_probabilities(
-            name, {"valid": probabilities[:n_valid], "test": probabilities[n_valid:]}
-        )
+        predictions: dict[str, dict[str, np.ndarray]] = {split: {} for split in _SPLITS}
+        for task in ("", *self._clicks.tasks):
+            rows = {split: held_out.index_by_task[task] for split, held_out in self._held_out.items()}
+            probabilities = predict_baseline(
+                name,
+                self._clicks.select_task(task),
+                np.concatenate(list(rows.values())),
+                self._fitted.select_task(task),
+            )
+            n_valid = len(rows["valid"])
+            predictions["valid"][task], predictions["test"][task] = (
+                probabilities[:n_valid],
+                probabilities[n_valid:],
+            )
+        return self._store_predictions(name, predictions)
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -80,12 +106,9 @@ class ClickEvaluator(DistributeWorker):
         Returns:
             As `evaluate_baseline`.
         """
-        model = ClickModel(Path(folder))
-        probabilities = {
-            split: model.predict_events(self._clicks, self._clicks.find_rows(code))
-            for split, code in _SPLITS.items()
-        }
-        return self._store_probabilities(name, probabilities)
+        predict = partial(ClickModel(Path(folder)).predict_events, self._clicks)
+        predictions = {split: held_out.predict(predict) for split, held_out in self._held_out.items()}
+        return self._store_predictions(name, predictions)
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
@@ -98,14 +121,22 @@ class ClickEvaluator(DistributeWorker):
         Returns:
             {"metrics": the metrics of the options, "nats": mean log loss, "events": number of events}.
         """
-        rows = self._clicks.find_rows(VALID)
-        rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
-        probabilities = ClickModel(Path(folder)).predict_events(self._clicks, rows)
+        held_out = self._validation_events
+        predictions = held_out.predict(partial(ClickModel(Path(folder)).predict_events, self._clicks))
         file = self._results / f"{name}.valid.{Path(folder).name}.npz"
-        write_arrays(file, chances=probabilities, rows=rows)
-        all_metrics = summarise_clicks(probabilities, self._clicks.label[rows])
-        metrics = {metric: all_metrics[metric] for metric in self.options.metrics}
-        return {"metrics": metrics, "nats": all_metrics["log_loss"], "events": len(rows)}
+        write_arrays(file, **{name_array("valid", task): chances for task, chances in predictions.items()})
+        metrics = held_out.summarise([*self.options.metrics, "log_loss"], predictions)
+        return {
+            "metrics": {metric: metrics[metric] for metric in self.options.metrics},
+            "nats": metrics["log_loss"],
+            "events": len(predictions[""]),
+        }
+
+    @property
+    def _validation_events(self) -> HeldOutClicks:
+        """The validation events of at most 2,000 users."""
+        select = partial(select_validation_events, seed=self.run.seed)
+        return HeldOutClicks.from_rows(self._clicks, VALID, self.run.seed, select)
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
@@ -113,12 +144,9 @@ class ClickEvaluator(DistributeWorker):
         files = [self._results / f"{name}.valid.{folder}.npz" for folder in (a, b)]
         if not all(file.exists() for file in files):
             return {}
-        stored_a, stored_b = (dict(np.load(file)) for file in files)
-        rows = stored_a["rows"]
-        if not np.array_equal(rows, stored_b["rows"]):
-            return {}
-        label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
-        return compare_clicks(stored_a["chances"], stored_b["chances"], label, user, self.run.seed)
+        predictions_a, predictions_b = (read_predictions(file, "valid") for file in files)
+        metrics = [*self.options.metrics, *METRICS]
+        return self._validation_events.compare(metrics, predictions_a, predictions_b)
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -127,15 +155,14 @@ class ClickEvaluator(DistributeWorker):
         Returns:
             {"a-b": {metric: {diff, low, high}}} for each pair (a, b).
         """
-        rows = self._clicks.find_rows(TEST)
-        label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
         differences = {}
         for a, b in pairs:
-            probabilities_a, probabilities_b = (
-                np.load(self._results / f"{name}.npz")["test"] for name in (a, b)
+            predictions_a, predictions_b = (
+                read_predictions(self._results / f"{name}.npz", "test") for name in (a, b)
             )
-            all_metrics = compare_clicks(probabilities_a, probabilities_b, label, user, self.run.seed)
-            differences[f"{a}-{b}"] = {metric: all_metrics[metric] for metric in self.options.metrics}
+            differences[f"{a}-{b}"] = self._held_out["test"].compare(
+                self.options.metrics, predictions_a, predictions_b
+            )
         return differences
 
     @method(collect="first")
@@ -143,15 +170,20 @@ class ClickEvaluator(DistributeWorker):
         """Return an empty list, because a click model recommends no items."""
         return []
 
-    def _store_probabilities(self, name: str, probabilities: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Store the predicted probabilities of a subject by split, and return its metrics as `evaluate_baseline` does."""
-        arrays: dict[str, Any] = dict(probabilities)
+    def _store_predictions(
+        self, name: str, predictions: Mapping[str, Mapping[str, np.ndarray]]
+    ) -> dict[str, Any]:
+        """Store the predictions of a subject by split and task, and return its metrics as `evaluate_baseline` does."""
+        arrays: dict[str, Any] = {
+            name_array(split, task): chances
+            for split, by_task in predictions.items()
+            for task, chances in by_task.items()
+        }
         write_arrays(self._results / f"{name}.npz", **arrays)
-        detail = {}
-        for split, split_probabilities in probabilities.items():
-            if len(split_probabilities):
-                label = self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
-                all_metrics = summarise_clicks(split_probabilities, label)
-                metrics = {metric: all_metrics[metric] for metric in self.options.metrics}
-                detail[split] = {"exhaustive": {"all": metrics}}
-        return {"detail": detail, "shown": []}
+        detail, calibration = {}, {}
+        for split, by_task in predictions.items():
+            if len(by_task[""]):
+                held_out = self._held_out[split]
+                detail[split] = {"exhaustive": {"all": held_out.summarise(self.options.metrics, by_task)}}
+                calibration[split] = held_out.measure_calibration(by_task)
+        return {"detail": detail, "calibration": calibration, "shown": []}

@@ -1,6 +1,6 @@
 """ClickLearner: trains a click model on batches of events, with one dense and one sparse step per batch.
 
-Losses are divided by the number of rows on all ranks.
+Losses are divided by the number of rows on all ranks. With tasks, the loss of a row is the weighted sum over its known labels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class ClickLearner(SupervisedLearner):
     ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
         """Take one dense step on rows [M, D] by table (`SupervisedLearner.take_step`)."""
         context, device = self.context, self.context.device
-        label, all_events = torch.from_numpy(batch.batch.label), batch.batch.step_rows
+        clicks, all_events = batch.batch, batch.batch.step_rows
+        label = torch.from_numpy(clicks.label)
+        weight = None if clicks.weight is None else torch.from_numpy(clicks.weight).to(device)
         self.seed_dropout(step)
         context.model.train()
         self._bags.source = source = PrefetchedRows(rows)
@@ -50,7 +52,7 @@ class ClickLearner(SupervisedLearner):
             # A rank's share may be empty; it still takes part in the collectives.
             if len(label) or is_divided(context.model):
                 with self.precision.cast(device):
-                    loss = context.model.compute_loss(pooled, label.to(device))
+                    loss = context.model.compute_loss(pooled, label.to(device), weight)
                 scaled_loss = self.precision.scale_loss(loss / all_events)
                 run_backward(context.dense, scaled_loss, is_last=not self.precision.scales)
         total_loss = context.member.sum_over_trainers(float(loss.detach()))[0]

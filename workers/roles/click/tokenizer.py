@@ -9,7 +9,7 @@ import numpy as np
 
 from nonet.models.clicks import find_columns, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.sequences import NEVER, TRAIN, Sequences
 from nonet.workers.roles import (
     DataSetup,
     describe_data,
@@ -59,16 +59,17 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     is_train = np.asarray(seq.split) == TRAIN
     auc_by_column: dict[str, float] = {}
-    for target, condition in data.options.targets.items():
+    condition_columns = set().union(*map(find_columns, data.options.targets.values()))
+    for target in data.options.targets:
         if target not in seq.targets:
             continue
-        condition_columns = find_columns(condition)
+        is_labelled = is_train & (seq.get_label_times(target) < NEVER)
         other_columns = {
-            column: np.asarray(values)[is_train]
+            column: np.asarray(values)[is_labelled]
             for column, values in seq.columns.items()
             if column not in condition_columns
         }
-        auc_by_column |= find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_train])
+        auc_by_column |= find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_labelled])
     if not auc_by_column:
         return ""
     listed = ", ".join(f"{column} (AUC {auc:.4f})" for column, auc in auc_by_column.items())
