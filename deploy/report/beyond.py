@@ -71,6 +71,53 @@ def format_list_note(report: Report) -> str:
     return "; ".join(definitions) + "."
 
 
+def build_calibration_table(report: Report) -> ReportTable:
+    """Build the table of how well predicted probabilities agree with observed rates, by task and subject."""
+    rows: list[list[TableCell | str]] = []
+    for task, subjects in _group_calibrations(report).items():
+        best = min(calibration["error"] for calibration in subjects.values())
+        for name, calibration in subjects.items():
+            rows.append(
+                [
+                    format_name(name),
+                    task or "target",
+                    f"{calibration['rows']:,}",
+                    format_number(calibration["predicted"]),
+                    format_number(calibration["observed"]),
+                    format_number(calibration["ratio"], _DIGITS),
+                    TableCell(format_number(calibration["error"]), bold=calibration["error"] == best),
+                ]
+            )
+    head = ["", "label", "test events", "predicted", "observed", "ratio", "error"]
+    return ReportTable(head, rows, "Calibration")
+
+
+CALIBRATION_NOTE = (
+    "Predicted is the mean probability and observed the rate of the label; a ratio above 1 predicts too much. Error is the mean "
+    "distance between both in ten bins of equally many events, sorted by probability (expected calibration error; lower is "
+    "better). The charts show the bins of the last stage; on the dashed line, predictions are calibrated."
+)
+
+
+def list_calibration_charts(report: Report) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Return the title and the bins (mean probability, observed rate) of each label, of the last stage that predicts it."""
+    stages, charts = report.get("stages") or {}, []
+    for task, subjects in _group_calibrations(report).items():
+        if predicting := [name for name in subjects if name in stages]:
+            bins = [(bin_[0], bin_[1]) for bin_ in subjects[predicting[-1]]["bins"]]
+            charts.append((f"{format_name(predicting[-1])} · {task or 'target'}", bins))
+    return charts
+
+
+def _group_calibrations(report: Report) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return the calibrations on test events by task ("" for the target) and subject, baselines first."""
+    calibrations: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, _ in list_subjects(report):
+        for task, calibration in _get_part(report, "calibration").get(name, {}).get("test", {}).items():
+            calibrations.setdefault(task, {})[name] = calibration
+    return calibrations
+
+
 def build_segment_table(report: Report) -> ReportTable:
     """Build the table of the last stage and the strongest baseline by segment of users and of items."""
     segments, subjects = _get_part(report, "segments"), _select_subjects(report)

@@ -60,6 +60,31 @@ def draw_line_chart(
     return f'<figure class="chart"><figcaption>{heading}<b>{last}</b></figcaption>{svg}</figure>'
 
 
+def draw_reliability_chart(title: str, bins: Sequence[tuple[float, float]]) -> str:
+    """Draw observed rates over predicted probabilities, with a dashed line where both are equal.
+
+    Args:
+        title: The chart's title.
+        bins: (mean predicted probability, observed rate) of each bin, in ascending order.
+
+    Returns:
+        The markup of a figure.
+    """
+    highest = max(max(pair) for pair in bins)
+    frame = _ChartFrame([(0.0, 0.0), (highest, highest)])
+    points = "".join(
+        f'<circle class="dot" cx="{frame.to_x(x)}" cy="{frame.to_y(y)}" r="3"/>' for x, y in bins
+    )
+    markup = (
+        f'{frame.draw_axes()}<path class="line beside" d="{frame.draw_path([(0.0, 0.0), (highest, highest)])}"/>'
+        f'<path class="line faint" d="{frame.draw_path(bins)}"/>{points}'
+    )
+    label = f"{title}: observed rate over predicted probability in {len(bins)} bins"
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{markup}</svg>'
+    heading = f"{escape(title)}<small>observed rate over predicted probability</small>"
+    return f'<figure class="chart"><figcaption>{heading}</figcaption>{svg}</figure>'
+
+
 def draw_forest_plot(differences: Sequence[Difference]) -> str:
     """Draw differences and their intervals around a line at zero, one row for each; return the markup."""
     row_height, left_margin, right_margin, width = 26, 330, 230, 960  # in pixels; the margins hold texts

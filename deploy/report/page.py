@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from nonet.controller.scenario.settings import describe_repeats
 from nonet.deploy.report import beyond, tables
-from nonet.deploy.report.charts import draw_forest_plot, draw_line_chart
+from nonet.deploy.report.charts import draw_forest_plot, draw_line_chart, draw_reliability_chart
 from nonet.deploy.report.curves import Curve
 from nonet.deploy.report.scores import format_name, iterate_differences, select_headline_metrics
 from nonet.deploy.report.verdicts import collect_findings
@@ -74,6 +74,12 @@ def render_page(
         repeats=describe_repeats(report.get("data") or {}),
         forest=Markup(draw_forest_plot(headline_differences)) if headline_differences else "",
         differences=tables.build_difference_table(differences),
+        calibration=beyond.build_calibration_table(report),
+        calibration_note=beyond.CALIBRATION_NOTE,
+        calibration_charts=[
+            Markup(draw_reliability_chart(title, bins))
+            for title, bins in beyond.list_calibration_charts(report)
+        ],
         lists=beyond.build_list_table(report),
         lists_note=beyond.format_list_note(report),
         segments=beyond.build_segment_table(report),

@@ -45,6 +45,7 @@ class RecommendedItem:
         title: Its title, if `explain` was requested.
         own: The model's score without votes in nats, if `explain` was requested.
         vote: The item's share of the votes, if `explain` was requested.
+        tasks: The probability of each further task of a click model, by name.
     """
 
     item: int | str
@@ -52,6 +53,7 @@ class RecommendedItem:
     title: str | None = None
     own: float | None = None
     vote: float | None = None
+    tasks: Mapping[str, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from nonet.models.clicks import ClickSetup, EventLabeller
 from nonet.models.generation import Corpus
 from nonet.models.inference import ClickEngine
 from nonet.plugins import load_heavy
+from nonet.suggest import join_names
 
 _SHOWN = """for probability, item in sorted(zip(probabilities, model.items), reverse=True)[:10]:
     print(f"{probability:8.4f}  {item}  {model.titles([item])[0]}")"""
@@ -107,8 +108,9 @@ class ExportedClicks(ExportedModel):
         history: Sequence[Mapping[str, Any] | int | str] = (),
         time: int | str | None = None,
         values: Mapping[str, Any] | None = None,
+        task: str = "",
     ) -> list[float | None]:
-        """Return the probability of a click on each item; None for unknown items.
+        """Return the probability of a click on each item, or of another task of the model; None for unknown items.
 
         Args:
             items: Ids of the items.
@@ -118,10 +120,14 @@ class ExportedClicks(ExportedModel):
             time: Time of the request in the unit of the run's log or as ISO text, by default the present. Events
                 that are not older are left out.
             values: Values of the request by column of the data.
+            task: The task, "" for the target.
 
         Raises:
             ConfigError: An argument is wrong.
         """
+        tasks = self.engine.scorer.model.setup.tasks
+        if task not in tasks:
+            raise ConfigError(f"task: the model does not predict {task!r}; tasks: {join_names(tasks[1:])}")
         scores: dict[str, float] = {}
         for start in range(0, len(items), _ITEMS_PER_QUESTION):
             prepared = self._features.prepare_score_question(
@@ -133,5 +139,6 @@ class ExportedClicks(ExportedModel):
             )
             answer = self.engine.answer([self._read_joined_columns(prepared)])[0]
             ids = map(str, self._features.items.get_ids(answer.item))
-            scores |= dict(zip(ids, answer.score.tolist(), strict=True))
+            probabilities = answer.tasks[task] if task else answer.score
+            scores |= dict(zip(ids, probabilities.tolist(), strict=True))
         return [scores.get(str(item)) for item in items]

@@ -27,7 +27,8 @@ def score_rows(run: str, data: Path, out: Path, columns: Mapping[str, str] | Non
         data: The table, Parquet or delimited text, with a user, an item and a time in the columns that the run's log has them
             in. A click model also reads the other columns of the log that are its features.
         out: The Parquet file to write, with one row per row of `data`, in order: the user, the item and the time in the columns
-            of the run's log, score, cold_start and version. The score of an unknown item is null.
+            of the run's log, score, score_TASK for each further task of a click model, cold_start and version. The score of an
+            unknown item is null.
         columns: The name of columns in `data`, by Nonet's name or by role, where it differs from the run's.
 
     Returns:
@@ -49,9 +50,9 @@ def score_rows(run: str, data: Path, out: Path, columns: Mapping[str, str] | Non
     engine = opened_run.load_engine(opened_run.registry.read_version(version))
     fields = [rows.schema.field(name) for name in ("user_id", "item_id")]
     fields.append(pa.field("timestamp", pa.timestamp("s", "UTC")))
-    schema = pa.schema(
-        [*fields, ("score", pa.float32()), ("cold_start", pa.bool_()), ("version", pa.int32())]
-    )
+    score_names = ["score", *(f"score_{task}" for task in opened_run.setup.model.get("tasks", ()))]
+    scores_fields = [(name, pa.float32()) for name in score_names]
+    schema = pa.schema([*fields, *scores_fields, ("cold_start", pa.bool_()), ("version", pa.int32())])
     own_names = opened_run.vocabulary.get_own_columns(schema.names)
     schema = pa.schema([field.with_name(name) for field, name in zip(schema, own_names, strict=True)])
     unknown_count = 0
@@ -61,19 +62,19 @@ def score_rows(run: str, data: Path, out: Path, columns: Mapping[str, str] | Non
             scores, is_cold = _score_table(features, engine, table, opened_run.withdrawn)
             values = [
                 *(table[field.name].cast(field.type) for field in fields),
-                pa.array(scores, pa.float32()),
+                *(pa.array(column, pa.float32()) for column in scores),
                 pa.array(is_cold),
             ]
             versions = pa.array([version] * len(table), pa.int32())
             writer.write_table(pa.table([*values, versions], schema))
-            unknown_count += scores.count(None)
+            unknown_count += scores[0].count(None)
     return {"rows": len(rows), "unknown_items": unknown_count, "version": version, "file": str(out)}
 
 
 def _score_table(
     features: RequestFeatures, engine: Any, table: pa.Table, withdrawn: tuple[str, ...]
-) -> tuple[list[float | None], list[bool]]:
-    """Return the score of each row, None for an unknown item, and whether no event of its user is older."""
+) -> tuple[list[list[float | None]], list[bool]]:
+    """Return the scores of rows, None for unknown items, and those of each task; and whether no event of the user is older."""
     value_names = [name for name in features.value_columns if name in table.column_names]
     columns = {name: table[name].to_pylist() for name in ("user_id", "item_id", "timestamp", *value_names)}
     prepared = features.read_joined_columns(
@@ -94,5 +95,8 @@ def _score_table(
     answers = [
         answer for start in starts for answer in engine.answer(questions[start : start + _ROWS_PER_BATCH])
     ]
-    scores = [float(answer.score[0]) if len(answer.score) else None for answer in answers]
-    return scores, [each.cold_start for each in prepared]
+    scores = [
+        [float(score[0]) if len(score) else None for score in (answer.score, *answer.tasks.values())]
+        for answer in answers
+    ]
+    return [list(column) for column in zip(*scores, strict=True)], [each.cold_start for each in prepared]

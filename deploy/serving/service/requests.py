@@ -126,6 +126,9 @@ class Scored(BaseModel):
         default=None, description="Log-probability of the model without votes, in nats."
     )
     vote: float | None = Field(default=None, description="Share of the votes.")
+    tasks: dict[str, float | None] | None = Field(
+        default=None, description="Probability of each further task of a click model, by name."
+    )
 
 
 class Listed(BaseModel):

@@ -369,6 +369,8 @@ class RecommendationService:
             row = Scored(item=item_id, score=_to_finite(answer.score[index]), title=titles[index])
             if answer.own is not None and answer.vote is not None:
                 row.own, row.vote = _to_finite(answer.own[index]), _to_finite(answer.vote[index])
+            if answer.tasks:
+                row.tasks = {name: _to_finite(scores[index]) for name, scores in answer.tasks.items()}
             rows.append(row)
         return rows
 
