@@ -99,6 +99,11 @@ CALIBRATION_NOTE = (
 )
 
 
+def has_tasks(report: Report) -> bool:
+    """Return whether a click model predicts further labels besides the target."""
+    return any(_group_calibrations(report))
+
+
 def list_calibration_charts(report: Report) -> list[tuple[str, list[tuple[float, float]]]]:
     """Return the title and the bins (mean probability, observed rate) of each label, of the last stage that predicts it."""
     stages, charts = report.get("stages") or {}, []

@@ -81,7 +81,7 @@ def draw_reliability_chart(title: str, bins: Sequence[tuple[float, float]]) -> s
     )
     label = f"{title}: observed rate over predicted probability in {len(bins)} bins"
     svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{markup}</svg>'
-    heading = f"{escape(title)}<small>observed rate over predicted probability</small>"
+    heading = f"{escape(title)}<small>observed over predicted</small>"
     return f'<figure class="chart"><figcaption>{heading}</figcaption>{svg}</figure>'
 
 

@@ -45,7 +45,12 @@ def render_page(
     # Curves of a single point, such as a score at the end of a stage, are left out: the tables show these values.
     long_curves = [curve for curve in curves if len(curve.points) > 1]
     # The validation loss has no chart of its own: it is drawn with the training loss.
-    nats_by_stage = {curve.stage: curve.points for curve in long_curves if curve.name == _VALIDATION_NATS}
+    # With tasks, the training loss is a sum over several labels, and that of validation is of the target alone.
+    nats_by_stage = {
+        curve.stage: curve.points
+        for curve in long_curves
+        if curve.name == _VALIDATION_NATS and not beyond.has_tasks(report)
+    }
     drawn_curves = [curve for curve in long_curves if curve.name != _VALIDATION_NATS]
     return load_template("report.html").render(
         name=report.get("name") or report.get("run") or "run",

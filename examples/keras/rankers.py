@@ -1,8 +1,9 @@
-"""Three click models in Keras: DeepFM, DIN and a DLRM-shaped one. Run one with `nonet run examples/keras/ctr.yaml`.
+"""Click models in Keras: DeepFM, DIN, a DLRM-shaped one, and one of two tasks. Run one with `nonet run examples/keras/ctr.yaml`.
 
 A function gets the shape of each feature by name, without the batch: (dim,) of a pooled feature, (history, dim) of a sequence and
-(history,) of its mask. It returns a model with one input for each, by name, and one logit as output. Nonet steps the rows of
-sparse tables; the optimizer that the model is compiled with steps all other weights, at the learning rate of the stage.
+(history,) of its mask. It returns a model with one input for each, by name, and one logit as output, or one for the target and
+each task of the stage. Nonet steps the rows of sparse tables; the optimizer that the model is compiled with steps all other
+weights, at the learning rate of the stage.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ def build_dlrm(features: Shapes) -> keras.Model:
     lower = ops.take(products, [i * count + j for i in range(count) for j in range(i)], axis=1)
     hidden = add_hidden_layers(ops.concatenate([layers.Flatten()(rows), lower], -1), (64, 32), dropout=0.3)
     return compile_model(keras.Model(inputs, layers.Dense(1)(hidden)))
+
+
+def build_two_tasks(features: Shapes) -> keras.Model:
+    """Build a shared bottom with two towers (Caruana, 1997): a logit of the target and one of a task, of the pooled rows."""
+    inputs = make_inputs({name: shape for name, shape in features.items() if is_pooled(name, shape)})
+    shared = add_hidden_layers(ops.concatenate(list(inputs.values()), -1), (64,), dropout=0.3)
+    logits = [layers.Dense(1)(add_hidden_layers(shared, (32,), dropout=0.3)) for _ in range(2)]
+    return compile_model(keras.Model(inputs, ops.concatenate(logits, -1)))
 
 
 def make_inputs(features: Shapes) -> dict[str, keras.KerasTensor]:

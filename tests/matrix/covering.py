@@ -15,11 +15,11 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hstu", ("compressed", "streams", "memory", "file ids", "integers")),
     ("hf-lora", ("labels", "compressed", "parquet", "rl", "integers")),
     ("hf", ("stored", "disk", "no tables", "align", "integers")),
-    ("click", ("join", "redis", "graph", "labels", "compressed", "stored", "disk")),
-    ("keras", ("join", "redis", "graph", "labels", "compressed", "stored", "disk")),
+    ("click", ("join", "redis", "graph", "labels", "tasks", "compressed", "stored", "disk")),
+    ("keras", ("join", "redis", "graph", "labels", "tasks", "compressed", "stored", "disk")),
     ("hf-lora", ("streams", "memory", "no tables", "align")),
-    ("click", ("graph", "file ids", "warm", "integers")),
-    ("keras", ("graph", "file ids", "warm", "integers")),
+    ("click", ("graph", "tasks", "file ids", "warm", "integers")),
+    ("keras", ("graph", "tasks", "file ids", "warm", "integers")),
     ("hstu", ("join", "parquet", "warm")),
 )
 """(kind of model, variants) of each run. `test_every_pair_that_can_be_run_is_in_a_row` fails where a pair is missing."""

@@ -276,6 +276,14 @@ def _connect(shop: Shop, kind: str) -> dict[str, Any]:
     return {"data": {"graph": graphs}, "sparse": {"tables": tables}}
 
 
+def _add_tasks(shop: Shop, kind: str) -> dict[str, Any]:
+    stage = "train" if kind in CLICKS else "pretrain"
+    model = {"keras": {"path": "rankers.py:build_two_tasks"}, "click": {"experts": 2}}.get(kind, {})
+    tasks = {"loved": {"target": "rating >= 5", "weight": 0.5}}
+    metrics = {"evaluate": {"metrics": ["auc", "log_loss", "auc@loved"]}} if kind in CLICKS else {}
+    return {"model": model, "stages": {stage: {"tasks": tasks}}, **metrics}
+
+
 def _reinforce(shop: Shop, kind: str) -> dict[str, Any]:
     stage = {
         "steps": 2,
@@ -299,6 +307,7 @@ VARIANTS: dict[str, Any] = {
     "labels": lambda shop, kind: {
         "data": {"labels": {"path": shop.write_labels(), "within": "7d", "name": "bought"}}
     },
+    "tasks": _add_tasks,
     "compressed": lambda shop, kind: {"data": {"events": {"compress": "1d"}}},
     "stored": lambda shop, kind: {"data": {"sequences": {"use": f"lmdb:{shop.folder}/{kind}.lmdb"}}},
     "parquet": lambda shop, kind: {

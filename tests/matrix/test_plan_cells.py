@@ -33,6 +33,13 @@ REFUSED: dict[tuple[str, str], str] = {
     ("hstu", "graph"): "data.graph with model.use: sid_decoder",
     ("hf", "graph"): "data.graph with model.use: hf",
     ("hf-lora", "graph"): "data.graph with model.use: hf",
+    (
+        "decoder",
+        "tasks",
+    ): "stages.pretrain.tasks with model.use: sid_decoder (a click model predicts further labels",
+    ("hstu", "tasks"): "stages.pretrain.tasks with model.use: sid_decoder",
+    ("hf", "tasks"): "stages.pretrain.tasks with model.use: hf",
+    ("hf-lora", "tasks"): "stages.pretrain.tasks with model.use: hf",
     ("click", "streams"): "data.source: parquet with model.use: deepfm (the model reads events",
     ("keras", "align"): "it has no words",
     ("keras", "memory"): "model.memory: a Keras model recommends no lists",

@@ -21,6 +21,7 @@ from nonet.deploy.serving.offline.exported import (
 from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.deploy.serving.offline.exporters import VersionToExport
 from nonet.embedding.reading import MappedReader
+from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.clicks import ClickSetup, EventLabeller
 from nonet.models.generation import Corpus

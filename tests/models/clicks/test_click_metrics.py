@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.clicks.metrics import auc, check_metric, compare_clicks, log_losses, summarise_clicks
+from nonet.models.clicks.metrics import (
+    auc,
+    check_metric,
+    compare_clicks,
+    log_losses,
+    measure_calibration,
+    summarise_clicks,
+)
 from nonet.random import rng
 
 
@@ -54,6 +61,28 @@ def test_a_better_model_differs_significantly_and_a_noisy_copy_does_not():
     copy = np.clip(truth + draw.normal(0, 1e-4, 2000), 0, 1)
     same = compare_clicks(truth, copy, label, user, 7, 300)
     assert same["auc"]["low"] <= 0 <= same["auc"]["high"]
+
+
+def test_the_error_of_a_calibration_is_the_mean_distance_of_its_bins():
+    chance = np.repeat(np.arange(20) / 20, 5)
+    label = np.tile([1, 0, 0, 0, 0], 20)
+    found = measure_calibration(chance, label)
+    bins = [(chance[i : i + 10].mean(), label[i : i + 10].mean()) for i in range(0, 100, 10)]
+    assert [row[:2] for row in found["bins"]] == [pytest.approx(pair) for pair in bins]
+    assert [row[2] for row in found["bins"]] == [10] * 10
+    assert found["error"] == pytest.approx(np.mean([abs(p - o) for p, o in bins]))
+    assert (found["predicted"], found["observed"]) == (pytest.approx(0.475), pytest.approx(0.2))
+    assert found["ratio"] == pytest.approx(0.475 / 0.2)
+
+
+def test_rows_of_equal_probability_are_in_one_bin_whatever_their_order():
+    chance = np.array([0.2] * 7 + [0.9] * 3)
+    label = np.array([1, 0, 0, 0, 0, 0, 1, 1, 1, 0])
+    order = rng(1, "order").permutation(10)
+    for index in (np.arange(10), order):
+        found = measure_calibration(chance[index], label[index])
+        assert [row[2] for row in found["bins"]] == [7, 3]
+    assert measure_calibration(np.array([0.4]), np.array([0]))["ratio"] is None
 
 
 def test_what_cannot_be_measured_is_refused():

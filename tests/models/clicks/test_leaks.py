@@ -5,23 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nonet.controller.scenario.checks import check_scenario
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError
 from nonet.models.clicks.leaks import find_columns, find_separating_columns
 
 
-def clicks(tables, target="clicked == 1", **data):
+def clicks(tables, target="clicked == 1", tasks=None, metrics=("auc",), stages=None, model=None, **data):
     scenario = make_scenario(
         {
             "name": "clicks",
             "data": {"interactions": "events.parquet", "split": {"use": "leave_last_out", "test": 1}, **data},
-            "model": {"use": "deepfm"},
+            "model": {"use": "deepfm", **(model or {})},
             "sparse": {"defaults": {"dim": 9}, "tables": tables},
-            "stages": {"train": {"epochs": 1, "batch": {"tokens": 64}, "target": target}},
-            "evaluate": {"metrics": ["auc"]},
+            "stages": {
+                "train": {"epochs": 1, "batch": {"tokens": 64}, "target": target, "tasks": tasks or {}},
+                **(stages or {}),
+            },
+            "evaluate": {"metrics": list(metrics)},
         }
     )
-    scenario.model.spec.check(scenario)
+    check_scenario(scenario)
 
 
 @pytest.mark.parametrize("tables", [{"clicked": {}}, {"item": {"features": ["item", "clicked"]}}])
@@ -37,6 +41,44 @@ def test_the_column_of_late_labels_is_refused_and_labels_of_earlier_events_are_n
     with pytest.raises(ConfigError, match=r"'bought' is the label"):
         clicks({"bought": {}}, "bought == 1", labels=labels)
     clicks({"item": {"features": ["item", "liked"]}, "taste": {}, "disliked": {}})
+
+
+def test_the_column_of_a_task_or_of_any_late_label_is_refused_as_a_feature():
+    tasks, metrics = {"bought": "price > 3"}, ["auc", "auc@bought"]
+    with pytest.raises(ConfigError, match=r"is the label \(stages.train.tasks.bought names it\)"):
+        clicks({"price": {}}, tasks=tasks, metrics=metrics)
+    labels = [{"path": f"{name}.parquet", "within": "7d", "name": name} for name in ("cart", "paid")]
+    with pytest.raises(ConfigError, match=r"'paid' is the label \(data.labels names it\)"):
+        clicks({"paid": {}}, labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tasks": {"bought": "price > 3"}},
+            "stages.train.tasks.bought: no metric measures it; add auc@bought",
+        ),
+        ({"metrics": ["auc", "auc@bougt"]}, "'auc@bougt' does not measure clicks; there are auc, log_loss"),
+        ({"model": {"experts": 2}}, "model.experts: .* add stages.NAME.tasks, or remove it"),
+        ({"model": {"towers": [4]}}, "model.towers: .* add stages.NAME.tasks, or remove it"),
+        (
+            {
+                "tasks": {"bought": {"target": "price > 3", "weight": 2.0}},
+                "metrics": ["auc", "log_loss@bought"],
+                "stages": {"more": {"epochs": 1, "batch": {"tokens": 64}, "target": "clicked == 1"}},
+            },
+            "stages.more.tasks: got none, and the first stage has bought; all stages",
+        ),
+        (
+            {"labels": [{"path": "a.parquet", "within": "7d"}, {"path": "b.parquet", "within": "7d"}]},
+            "two labels have the name 'label'",
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_learned_or_measured_are_refused_in_one_line(options, message):
+    with pytest.raises(ConfigError, match=message):
+        clicks({"item": {}}, **options)
 
 
 def test_columns_of_a_condition_are_its_names():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError
 from nonet.samples.batches.clicks import CLICK_FEATURES, ClickRows
+from nonet.samples.sequences.labels import NEVER
 from nonet.samples.sequences.sequences import TEST, build_sequences
+from nonet.samples.sequences.split import TRAIN
 from nonet.samples.tables.keys import NONE, compute_keys
 
 HOUR = 3600
@@ -34,6 +38,36 @@ def clicks(rating=(5.0, 1.0, 4.0, 2.0, 5.0), features=CLICK_FEATURES, history=3)
         interactions, items, split={"use": "leave_last_out", "test": 1}, targets={"train": "rating >= 4"}
     )
     return ClickRows.from_labels(seq, items, seq.targets["train"], features, history)
+
+
+def add_task(rows):
+    """Return rows with a task whose labels of the second and the sixth event are not known."""
+    label = np.array([0, 1, 1, 1, 0, 0, 1, 1], np.float32)
+    known_from = rows.seq.time.copy()
+    known_from[[1, 5]] = NEVER
+    return replace(rows, tasks={"kept": (label, known_from)})
+
+
+def test_labels_of_a_task_that_are_not_known_have_no_weight():
+    rows = add_task(clicks())
+    index = np.array([0, 1, 3, 5])
+    label, weight = rows.gather_labels(index, {"kept": 0.5})
+    assert label.tolist() == [[1, 0], [0, 1], [0, 1], [1, 0]]
+    assert weight.tolist() == [[1, 0.5], [1, 0], [1, 0.5], [1, 0]]
+    plain, none = rows.gather_labels(index, {})
+    assert (plain.tolist(), none) == ([1, 0, 0, 1], None)
+
+
+def test_rows_of_a_task_are_those_with_its_label_and_have_the_features_of_the_target():
+    rows = add_task(clicks())
+    task = rows.select_task("kept")
+    assert rows.find_rows(TRAIN).tolist() == [0, 1, 2, 3, 5, 6]
+    assert task.find_rows(TRAIN).tolist() == [0, 2, 3, 6]
+    assert task.label[[0, 3]].tolist() == [0, 1]
+    index = np.arange(8)
+    for name, bag in rows.batch(index).items():
+        assert bag.values.tolist() == task.batch(index)[name].values.tolist(), name
+    assert rows.select_task("") is rows
 
 
 def bags(found, row):
