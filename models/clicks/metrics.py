@@ -45,7 +45,10 @@ def auc(score_P: np.ndarray, label_P: np.ndarray) -> float:
     Raises:
         DataError: All labels are the same.
     """
-    return float(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
+    value = float(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
+    if np.isnan(value):
+        raise DataError("all labels are the same: AUC compares clicked rows with others")
+    return value
 
 
 def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
@@ -123,6 +126,11 @@ def compare_clicks(
         weight_RP = times_drawn_RU[:, user_index]
         differences["auc"].append(_compute_auc_differences(a_SP, b_SP, label_P, weight_RP))
         differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
+    # A resample of few clicks may have none, so that it has no AUC.
+    has_auc = ~np.isnan(np.concatenate(differences["auc"]))
+    if not has_auc.any():
+        raise DataError("all labels are the same: AUC compares clicked rows with others")
+    differences["auc"] = [np.concatenate(differences["auc"])[has_auc]]
     whole = _compute_auc_differences(a_SP, b_SP, label_P, np.ones((1, len(label_P))))
     estimates = {"auc": float(whole[0]), "log_loss": float(losses.mean())}
     bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()}
@@ -144,7 +152,7 @@ def _compute_auc_differences(
 
 
 def _compute_weighted_aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray) -> np.ndarray:
-    """Compute the AUC [R] for R weightings of the rows; the rows are sorted once."""
+    """Compute the AUC [R] for R weightings of the rows, NaN where all rows with a weight have one label; sort the rows once."""
     score = np.asarray(score_P, np.float64)
     if not np.isfinite(score).all():
         raise DataError(f"{(~np.isfinite(score)).sum()} of {len(score)} predicted clicks are not finite")
@@ -156,6 +164,5 @@ def _compute_weighted_aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: 
     other_weight = np.add.reduceat(weight * ~clicked, first_of_score, axis=1)
     lower_other_weight = np.cumsum(other_weight, axis=1) - other_weight
     pair_weight_R = clicked_weight.sum(1) * other_weight.sum(1)
-    if not pair_weight_R.all():
-        raise DataError("all labels are the same: AUC compares clicked rows with others")
-    return (clicked_weight * (lower_other_weight + 0.5 * other_weight)).sum(1) / pair_weight_R
+    ordered_weight_R = (clicked_weight * (lower_other_weight + 0.5 * other_weight)).sum(1)
+    return np.where(pair_weight_R > 0, ordered_weight_R / np.maximum(pair_weight_R, 1e-300), np.nan)

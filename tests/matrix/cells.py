@@ -209,6 +209,9 @@ def check_scoring(cell: Cell) -> None:
         rows = post(client, "/score", user=cell.shop.user_ids[3], items=items)["items"]
         assert [row["item"] for row in rows] == items
         assert all(math.isfinite(row["score"]) for row in rows)
+        tasks = cell.scenario.model.spec.list_tasks(cell.scenario)
+        assert all(set(row.get("tasks") or ()) == set(tasks) for row in rows)
+        assert all(0 < row["tasks"][task] < 1 for row in rows for task in tasks)
 
 
 def check_scores_of_rows(cell: Cell) -> None:
@@ -224,10 +227,13 @@ def check_scores_of_rows(cell: Cell) -> None:
     assert (result["rows"], result["unknown_items"]) == (20, 1)
     table = pq.read_table(out)
     assert table["member"].to_pylist() == rows["member"].to_pylist()
-    assert table.column_names == ["member", "sku", "moment", "score", "cold_start", "version"]
-    scores = table["score"].to_pylist()
-    assert scores[0] is None
-    assert all(math.isfinite(score) for score in scores[1:])
+    tasks = cell.scenario.model.spec.list_tasks(cell.scenario)
+    columns = ["score", *(f"score_{task}" for task in tasks)]
+    assert table.column_names == ["member", "sku", "moment", *columns, "cold_start", "version"]
+    for column in columns:
+        scores = table[column].to_pylist()
+        assert scores[0] is None
+        assert all(math.isfinite(score) for score in scores[1:])
 
 
 def check_publishing(cell: Cell) -> None:

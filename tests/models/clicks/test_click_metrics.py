@@ -85,6 +85,14 @@ def test_rows_of_equal_probability_are_in_one_bin_whatever_their_order():
     assert measure_calibration(np.array([0.4]), np.array([0]))["ratio"] is None
 
 
+def test_resamples_without_a_click_are_left_out_of_the_interval():
+    user, label = np.arange(12), np.array([1, 1] + [0] * 10)
+    score = np.array([0.9, 0.4] + [0.5, 0.1] * 5)
+    found = compare_clicks(score, np.full(12, 0.5), label, user, 7, 300)
+    assert found["auc"]["diff"] == pytest.approx(slow_auc(score, label) - 0.5)
+    assert -0.5 <= found["auc"]["low"] <= found["auc"]["diff"] <= found["auc"]["high"] <= 0.5
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(DataError, match="same"):
         auc(np.array([0.1, 0.2]), np.array([1, 1]))
