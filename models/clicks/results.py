@@ -19,7 +19,7 @@ from nonet.models.clicks.metrics import (
     summarise_clicks,
 )
 from nonet.samples.batches import ClickRows
-from nonet.samples.sequences import NEVER, TEST, Sequences, find_tasks
+from nonet.samples.sequences import TEST, Sequences, find_tasks
 
 Predictions = Mapping[str, np.ndarray]
 """Probabilities of the held-out events by task, "" for the target; [P_task] each, or [S, P_task] of S subjects."""
@@ -117,7 +117,7 @@ def check_labels(seq: Sequences, target: str) -> None:
     """Raise DataError unless both labels of a stage's target and of each of its tasks occur among the test events."""
     is_test = np.asarray(seq.split) == TEST
     for name in (target, *find_tasks(target, seq.targets).values()):
-        label = np.asarray(seq.targets[name])[is_test & (seq.get_label_times(name) < NEVER)]
+        label = np.asarray(seq.targets[name])[is_test & seq.find_labelled(name)]
         if not len(label) or label.all() or not label.any():
             state = "has a label" if not len(label) else f"has the label {int(label[0])}"
             raise DataError(
@@ -162,7 +162,7 @@ class ClickResults:
         names = {"": target} | find_tasks(target, seq.targets)
         test, index, label, user = seq.find_split_events(TEST), {}, {}, {}
         for task, name in names.items():
-            index[task] = test[seq.get_label_times(name)[test] < NEVER]
+            index[task] = test[seq.find_labelled(name)[test]]
             label[task] = np.asarray(seq.targets[name])[index[task]]
             user[task] = seq.find_users(index[task])
         self._held_out = HeldOutClicks(index, label, user, seed)

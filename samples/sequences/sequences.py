@@ -108,6 +108,10 @@ class Sequences:
         """
         return self.columns.get(LABEL_TIME + (stage or next(iter(self.targets), "")), self.time)
 
+    def find_labelled(self, stage: str) -> np.ndarray:
+        """Return for which events [N] bool the label of a target becomes known at some time."""
+        return np.asarray(self.get_label_times(stage)) < NEVER
+
     def gather_columns(
         self, index: np.ndarray, users: np.ndarray, as_of: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:

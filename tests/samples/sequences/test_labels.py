@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +12,7 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
 from nonet.samples.preparation import BuildOptions
-from nonet.samples.sequences import TRAIN, build_sequences
+from nonet.samples.sequences import TRAIN, Sequences, build_sequences
 from nonet.samples.sequences.labels import (
     LABEL_TIME,
     NEVER,
@@ -100,6 +102,19 @@ def test_a_purchase_is_a_feature_from_its_own_time_on_and_a_refusal_from_the_end
     liked = [len(bags["liked"][row]) for row in range(4)]
     disliked = [len(bags["disliked"][row]) for row in range(4)]
     assert (liked, disliked) == ([0, 0, 1, 1], [0, 0, 0, 1])
+
+
+def test_stored_sequences_know_which_labels_are_known(tmp_path):
+    log = [(1, 10, 0), (1, 11, 3600), (1, 12, 3 * DAY), (2, 10, 0), (2, 11, 9 * DAY)]
+    clicks = bought_later(
+        log, [(1, 10, 2 * DAY), (2, 10, 8 * DAY)], {"use": "leave_last_out"}, drop_unknown=False
+    )
+    seq = replace(clicks.seq, targets=clicks.seq.targets | {"any": np.ones(5, bool)})
+    seq.save(tmp_path)
+    stored = Sequences.load(tmp_path)
+    assert stored.find_labelled("click").tolist() == seq.find_labelled("click").tolist()
+    assert stored.find_labelled("click").sum() == 3
+    assert stored.find_labelled("any").all()
 
 
 def test_what_is_observed_ends_with_the_label_file():

@@ -9,7 +9,7 @@ import numpy as np
 
 from nonet.models.clicks import find_columns, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
-from nonet.samples.sequences import NEVER, TRAIN, Sequences
+from nonet.samples.sequences import TRAIN, Sequences
 from nonet.workers.roles import (
     DataSetup,
     describe_data,
@@ -63,7 +63,7 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     for target in data.options.targets:
         if target not in seq.targets:
             continue
-        is_labelled = is_train & (seq.get_label_times(target) < NEVER)
+        is_labelled = is_train & seq.find_labelled(target)
         other_columns = {
             column: np.asarray(values)[is_labelled]
             for column, values in seq.columns.items()
