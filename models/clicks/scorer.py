@@ -3,7 +3,7 @@
     scorer = ClickScorer.load("runs/<id>/checkpoints/step-000123")
     past = [{"item": 5, "time": 1764000000, "label": True}]
     request = scorer.make_request(user=42, items=[7, 9], time=1764100000, history=past)
-    scorer.score([request])  # one array of probabilities [items, tasks] per request
+    scorer.score([request])  # one array of probabilities per request
 
 An event without a label is history (`activity`, `recency`), and neither liked nor disliked.
 """
@@ -116,7 +116,11 @@ class ClickScorer:
         return np.array([self._item_index.get(str(item), -1) for item in ids], np.int64)
 
     def score(self, requests: Sequence[ClickRequest]) -> list[np.ndarray]:
-        """Return the probabilities [m, T] float32 of each request's items, that of a click first; NaN for unknown items."""
+        """Return the click probabilities [m] float32 of each request's items; NaN for unknown items."""
+        return [probability_mT[:, 0] for probability_mT in self.score_tasks(requests)]
+
+    def score_tasks(self, requests: Sequence[ClickRequest]) -> list[np.ndarray]:
+        """Return the probabilities [m, T] float32 of each request's items, that of a click first, then those of the tasks."""
         if not requests:
             return []
         counts = [len(request.item) for request in requests]

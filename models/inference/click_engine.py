@@ -50,7 +50,7 @@ class ClickEngine:
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Return one answer per question, in their order; scores are probabilities of clicks."""
         answers, (_, *tasks) = [], self.scorer.model.setup.tasks
-        probabilities = self.scorer.score([self._make_request(question) for question in questions])
+        probabilities = self.scorer.score_tasks([self._make_request(question) for question in questions])
         for question, probability_kT in zip(questions, probabilities, strict=True):
             score, *others = np.where(np.isnan(probability_kT), -np.inf, probability_kT).T
             answers.append(Answer(_get_asked(question), score, tasks=dict(zip(tasks, others, strict=True))))

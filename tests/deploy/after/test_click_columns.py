@@ -71,7 +71,7 @@ def test_the_checkpoint_scores_an_item_with_its_columns_as_of_the_time_of_the_pr
     reward = load_reward("ctr", ".", {"model": str(run.path)}, name="click")
     reward.setup()
     first = clicks.find_rows(TEST)[::4] - 2  # the first validation row: all its history was trained on
-    expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))
+    expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))[:, 0]
     score = reward.score(make_rollouts(clicks, reward.click_model.known.item_id, first))
     np.testing.assert_allclose(score[:, 0], expected, rtol=1e-5, atol=1e-6)
 

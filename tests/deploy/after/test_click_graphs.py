@@ -74,7 +74,7 @@ def test_a_reward_sees_neighbours_as_of_the_time_of_the_prompt(run):
     reward = load_reward("ctr", ".", {"model": str(run.path)}, name="click")
     reward.setup()
     first = clicks.find_rows(TEST)[::4] - 2  # the first validation row: all its history was trained on
-    expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))
+    expected = reward.click_model.predict(clicks.batch(first, without_moment=np.ones(len(first), bool)))[:, 0]
     rollouts = make_rollouts(clicks, reward.click_model.known.item_id, first)
     np.testing.assert_allclose(reward.score(rollouts)[:, 0], expected, rtol=1e-5, atol=1e-6)
     rollouts.time[:] -= 5 * HOUR

@@ -148,7 +148,7 @@ def test_the_reward_says_what_the_model_says_of_the_same_question(whole):
     )
     first = rows.find_rows(TEST)[::4]  # the history of a user's first test row ends in two validation events
     first = first - 2  # the first validation row: all its history was trained on
-    expected = model.predict(rows.batch(first, without_moment=np.ones(len(first), bool)))
+    expected = model.predict(rows.batch(first, without_moment=np.ones(len(first), bool)))[:, 0]
     item_id = model.known.item_id
     history = [item_id[seq.item[seq.offsets[seq.user[at]] : at]] for at in first]
     reward = load_reward("ctr", ".", {"model": str(finished.folder.path)}, name="click")
