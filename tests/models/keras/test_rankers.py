@@ -88,6 +88,28 @@ def test_a_model_in_keras_has_the_logits_loss_and_gradients_of_the_same_model_in
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_the_loss_of_two_tasks_is_the_weighted_sum_over_known_labels(tmp_path):
+    ranker = make(f"{replace_dropout(tmp_path)}:build_two_tasks", tasks=["bought"])
+    inputs, label = draw_inputs("build_two_tasks", 45), draw_labels(90).reshape(45, 2)
+    weight = torch.stack([torch.ones(45), 0.5 * draw_labels(45)], 1)
+    logits = ranker(inputs)
+    assert logits.shape == (45, 2)
+    expected = functional.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum")
+    loss = ranker.compute_loss(inputs, label, weight)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    gradients = collect_gradients(ranker, inputs)
+    unknown = torch.where(weight > 0, label, 1.0 - label)
+    ranker.compute_loss(inputs, unknown, weight).backward()
+    assert all(map(torch.equal, collect_gradients(ranker, inputs), gradients))
+    with pytest.raises(
+        ConfigError, match=r"a logit of the target and of each task, a tensor of \(None, 3\), got"
+    ):
+        make(f"{EXAMPLE}:build_two_tasks", tasks=["bought", "returned"])
+    with pytest.raises(ConfigError, match="wanted one logit for each row"):
+        make(f"{EXAMPLE}:build_two_tasks")
+
+
 def test_padding_changes_neither_the_loss_nor_a_gradient(tmp_path):
     ranker = make(f"{replace_dropout(tmp_path)}:build_deepfm")
     inputs, label = draw_inputs("build_deepfm", 50), draw_labels(50)
