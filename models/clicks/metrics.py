@@ -82,9 +82,7 @@ def measure_calibration(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, 
     """
     chance, clicked = np.asarray(chance_P, np.float64), np.asarray(label_P) > 0
     order = np.argsort(chance, kind="stable")
-    ranks = np.searchsorted(
-        chance[order], chance, side="left"
-    )  # Rows of equal probability have the same rank.
+    ranks = np.searchsorted(chance[order], chance)  # Rows of equal probability have the same rank.
     bin_P = ranks * _BINS // max(1, len(chance))
     rows_B = np.bincount(bin_P, minlength=_BINS)
     sums_B = [np.bincount(bin_P, values, _BINS) for values in (chance, clicked)]
