@@ -132,10 +132,16 @@ def make_torch_optimizer(model: DeepFM, name: str) -> torch.optim.Optimizer:
 def make_model(activation: str, seed: int) -> DeepFM:
     """Build DeepFM in torch, with an activation ("relu" or "tanh") of its hidden layers."""
     model = DeepFM(dict.fromkeys(FEATURES, _DIM), hidden=_HIDDEN, seed=seed)
-    for place, layer in enumerate(model.mlp):
+    for place, layer in enumerate(_get_layers(model)):
         if activation == "tanh" and isinstance(layer, torch.nn.ReLU):
-            model.mlp[place] = torch.nn.Tanh()
+            _get_layers(model)[place] = torch.nn.Tanh()
     return model
+
+
+def _get_layers(model: DeepFM) -> torch.nn.Sequential:
+    """Return the layers of the MLP of a model of one task."""
+    assert isinstance(model.mlp, torch.nn.Sequential)
+    return model.mlp
 
 
 def make_ranker(backend: str, optimizer: str, activation: str = "relu", seed: int = 0) -> Any:
@@ -143,7 +149,8 @@ def make_ranker(backend: str, optimizer: str, activation: str = "relu", seed: in
     reference = f"{Path(__file__).with_name('_keras_rankers.py')}:build_{optimizer}_{activation}"
     options = {"use": "keras", "path": reference, "backend": backend, "sequences": [], "length": 1}
     ranker = build_model(options, (), dict.fromkeys(FEATURES, _DIM), seed)
-    linears = [layer for layer in make_model(activation, seed).mlp if isinstance(layer, torch.nn.Linear)]
+    torch_model = make_model(activation, seed)
+    linears = [layer for layer in _get_layers(torch_model) if isinstance(layer, torch.nn.Linear)]
     with torch.no_grad():
         for layer, name in zip(linears, _LAYERS, strict=True):
             ranker.get_parameter(f"{name}/kernel").copy_(layer.weight.T)

@@ -54,9 +54,9 @@ def parse_storage(value: Any) -> Any:
 
 def _to_list(value: Any) -> Any:
     """Return the options of several labels, of which one may be given without a list."""
-    if isinstance(value, list):
-        return value
-    return [] if value is None else [value]
+    if value is None:
+        return []
+    return [value] if is_map(value) else value
 
 
 class Data(StrictModel):

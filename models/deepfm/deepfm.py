@@ -57,7 +57,7 @@ class DeepFM(nn.Module):
         if tasks:
             n_tasks = 1 + len(tasks)
             self.bias, self.scale = nn.Parameter(torch.zeros(n_tasks)), nn.Parameter(torch.ones(n_tasks))
-            self.mlp: nn.Module = TaskHeads(
+            self.mlp: nn.Sequential | TaskHeads = TaskHeads(
                 n_factors, n_tasks, hidden=hidden, experts=experts, towers=towers, dropout=dropout
             )
         else:

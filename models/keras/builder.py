@@ -133,10 +133,8 @@ def _check_model(
                 f"{title}: the input {name!r} has the shape {tuple(tensor.shape[1:])}, its rows have {shapes[name]}"
             )
     output = getattr(model, "output", None)
-    allowed, wanted = (
-        [(None, n_logits)],
-        f"a logit of the target and of each task, a tensor of (None, {n_logits})",
-    )
+    allowed: list[tuple[int | None, ...]] = [(None, n_logits)]
+    wanted = f"a logit of the target and of each task, a tensor of (None, {n_logits})"
     if n_logits == 1:
         allowed.append((None,))
         wanted = "one logit for each row, a tensor of the shape (None,) or (None, 1)"
