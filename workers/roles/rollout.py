@@ -48,7 +48,17 @@ from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim
 from nonet.workers.engines.division import join_passes, list_weights, share_outputs
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
-from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
+from nonet.workers.runtime import (
+    DistributeWorker,
+    Replicate,
+    Shard,
+    concat_rows,
+    method,
+    slice_rows,
+    split_evenly,
+)
+
+_LEAST_PROMPTS = 4  # that are computed together
 
 
 class Rollout(DistributeWorker):
@@ -233,7 +243,7 @@ class Rollout(DistributeWorker):
         chunks = split_by_size(one_per_prompt, request.chunk or max(1, len(users)))
         model = self._recommender.model
         with join_passes(model), share_outputs(model):  # Ranks have different numbers of chunks.
-            rollouts = concat_rows([self._generate_chunk(users[c], positions[c], request) for c in chunks])
+            rollouts = concat_rows([self._generate_padded(users[c], positions[c], request) for c in chunks])
         if request.blind:  # No prompt has a target.
             rollouts["target"] = Jagged(rollouts["target"].values[:0], np.zeros(len(users) + 1, np.int64))
         return rollouts
@@ -345,6 +355,19 @@ class Rollout(DistributeWorker):
         group, group_count = part
         own_prompts = slice(*split_evenly(len(users), group_count)[group])
         return self.generate(users[own_prompts], positions[own_prompts], request)
+
+    def _generate_padded(
+        self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest
+    ) -> dict[str, Any]:
+        """Generate beams for one chunk of the prompts, with the bits that they have among any others.
+
+        Some CPUs round matrix products of fewer than four rows otherwise (MKL with AVX2). So a small chunk is computed with
+        repeats of its prompts, or the number of rollouts would decide bits.
+        """
+        count = len(users)
+        size = max(count, _LEAST_PROMPTS) if count else 0
+        rollouts = self._generate_chunk(np.resize(users, size), np.resize(positions, size), request)
+        return slice_rows(rollouts, 0, count)
 
     def _generate_chunk(
         self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest

@@ -19,9 +19,13 @@ from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import Tokeniser
 from nonet.workers.roles.trainer import Trainer
+from nonet.workers.runtime.payload import slice_rows
 from nonet.workers.runtime.worker import Place
 
 POLICY = ["sparse.tables.user={dim: 8, admit: {count: 2}, evict: {ttl_steps: 5}, default: 0.01}"]
+
+
+JAGGED = ("target", "history")
 
 
 class World:
@@ -129,3 +133,21 @@ def test_a_shard_loads_a_commit_while_a_version_is_published(world, tmp_path):
     world.shard.load(str(tmp_path / "commit"))
     assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
     world.trainer.train(world.stage, 6, 9)
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 3, 5])
+def test_a_prompt_has_the_same_bits_whatever_prompts_its_rollout_computes_with_it(world, prompts):
+    world.trainer.train(world.stage, 0, 6)
+    world.publish(1)
+    together, (users, positions) = world.beams(world.copies, 1), world.asked
+    assert len(users) >= 5
+    request = RolloutRequest("rl", 0, 4, 1)
+    few = world.copies.generate(users[:prompts], positions[:prompts], request)
+    for name, value in few.items():
+        expected = slice_rows(together[name], 0, prompts)
+        arrays = (
+            ((value.values, expected.values), (value.offsets, expected.offsets))
+            if name in JAGGED
+            else ((value, expected),)
+        )
+        assert all(np.array_equal(found, wanted) for found, wanted in arrays), name
