@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,7 +64,11 @@ def test_the_status_of_a_stored_run_is_read_again_while_it_is_watched(commit_sta
 
     address = commit_status(state="running")
     later = [{"state": "running", "step": 5}, {"state": "stopped", "step": 5}]
-    monkeypatch.setattr(watching.time, "sleep", lambda _: commit_status(**later.pop(0)))
+    # The module's `time` alone: other threads sleep too.
+    clock = SimpleNamespace(
+        time=time.time, strftime=time.strftime, sleep=lambda _: commit_status(**later.pop(0))
+    )
+    monkeypatch.setattr(watching, "time", clock)
     code, out, err = command("status", address, "--watch")
     assert [line.split()[1:4] for line in out.splitlines()] == [
         ["running", "rl", "3/40"],
