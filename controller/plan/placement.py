@@ -1,7 +1,7 @@
 """Placement of a scenario's groups on nodes by best fit, the groups that are hardest to place first.
 
-Devices are placed before CPUs, fixed sizes before elastic ones, required topology and gangs before the rest, and large
-groups before small ones. Re-plans stop and start only the groups that a stage's own roles, or a lost or added node,
+Devices are placed before CPUs, groups whose labels match few nodes before others, fixed sizes before elastic ones, required
+topology and gangs before the rest, and large groups before small ones. Re-plans stop and start only the groups that a stage's own roles, or a lost or added node,
 require.
 """
 
@@ -77,7 +77,10 @@ def place_groups(
         PlacementError: A group does not fit.
     """
     placed = {group.name: group for group in kept_groups}
-    pending = sorted((r for r in requests if not r.shares and r.name not in placed), key=_make_difficulty_key)
+    pending = sorted(
+        (r for r in requests if not r.shares and r.name not in placed),
+        key=lambda request: _make_difficulty_key(request, capacity),
+    )
     for index, request in enumerate(pending):
         placed[request.name] = _place_group(
             request, pending[index + 1 :], capacity, view, tuple(placed.values())
@@ -89,10 +92,15 @@ def place_groups(
     return tuple(placed[request.name] for request in requests)
 
 
-def _make_difficulty_key(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
-    """Return a sort key: groups on devices, of a fixed size, with a required topology, gangs and large groups come first."""
+def _make_difficulty_key(request: GroupRequest, capacity: Capacity) -> tuple[bool, int, bool, bool, bool, float]:
+    """Return a sort key, by which groups come first that are hard to place.
+
+    These are groups on devices, those whose labels match few nodes (others must not take the room there), of a fixed size, with
+    a required topology, gangs, and large groups.
+    """
     return (
         request.resource == "CPU",
+        len(capacity.find_matching_nodes(request.labels)),
         request.least != request.most,
         not request.topology.require,
         not request.gang,

@@ -123,6 +123,17 @@ def test_free_devices_behind_other_labels_are_pointed_out():
         plan(scenario(pools=pools, roles={"trainer": {"pool": "gpu", "workers": 4}}), view)
 
 
+def test_a_group_without_labels_leaves_the_only_node_that_a_group_with_labels_fits():
+    pools = {"any": {"device": "cuda"}, "near": {"device": "cuda", "labels": {"zone": "b"}}}
+    view = ClusterView(
+        (node("a", {}, {"zone": "a"}, CPU=4, GPU=4), node("b", {}, {"zone": "b"}, CPU=4, GPU=2))
+    )
+    roles = {"trainer": {"pool": "any", "workers": 2}, "rollout": {"pool": "near"}}
+    made = plan(scenario(pools=pools, roles=roles), view)
+    assert made.find_group("rollout").nodes == ("b",)
+    assert made.find_group("trainer").nodes == ("a", "a")
+
+
 def test_a_stage_with_roles_of_its_own_is_planned_again_and_the_rest_stays_where_it_is():
     stages = {
         "pretrain": {"epochs": 1, "batch": {"users": 64}},
