@@ -1,8 +1,8 @@
 """Placement of a scenario's groups on nodes by best fit, the groups that are hardest to place first.
 
 Devices are placed before CPUs, groups whose labels match few nodes before others, fixed sizes before elastic ones, required
-topology and gangs before the rest, and large groups before small ones. Re-plans stop and start only the groups that a stage's own roles, or a lost or added node,
-require.
+topology and gangs before the rest, and large groups before small ones. Re-plans stop and start only the groups that a
+stage's own roles, or a lost or added node, require.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def place_groups(
     return tuple(placed[request.name] for request in requests)
 
 
-def _make_difficulty_key(request: GroupRequest, capacity: Capacity) -> tuple[bool, int, bool, bool, bool, float]:
+def _make_difficulty_key(
+    request: GroupRequest, capacity: Capacity
+) -> tuple[bool, int, bool, bool, bool, float]:
     """Return a sort key, by which groups come first that are hard to place.
 
     These are groups on devices, those whose labels match few nodes (others must not take the room there), of a fixed size, with

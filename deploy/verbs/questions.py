@@ -39,6 +39,11 @@ AddressOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def name_on_cluster(run: str) -> str:
+    """Return the id of a run that may be named by its place in object storage, such as s3://bucket/runs/ID."""
+    return run.rstrip("/").rpartition("/")[2] if is_storage_address(run) else run
+
+
 def runs(
     place: Annotated[
         str | None,

@@ -17,6 +17,7 @@ from nonet.deploy.verbs.questions import (
     RunArg,
     ScenarioArg,
     SetOption,
+    name_on_cluster,
     print_summary,
 )
 from nonet.errors import ConfigError
@@ -207,7 +208,6 @@ def stop(
     """Stop a run after a checkpoint, and stop all its processes."""
     if address:
         from nonet.deploy.run.jobs import ClusterClient, stop_cluster_run
-        from nonet.deploy.verbs.watching import name_on_cluster
 
         print(stop_cluster_run(ClusterClient(address), name_on_cluster(run)))
         return

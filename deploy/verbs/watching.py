@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs.questions import AddressOption, JsonOption, RunArg
+from nonet.deploy.verbs.questions import AddressOption, JsonOption, RunArg, name_on_cluster
 from nonet.errors import ConfigError
 from nonet.storage import is_storage_address
 
@@ -98,11 +98,6 @@ def job(
     from nonet.deploy.verbs.running import print_result
 
     print_result(run_submitted(run, Path.cwd()), as_json=False)
-
-
-def name_on_cluster(run: str) -> str:
-    """Return the id of a run that may be named by its place in object storage, such as s3://bucket/runs/ID."""
-    return run.rstrip("/").rpartition("/")[2] if is_storage_address(run) else run
 
 
 def _find_status(run: str, address: str | None) -> Callable[[], dict[str, Any]]:

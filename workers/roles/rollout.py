@@ -365,7 +365,7 @@ class Rollout(DistributeWorker):
         repeats of its prompts, or the number of rollouts would decide bits.
         """
         count = len(users)
-        size = max(count, _LEAST_PROMPTS) if count else 0
+        size = max(count, min(_LEAST_PROMPTS, request.chunk or _LEAST_PROMPTS)) if count else 0
         rollouts = self._generate_chunk(np.resize(users, size), np.resize(positions, size), request)
         return slice_rows(rollouts, 0, count)
 

@@ -115,12 +115,16 @@ def engines():
 
 @pytest.mark.parametrize("engine", engines())
 def test_two_ranks_skip_and_cut_as_one_process(ring, tmp_path, engine):
-    """fp16 rounds what a rank adds up, so its losses differ by more than fp32's; which steps are skipped does not."""
+    """fp16 rounds what a rank adds up, so its losses differ by more than fp32's; which steps are skipped does not.
+
+    The learning rate of fp16 is small: AdamW steps by the sign of gradients near zero, which rounding decides, and after six
+    steps of the default rate the norms would differ by several times what a step rounds.
+    """
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 6]]
     clip = "stages.pretrain.optimizer={use: adamw, clip: 0.05, clip_rows: true}"
     half = "stages.pretrain.precision={use: fp16, scale: 131072.0, grow_every: 2}"
-    adamw = "stages.pretrain.optimizer={use: adamw}"
-    for changes, close, more in (([clip], 1e-5, ()), ([half, adamw], 5e-3, ("skipped", "scale"))):
+    slowly = ["stages.pretrain.optimizer={use: adamw}", "stages.pretrain.lr=1e-5"]
+    for changes, close, more in (([clip], 1e-5, ()), ([half, *slowly], 5e-3, ("skipped", "scale"))):
         folder = tmp_path / str(len(more))
         alone, two = (
             played(ring.scenario, folder / f"{ranks}", acts, trainers=ranks, changes=[*changes, *use])[0][
