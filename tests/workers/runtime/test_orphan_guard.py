@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +28,6 @@ def test_silence_ends_an_orphan(ended):
 
 def test_who_is_spoken_to_stays_and_ends_once_it_is_silent(ended, monkeypatch):
     now = [0.0]  # a clock that only the test moves: a busy machine is no silence
-    monkeypatch.setattr(orphan_guard.time, "monotonic", lambda: now[0])
     pauses = threading.Semaphore(0)
     looked = threading.Semaphore(0)
 
@@ -35,7 +35,8 @@ def test_who_is_spoken_to_stays_and_ends_once_it_is_silent(ended, monkeypatch):
         looked.release()
         pauses.acquire(timeout=WAIT_S)
 
-    monkeypatch.setattr(orphan_guard.time, "sleep", sleep)
+    # The module's `time` alone: other threads of this process sleep too.
+    monkeypatch.setattr(orphan_guard, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     there = OrphanGuard(6.0)
     for _ in range(4):
         assert looked.acquire(timeout=WAIT_S)
