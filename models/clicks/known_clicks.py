@@ -24,7 +24,7 @@ class KnownClicks:
     Attributes:
         item_id: Ids of the items.
         user_id: Ids [U] of the users, sorted.
-        rate: Mean label.
+        rates: Mean label of the target, then of each task.
         pair: (user, item) pairs of the events, as keys user * I + item, ascending.
         liked: Newest label of each pair.
         columns: Newest value [U] of each user by column; a missing value for users without events.
@@ -32,7 +32,7 @@ class KnownClicks:
 
     item_id: np.ndarray
     user_id: np.ndarray
-    rate: float
+    rates: tuple[float, ...]
     pair: np.ndarray
     liked: np.ndarray
     columns: Mapping[str, np.ndarray]
@@ -44,7 +44,8 @@ class KnownClicks:
         Labels that became known only after the user's first held-out event are left out, because beams are scored at such times.
         """
         rows, seq = clicks.find_rows(TRAIN), clicks.seq
-        rate = float(clicks.label[rows].mean())
+        tasks = [clicks.select_task(task) for task in ("", *clicks.tasks)]
+        rates = tuple(float(task.label[task.find_rows(TRAIN)].mean()) for task in tasks)
         newest_index = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
         users_with_rows = seq.user[rows][newest_index]
         # The row of a compressed log that is asked about has no repeats yet: a count of 1 and a span of 0.
@@ -65,7 +66,7 @@ class KnownClicks:
         label = clicks.label[rows][::-1][reversed_index] > 0
         user_id = np.asarray(seq.user_id)
         user_id = user_id.astype(np.str_) if user_id.dtype == object else user_id
-        return cls(item_id, user_id, rate, pair, label, columns)
+        return cls(item_id, user_id, rates, pair, label, columns)
 
     def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
         """Return the labels of (user, item) index pairs; UNLABELLED without an event or if an index is -1."""

@@ -45,10 +45,14 @@ def auc(score_P: np.ndarray, label_P: np.ndarray) -> float:
     Raises:
         DataError: All labels are the same.
     """
-    value = float(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
+    return _check_auc(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
+
+
+def _check_auc(value: float) -> float:
+    """Return an AUC, or a difference of two. Raises DataError if it is NaN, because all labels are the same."""
     if np.isnan(value):
         raise DataError("all labels are the same: AUC compares clicked rows with others")
-    return value
+    return float(value)
 
 
 def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
@@ -124,14 +128,12 @@ def compare_clicks(
         weight_RP = times_drawn_RU[:, user_index]
         differences["auc"].append(_compute_auc_differences(a_SP, b_SP, label_P, weight_RP))
         differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
-    # A resample of few clicks may have none, so that it has no AUC.
-    has_auc = ~np.isnan(np.concatenate(differences["auc"]))
-    if not has_auc.any():
-        raise DataError("all labels are the same: AUC compares clicked rows with others")
-    differences["auc"] = [np.concatenate(differences["auc"])[has_auc]]
     whole = _compute_auc_differences(a_SP, b_SP, label_P, np.ones((1, len(label_P))))
-    estimates = {"auc": float(whole[0]), "log_loss": float(losses.mean())}
-    bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()}
+    estimates = {"auc": _check_auc(whole[0]), "log_loss": float(losses.mean())}
+    # A resample of few clicks may have none, so that it has no AUC and is left out.
+    bounds = {
+        name: np.nanquantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()
+    }
     return {
         name: {"diff": estimates[name], "low": float(low), "high": float(high)}
         for name, (low, high) in bounds.items()

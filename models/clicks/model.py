@@ -196,7 +196,12 @@ class ClickModel:
         )
         columns = {name: arrays[f"column:{name}"] for name in config["columns"]}
         self.known = KnownClicks(
-            arrays["item_id"], arrays["user_id"], config["rate"], arrays["pair"], arrays["liked"], columns
+            arrays["item_id"],
+            arrays["user_id"],
+            (config["rate"], *config.get("task_rates", ())),
+            arrays["pair"],
+            arrays["liked"],
+            columns,
         )
         self.graphs = None
         if "graphs" in config and self.keys is not None:
@@ -327,11 +332,13 @@ def save_clicks(
     }
     config = {
         "setup": setup_dict,
-        "rate": known.rate,
+        "rate": known.rates[0],
         "keys": "places" if clicks.keys is None else "ids",
         "columns": list(known.columns),
         "categories": list(clicks.items.names),
     }
+    if len(known.rates) > 1:
+        config["task_rates"] = known.rates[1:]
     if clicks.items.columns:
         config["item_columns"] = list(clicks.items.columns)
     if joins:

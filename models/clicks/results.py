@@ -126,16 +126,16 @@ def check_labels(seq: Sequences, target: str) -> None:
             )
 
 
-def name_array(split: str, task: str) -> str:
-    """Return the name of the array of a task's predictions for a split in a file of results."""
-    return f"{split}@{task}" if task else split
+def name_array(array: str, task: str) -> str:
+    """Return the name of an array of predictions ("valid", "test" or "chances") for a task, in a file of results."""
+    return f"{array}@{task}" if task else array
 
 
-def read_predictions(file: Path, split: str) -> dict[str, np.ndarray]:
-    """Read the predictions of a subject for a split ("valid" or "test") from its file of results."""
+def read_predictions(file: Path, array: str) -> dict[str, np.ndarray]:
+    """Read the predictions of a subject by task from the arrays of a name in a file of results (`name_array`)."""
     with np.load(file) as arrays:
         return {
-            split_metric(name)[1]: arrays[name] for name in arrays.files if split_metric(name)[0] == split
+            split_metric(name)[1]: arrays[name] for name in arrays.files if split_metric(name)[0] == array
         }
 
 

@@ -5,7 +5,7 @@
 `model` is a checkpoint of a run of a click model, or the run's folder, whose newest checkpoint is used. A beam is scored given
 its user's history. Only the labels of events that the click model was trained on are used, so no held-out label leaks. The
 model gets no time for a beam; columns that it joins from stores, and neighbours in graphs, are as of the prompt's time. An item
-that was not in its training data gets the mean click rate.
+that was not in its training data gets the mean rate of the label.
 """
 
 # Shapes: U users, W beams, P beams with a known item, N events of all histories together.
@@ -58,7 +58,7 @@ class PredictedClick(Reward):
         return tasks.index(self.task)
 
     def score(self, r: Rollouts) -> Any:
-        """Return the click probability of each beam, or the mean click rate for unknown items; [U, W] float32."""
+        """Return the click probability of each beam, or the mean rate of the label for unknown items; [U, W] float32."""
         from nonet.models.clicks import ClickContexts
 
         known = self.click_model.known  # the training data
@@ -67,7 +67,7 @@ class PredictedClick(Reward):
         past_item_N = locate_ids(known.item_id, r.history.values)
         offsets = np.asarray(r.history.offsets, np.int64)
         label_N = known.label_of(np.repeat(user_U, np.diff(offsets)), past_item_N)
-        score_UW = np.full(item_UW.shape, known.rate, np.float32)
+        score_UW = np.full(item_UW.shape, known.rates[self._column], np.float32)
         contexts = ClickContexts(
             user=user_U,
             user_id=r.user_id,

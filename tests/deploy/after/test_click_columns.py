@@ -97,7 +97,7 @@ def test_compressed_and_stored_events_train_a_click_model_and_are_evaluated(tmp_
     assert facts["events"] < plain.read_json("results/tokenise.json")["data"]["events"]
     assert facts["compressed"]
     assert evaluate_run(str(compressed.path))["subjects"]["train"]["auc"] > 0
-    assert ClickModel(sorted(compressed.checkpoints.glob("step-*"))[-1]).known.rate > 0
+    assert ClickModel(sorted(compressed.checkpoints.glob("step-*"))[-1]).known.rates[0] > 0
 
 
 def test_a_scorer_of_a_checkpoint_predicts_what_the_evaluator_predicted(run):

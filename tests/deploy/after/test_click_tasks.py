@@ -12,7 +12,7 @@ from nonet.deploy.serving.offline import ExportedClicks, export_run
 from nonet.errors import ConfigError
 from nonet.models.clicks import ClickModel, summarise_clicks
 from nonet.rl.rewards import load_reward
-from nonet.samples.sequences import TEST
+from nonet.samples.sequences import TEST, TRAIN
 
 TASKS = {"late": "item_id >= 1020", "loved": {"target": "rating >= 5", "weight": 0.5}}
 METRICS = ["auc", "log_loss", "auc@late", "log_loss@loved"]
@@ -64,6 +64,10 @@ def test_a_reward_is_the_probability_of_a_task(runs):
         expected = reward.click_model.predict(rows)[:, column]
         rollouts = make_rollouts(clicks, reward.click_model.known.item_id, first)
         np.testing.assert_allclose(reward.score(rollouts)[:, 0], expected, rtol=1e-5, atol=1e-6)
+        labelled = clicks.select_task(task)
+        rollouts.item_id[:, 0] = 5  # not an item of the run
+        mean_rate = labelled.label[labelled.find_rows(TRAIN)].mean()
+        np.testing.assert_allclose(reward.score(rollouts)[:, 0], mean_rate, rtol=1e-6)
     wrong = load_reward("ctr", ".", {"model": str(run.path), "task": "lste"}, name="click")
     with pytest.raises(
         ConfigError, match=r"'lste' is not predicted .* its tasks are late, loved. Did you mean 'late'"

@@ -33,6 +33,7 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 # Shapes: P held-out events, T tasks with the target.
 
 _SPLITS = {"valid": VALID, "test": TEST}
+_VALIDATED = "chances"  # The arrays of a file with the probabilities of a validation.
 
 
 class ClickEvaluator(DistributeWorker):
@@ -124,7 +125,7 @@ class ClickEvaluator(DistributeWorker):
         held_out = self._validation_events
         predictions = held_out.predict(partial(ClickModel(Path(folder)).predict_events, self._clicks))
         file = self._results / f"{name}.valid.{Path(folder).name}.npz"
-        write_arrays(file, **{name_array("valid", task): chances for task, chances in predictions.items()})
+        write_arrays(file, **{name_array(_VALIDATED, task): chances for task, chances in predictions.items()})
         metrics = held_out.summarise([*self.options.metrics, "log_loss"], predictions)
         return {
             "metrics": {metric: metrics[metric] for metric in self.options.metrics},
@@ -144,7 +145,7 @@ class ClickEvaluator(DistributeWorker):
         files = [self._results / f"{name}.valid.{folder}.npz" for folder in (a, b)]
         if not all(file.exists() for file in files):
             return {}
-        predictions_a, predictions_b = (read_predictions(file, "valid") for file in files)
+        predictions_a, predictions_b = (read_predictions(file, _VALIDATED) for file in files)
         metrics = [*self.options.metrics, *METRICS]
         return self._validation_events.compare(metrics, predictions_a, predictions_b)
 

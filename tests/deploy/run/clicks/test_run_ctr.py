@@ -133,7 +133,7 @@ def test_a_commit_is_a_reward_that_scores_every_beam(whole):
     assert score.dtype == np.float32
     assert score[0, 0] > score[0, 1]  # user 100 likes even items, user 101 odd ones
     assert score[1, 1] > score[1, 0]
-    assert score[0, 2] == pytest.approx(reward.click_model.known.rate)  # an item it never saw
+    assert score[0, 2] == pytest.approx(reward.click_model.known.rates[0])  # an item it never saw
     assert score[1, 2] == 0  # no beam
     assert np.isfinite(score).all()
 
