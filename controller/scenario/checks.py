@@ -48,8 +48,8 @@ def check_scenario(scenario: Scenario) -> None:
     source.spec.needs(
         source.get_options(), list_event_needs(scenario)
     )  # Raises an error for needs that it cannot meet.
+    tasks = scenario.model.spec.list_tasks(scenario)
     for metric in scenario.evaluate.metrics:
-        tasks = scenario.model.spec.list_tasks(scenario)
         scenario.model.spec.check_metric(metric, scenario.evaluate.width, tasks)
     scenario.model.spec.check(scenario)
     check_validation(scenario)

@@ -52,7 +52,7 @@ def parse_storage(value: Any) -> Any:
     return {"url": value} if isinstance(value, str) else value
 
 
-def _to_list(value: Any) -> Any:
+def _wrap_labels(value: Any) -> Any:
     """Return the options of several labels, of which one may be given without a list."""
     if value is None:
         return []
@@ -84,7 +84,7 @@ class Data(StrictModel):
     events: Compress | None = None
     labels: Annotated[
         list[Labels],
-        BeforeValidator(_to_list),
+        BeforeValidator(_wrap_labels),
         Field(
             description="labels that arrive later than their events, added as columns of the events: one, or a list"
         ),

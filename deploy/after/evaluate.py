@@ -65,8 +65,9 @@ def evaluate_run(
     folder, scenario = opened.folder, opened.scenario
     metric_names = list(metrics or scenario.evaluate.metrics)
     spec = scenario.model.spec
+    tasks = spec.list_tasks(scenario)
     for metric in metric_names:
-        spec.check_metric(metric, scenario.evaluate.width, spec.list_tasks(scenario))
+        spec.check_metric(metric, scenario.evaluate.width, tasks)
     checkpoints = dict(_find_checkpoints(folder, list(scenario.stages), stages))
     with _open_evaluator(opened, metric_names) as evaluator:
         dropped = _load_other_data(evaluator, opened, data, columns) if data else {}

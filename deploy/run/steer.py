@@ -64,7 +64,7 @@ def attach(
             f"the reward's name is {reward_name!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
             "--name my_reward"
         )
-    if parse_file(use) is not None and not is_running(folder) and is_run_elsewhere(folder):
+    if parse_file(use) is not None and _is_elsewhere(folder):
         raise ConfigError(
             f"attach: {use} is a file of this machine, and another one runs {folder.id}; attach it there, or name a module that "
             "both machines have"
@@ -184,9 +184,14 @@ def _find_steered_run(run: str | Path, verb: str) -> RunFolder:
     """
     folder = find_run(run)
     check_supported(load_scenario(folder.scenario)[0], verb, folder.id)
-    if not is_running(folder) and is_run_elsewhere(folder):
+    if _is_elsewhere(folder):
         return folder
     return _find_active_run(run, "change the scenario, and start a new run")
+
+
+def _is_elsewhere(folder: RunFolder) -> bool:
+    """Return whether another machine, and no process of this one, works on a run."""
+    return not is_running(folder) and is_run_elsewhere(folder)
 
 
 def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
@@ -194,7 +199,7 @@ def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
     folder = find_run(run)
     if folder.report.exists():
         raise ConfigError(f"{folder.id} has finished; {suggestion}")
-    if not is_running(folder) and is_run_elsewhere(folder):
+    if _is_elsewhere(folder):
         raise ConfigError(
             f"{folder.id} is not run by a process of this machine; stop it on its cluster: nonet stop {folder.id} --address URL"
         )

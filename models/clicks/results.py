@@ -18,8 +18,7 @@ from nonet.models.clicks.metrics import (
     split_metric,
     summarise_clicks,
 )
-from nonet.samples.batches import ClickRows
-from nonet.samples.sequences import TEST, Sequences, find_tasks
+from nonet.samples.sequences import TEST, Sequences, find_tasks, name_task
 
 Predictions = Mapping[str, np.ndarray]
 """Probabilities of the held-out events by task, "" for the target; [P_task] each, or [S, P_task] of S subjects."""
@@ -29,45 +28,37 @@ class HeldOutClicks:
     """The events of a split whose label is known, for the target of a stage and for each of its tasks.
 
     Args:
-        index_by_task: Indices of the events in the sequences, by task; "" is the target.
-        label_by_task: Labels of these events.
-        user_by_task: Indices of their users.
+        seq: The sequences.
+        target: The stage whose target labels the events; None for the first one.
+        split: The split.
         seed: Seed of the bootstrap.
+        select: Function that returns which events with these users are used, as a mask; None for all.
+
+    Attributes:
+        index_by_task: Indices of the events in the sequences, by task; "" is the target.
+        user_by_task: Indices of their users.
+        label_by_task: Their labels.
     """
 
     def __init__(
         self,
-        index_by_task: Mapping[str, np.ndarray],
-        label_by_task: Mapping[str, np.ndarray],
-        user_by_task: Mapping[str, np.ndarray],
-        seed: int,
-    ):
-        self.index_by_task, self.user_by_task = index_by_task, user_by_task
-        self._label_by_task, self._seed = label_by_task, seed
-
-    @classmethod
-    def from_rows(
-        cls,
-        clicks: ClickRows,
+        seq: Sequences,
+        target: str | None,
         split: int,
         seed: int,
         select: Callable[[np.ndarray], np.ndarray] | None = None,
-    ) -> HeldOutClicks:
-        """Find the events of a split.
-
-        Args:
-            clicks: The rows of a click model.
-            split: The split.
-            seed: Seed of the bootstrap.
-            select: Function that returns which events with these users are used, as a mask; None for all.
-        """
-        index, label, user = {}, {}, {}
-        for task in ("", *clicks.tasks):
-            rows = clicks.select_task(task)
-            found = rows.find_rows(split)
-            found = found if select is None else found[select(clicks.seq.user[found])]
-            index[task], label[task], user[task] = found, rows.label[found], clicks.seq.user[found]
-        return cls(index, label, user, seed)
+    ):
+        target = target or next(iter(seq.targets))
+        self._seed, events = seed, seq.find_split_events(split)
+        self.index_by_task, self.user_by_task, self.label_by_task = {}, {}, {}
+        for task, name in {"": target, **find_tasks(target, seq.targets)}.items():
+            index = events[seq.find_labelled(name)[events]]
+            user = seq.find_users(index)
+            if select is not None:
+                is_selected = select(user)
+                index, user = index[is_selected], user[is_selected]
+            self.index_by_task[task], self.user_by_task[task] = index, user
+            self.label_by_task[task] = np.asarray(seq.targets[name])[index]
 
     def predict(self, predict_events: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions from a function that predicts the probabilities [P, T] of events for the target and all tasks."""
@@ -81,7 +72,7 @@ class HeldOutClicks:
     def summarise(self, metrics: Sequence[str], predictions: Predictions) -> dict[str, float]:
         """Compute metrics of one subject; those of tasks that it does not predict, or of no event, are left out."""
         all_metrics = {
-            task: summarise_clicks(chances, self._label_by_task[task])
+            task: summarise_clicks(chances, self.label_by_task[task])
             for task, chances in predictions.items()
             if len(chances)
         }
@@ -93,7 +84,7 @@ class HeldOutClicks:
     def measure_calibration(self, predictions: Predictions) -> dict[str, dict[str, Any]]:
         """Measure the calibration of one subject, by task."""
         return {
-            task: measure_calibration(chances, self._label_by_task[task])
+            task: measure_calibration(chances, self.label_by_task[task])
             for task, chances in predictions.items()
             if len(chances)
         }
@@ -103,7 +94,7 @@ class HeldOutClicks:
         tasks = {split_metric(metric)[1] for metric in metrics} & a.keys() & b.keys()
         differences = {
             task: compare_clicks(
-                a[task], b[task], self._label_by_task[task], self.user_by_task[task], self._seed
+                a[task], b[task], self.label_by_task[task], self.user_by_task[task], self._seed
             )
             for task in tasks
         }
@@ -115,11 +106,10 @@ class HeldOutClicks:
 
 def check_labels(seq: Sequences, target: str) -> None:
     """Raise DataError unless both labels of a stage's target and of each of its tasks occur among the test events."""
-    is_test = np.asarray(seq.split) == TEST
-    for name in (target, *find_tasks(target, seq.targets).values()):
-        label = np.asarray(seq.targets[name])[is_test & seq.find_labelled(name)]
+    for task, label in HeldOutClicks(seq, target, TEST, seed=0).label_by_task.items():
         if not len(label) or label.all() or not label.any():
             state = "has a label" if not len(label) else f"has the label {int(label[0])}"
+            name = name_task(target, task) if task else target
             raise DataError(
                 f"stages.{name}.target: {'no' if not len(label) else 'every'} test event {state}, so that nothing can be "
                 "measured; change the condition, or hold out more events with data.split"
@@ -158,16 +148,11 @@ class ClickResults:
     noun = "predictions"
 
     def __init__(self, seq: Sequences, target: str | None, max_users: int | None, seed: int):
-        target = target or ""
-        names = {"": target} | find_tasks(target, seq.targets)
-        test, index, label, user = seq.find_split_events(TEST), {}, {}, {}
-        for task, name in names.items():
-            index[task] = test[seq.find_labelled(name)[test]]
-            label[task] = np.asarray(seq.targets[name])[index[task]]
-            user[task] = seq.find_users(index[task])
-        self._held_out = HeldOutClicks(index, label, user, seed)
-        self.index, self.user = index[""], user[""]
-        self._stops = dict(zip(index, np.cumsum([len(rows) for rows in index.values()]), strict=True))
+        self._held_out = HeldOutClicks(seq, target, TEST, seed)
+        index_by_task = self._held_out.index_by_task
+        self.index, self.user = index_by_task[""], self._held_out.user_by_task[""]
+        stops = np.cumsum([len(index) for index in index_by_task.values()])
+        self._stops = dict(zip(index_by_task, stops, strict=True))
 
     @staticmethod
     def select_metrics(metrics: Sequence[str]) -> list[str]:
@@ -188,7 +173,7 @@ class ClickResults:
         """Compute a metric of each subject, [S] float64; NaN for a task that it does not predict."""
         return np.array(
             [
-                self._held_out.summarise([metric], self._divide(probabilities)).get(metric, np.nan)
+                self._held_out.summarise([metric], self._split_by_task(probabilities)).get(metric, np.nan)
                 for probabilities in probabilities_SP
             ]
         )
@@ -197,9 +182,9 @@ class ClickResults:
         self, metrics: Sequence[str], a_SP: np.ndarray, b_SP: np.ndarray
     ) -> dict[str, dict[str, float]]:
         """Compare the mean over S subjects with that of S others, paired over users, as `compare_clicks` does by metric."""
-        return self._held_out.compare(metrics, self._divide(a_SP), self._divide(b_SP))
+        return self._held_out.compare(metrics, self._split_by_task(a_SP), self._split_by_task(b_SP))
 
-    def _divide(self, probabilities: np.ndarray) -> dict[str, np.ndarray]:
+    def _split_by_task(self, probabilities: np.ndarray) -> dict[str, np.ndarray]:
         """Return the predictions of probabilities [..., P], without the tasks that are not predicted."""
         parts = np.split(probabilities, list(self._stops.values())[:-1], axis=-1)
         by_task = dict(zip(self._stops, parts, strict=True))

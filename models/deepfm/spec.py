@@ -33,10 +33,7 @@ class DeepFmOptions(StrictModel):
     ] = []
 
 
-_TASK_OPTIONS = {
-    "experts": 1,
-    "towers": [],
-}  # Options that only models with several tasks have, with their defaults.
+_TASK_OPTIONS = ("experts", "towers")  # Options that only models with several tasks have.
 
 
 class DeepFmSpec(ClickSpec):
@@ -60,8 +57,8 @@ class DeepFmSpec(ClickSpec):
         """
         super().check(scenario)
         options = scenario.model.get_options()
-        for name, default in _TASK_OPTIONS.items():
-            if options[name] != default and not self.list_tasks(scenario):
+        for name in _TASK_OPTIONS:
+            if options[name] != DeepFmOptions.model_fields[name].default and not self.list_tasks(scenario):
                 raise ConfigError(
                     f"model.{name}: is shared by tasks, and stages have none; add stages.NAME.tasks, or remove it"
                 )

@@ -154,7 +154,7 @@ class LogChanger:
         self.folder.mkdir(parents=True, exist_ok=True)
         for labels in self.labels:
             check_label_ids(self.log.schema, labels.schema)
-        logs = {"log": self.log} | {_name_labels(index): log for index, log in enumerate(self.labels)}
+        logs = {"log": self.log} | {_name_label_slices(index): log for index, log in enumerate(self.labels)}
         return [
             (self.folder / f"{name}-{number:06}.arrow", log, log_slice)
             for name, log in logs.items()
@@ -197,7 +197,7 @@ class LogChanger:
             order = np.argsort(events[_FINE_TIME].to_numpy(), kind="stable")
             events = events.take(pa.array(order)).drop_columns([_FINE_TIME])
         for index, options in enumerate(self.changes.labels):
-            name = _name_labels(index)
+            name = _name_label_slices(index)
             newest = max(facts["newest"] for _, facts in self._open_slices(name))
             events = add_labels(events, self._read_range(name, number), options, observed_until=newest)
         if self.changes.labels and self.changes.drop_unlabelled:
@@ -303,7 +303,7 @@ class LogChanger:
                 yield table, json.loads(table.schema.metadata[_FACTS])
 
 
-def _name_labels(index: int) -> str:
+def _name_label_slices(index: int) -> str:
     """Return the name of the divided slices of a label file, of which none is the prefix of another."""
     return f"labels_{index}"
 

@@ -45,7 +45,7 @@ def draw_predictions(held_out, word):
 def test_each_metric_is_that_of_the_events_whose_label_is_known(tmp_path):
     seq, items = build()
     clicks = ClickRows.from_target(seq, items, "train", ["item"], 3)
-    held_out = HeldOutClicks.from_rows(clicks, TEST, SEED)
+    held_out = HeldOutClicks(seq, "train", TEST, SEED)
     loved = held_out.index_by_task["loved"]
     assert 0 < len(loved) < len(held_out.index_by_task[""]) == 2 * USERS
     a, b = (draw_predictions(held_out, word) for word in "ab")
@@ -70,8 +70,8 @@ def test_each_metric_is_that_of_the_events_whose_label_is_known(tmp_path):
 
 
 def test_predictions_of_all_tasks_are_computed_once_for_events_that_have_any_label():
-    seq, items = build()
-    held_out = HeldOutClicks.from_rows(ClickRows.from_target(seq, items, "train", ["item"], 3), TEST, SEED)
+    seq, _ = build()
+    held_out = HeldOutClicks(seq, "train", TEST, SEED)
     calls = []
 
     def predict(index):

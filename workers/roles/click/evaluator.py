@@ -64,7 +64,7 @@ class ClickEvaluator(DistributeWorker):
     def _find_held_out(self) -> dict[str, HeldOutClicks]:
         """Find the events of each split."""
         return {
-            split: HeldOutClicks.from_rows(self._clicks, code, self.run.seed)
+            split: HeldOutClicks(self.corpus.seq, self.run.target, code, self.run.seed)
             for split, code in _SPLITS.items()
         }
 
@@ -137,7 +137,7 @@ class ClickEvaluator(DistributeWorker):
     def _validation_events(self) -> HeldOutClicks:
         """The validation events of at most 2,000 users."""
         select = partial(select_validation_events, seed=self.run.seed)
-        return HeldOutClicks.from_rows(self._clicks, VALID, self.run.seed, select)
+        return HeldOutClicks(self.corpus.seq, self.run.target, VALID, self.run.seed, select)
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
