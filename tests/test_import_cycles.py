@@ -1,8 +1,10 @@
-"""Modules that import one another in a circle, counting lazy imports and those for type hints alone."""
+"""Modules that import one another in a circle, counting lazy imports and those for type hints alone; costly imports."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -58,6 +60,20 @@ def find_cycles(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
     for module in graph:
         if module not in number:
             yield from visit(module)
+
+
+def test_processes_that_do_not_train_import_no_compiler_and_no_sharding_library():
+    roles = ("rollout", "trainer", "reward", "evaluation.evaluator")
+    modules = [
+        "controller.single_controller",
+        "deploy.run.driver",
+        *(f"workers.roles.{role}" for role in roles),
+    ]
+    heavy = ["torch._dynamo", "torch.distributed.fsdp", "sympy"]
+    imports = "; ".join(f"import nonet.{name}" for name in modules)
+    program = f"import sys; {imports}; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stdout == "[]\n"
 
 
 def _module_behind(

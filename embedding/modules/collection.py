@@ -19,12 +19,14 @@ look-up.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn import functional
 
 from nonet.embedding.modules.features import read_jagged_keys
@@ -39,8 +41,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _disable_compile(function: _F) -> _F:
-    """Exclude a function from `torch.compile`: a look-up changes tables, which a traced graph would not see."""
-    return torch.compiler.disable(function)  # type: ignore[return-value]
+    """Exclude a function from `torch.compile`: a look-up changes tables, which a traced graph would not see.
+
+    `torch.compiler.disable` would import `torch._dynamo` here, two seconds in each process, compiled or not.
+    """
+    excluded_function = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (excluded_function if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

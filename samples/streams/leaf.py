@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from nonet.errors import ConfigError, DataError
@@ -250,6 +249,8 @@ class StreamLeaf:
         expression = compile_condition(self.files.where, self.schema, name="where")
         if self.file_format != "parquet":
             return is_pruned
+        import pyarrow.dataset as ds  # Imports pandas, half a second that runs without `where` need not pay.
+
         parquet_format = ds.ParquetFileFormat()
         # The index in the manifest of each file's first group; `group_file` is ascending.
         first_groups = np.searchsorted(self.manifest.group_file, np.arange(len(self._located_files)))
@@ -258,7 +259,7 @@ class StreamLeaf:
                 [field for field in self.schema if field.name not in self._partitions.schema.names]
             )
             folder_equalities = [
-                ds.field(name) == value
+                pc.field(name) == value
                 for name, value in self._partitions.values[path].items()
                 if value is not None and name not in stored_schema.names
             ]

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
@@ -65,6 +64,8 @@ def match_rows(text: str, table: pa.Table, *, name: str = "condition") -> np.nda
     Raises:
         ConfigError: If the condition is not valid or cannot be computed.
     """
+    import pyarrow.dataset as ds  # Imports pandas, half a second that processes without conditions need not pay.
+
     expression = compile_condition(text, table.schema, name=name)
     try:
         column = ds.dataset(table).scanner(columns={"match": expression}).to_table()["match"]

@@ -14,7 +14,6 @@ from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender, get_memory_weights, get_nearest_share
 from nonet.workers import load_model
 from nonet.workers.devices import HOST
-from nonet.workers.engines.division import build_divided
 from nonet.workers.roles import RunSetup
 
 # Shapes: P prompts, I items.
@@ -36,11 +35,12 @@ def load_recommender(
     def build() -> torch.nn.Module:
         return build_model(run.model, corpus.codes, run.get_feature_dims(), run.seed)
 
-    model: Any = (
-        build().to(device)
-        if process_group is None
-        else build_divided(build, process_group, torch.device(device))
-    )
+    if process_group is None:
+        model: Any = build().to(device)
+    else:
+        from nonet.workers.engines.division import build_divided  # Imports FSDP: a second of each start.
+
+        model = build_divided(build, process_group, torch.device(device))
     load_model(model, folder / "dense")
     reader = ReplicaReader(run.make_table_specs())
     reader.apply(load_update(folder, run.make_table_specs()))
