@@ -162,6 +162,8 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
         value = None if best_entry is None else _get_value(best_entry, metric)
         value_text = "" if value is None else f" ({value:.4f})"
         text = f"{stage} was best at step {best_step} of {summary['steps']} by {metric} of validation{value_text}"
+        if guard is not None and _is_higher_without_guard(summary, value or 0.0):
+            text += f", of the steps that keep {guard['least']:.0%} of {guard['metric']} ({guard['before']:.4f} before the stage)"
     if summary["ran"] < summary["steps"]:
         text += f"; stopped after {summary['ran']}"
     if summary.get("start"):
@@ -176,6 +178,17 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
     elif best_step < summary["ran"]:
         text += f"; its last {summary['ran'] - best_step} steps are not used"
     return text
+
+
+def _is_higher_without_guard(summary: Mapping[str, Any], value: float) -> bool:
+    """Return whether a step that does not pass the guard has a higher value of the stage's metric."""
+    guard = summary["guard"]
+    least = guard["least"] * guard["before"]
+    return any(
+        (_get_value(entry, summary["metric"]) or 0.0) > value
+        and (_get_value(entry, guard["metric"]) or 0.0) < least
+        for entry in summary["history"]
+    )
 
 
 def _get_value(entry: Mapping[str, Any], metric: str) -> float | None:

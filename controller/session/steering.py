@@ -107,7 +107,11 @@ class RewardSteering:
         try:
             text = self._execute(command)
         except (NonetError, ValidationError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            reason = (
+                f"{command['name']}: {error.errors()[0]['msg']}"
+                if isinstance(error, ValidationError)
+                else str(error)
+            )
             return self._refuse(command, " ".join(reason.split()))
         text = f"{text}, from step {step} of {self._stage} on"
         self._commands.take(command, self._stage, step, text)

@@ -75,7 +75,7 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     """Go back to an earlier version.
 
     Args:
-        run: The run's folder, its id, a prefix of its id, or `last`.
+        run: The run's folder, its id, a prefix of its id, or `last`; RUN@NUMBER also gives `to`.
         to: The number of the version to go back to; None for the one before.
 
     Returns:
@@ -84,6 +84,9 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     Raises:
         ConfigError: There is no version to go back to.
     """
+    run_name, _, number = run.rpartition("@")
+    if to is None and run_name and number.isdecimal():
+        run, to = run_name, int(number)
     return asdict(find_registry(run).rollback(to))
 
 

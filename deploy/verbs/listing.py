@@ -60,7 +60,7 @@ def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
         started = datetime.fromtimestamp(read_start_time(folder)).astimezone()
         row: dict[str, Any] = {
             "run": name_run(folder),
-            "state": "finished" if report else _describe_unfinished(folder),
+            "state": "done" if report else _describe_unfinished(folder),
             "started": started.isoformat(timespec="seconds"),
         }
         if not report and (status := folder.read_json(folder.status.name)) and status.get("steps"):

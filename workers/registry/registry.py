@@ -67,7 +67,7 @@ class VersionRegistry:
         path = self._locate_manifest(number)
         if not path.exists():
             newest = ", ".join(map(str, self.list_versions()[-10:])) or "none"
-            raise ConfigError(f"{self.root} has no version {number}; the newest versions are: {newest}")
+            raise ConfigError(f"there is no version {number}; the newest versions are: {newest}")
         return Version.read(path)
 
     def list_lineage(self, number: int) -> list[Version]:

@@ -208,6 +208,16 @@ def test_a_loss_that_is_not_significant_selects_the_step_and_names_guard_and_fal
     )
 
 
+def test_a_step_selected_by_the_guard_before_one_with_more_reward_names_the_guard(tmp_path):
+    metrics, rewards = {10: 0.1, 20: 0.099, 30: 0.09, 40: 0.09}, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.9}
+    validation, _ = judged(tmp_path, metrics, rewards)
+    found = {"best": 20, "ran": 40, "steps": 40, "metric": "reward", "guard": validation.select().guard}
+    assert describe_selection("RL", found | {"history": validation.record.history}) == (
+        "RL was best at step 20 of 40 by reward of validation (0.3000), of the steps that keep 98% of ndcg@10 (0.1000 before the "
+        "stage); its last 20 steps are not used"
+    )
+
+
 def test_best_by_last_keeps_the_last_step_whatever_it_loses(tmp_path):
     rule = make_validation_rule(scenario(best={"by": "last"}), "rl")
     validation, _ = judged(tmp_path, *HURTS, rule=rule, compare=Compared(-0.02, -0.005))

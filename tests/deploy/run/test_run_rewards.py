@@ -155,6 +155,7 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
                 ask("broken", steer.attach(run.path, f"{use}:broken"))
                 ask("nobody", steer.detach(run.path, "nobody"))
                 ask("lr", steer.set_value(run.path, "stages.rl.lr", 1.0))
+                ask("word", steer.set_value(run.path, "stages.rl.rewards.low.weight", "much"))
             if step == 3:
                 ask("set", steer.set_value(run.path, "stages.rl.rewards.low.weight", 0.1))
                 ask("detach", steer.detach(run.path, "fresh"))
@@ -166,15 +167,17 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
         "broken": "refused",
         "nobody": "refused",
         "lr": "refused",
+        "word": "refused",
         "set": "taken",
         "detach": "taken",
     }
     assert "wanted numbers of shape" in answers["broken"]["text"]
     assert "rewards: hit, low, fresh" in answers["nobody"]["text"]
+    assert answers["word"]["text"].startswith("stages.rl.rewards.low.weight: ")
     assert ["reward.fresh" in records[step] for step in range(5)] == [False, True, True, True, False]
     multipliers = [records[step]["multiplier.low"] for step in range(5)]
     assert multipliers[0] == 0 < multipliers[1] < multipliers[2]
-    assert [each.get("step") for each in CommandQueue(run).list_taken()] == [1, None, None, None, 4, 4]
+    assert [each.get("step") for each in CommandQueue(run).list_taken()] == [1, None, None, None, None, 4, 4]
     with session_of(folder, run, rewards, resume=True) as session:
         for step, prompts in session.iterate_prompts("rl"):
             assert step >= 3, "the commit after three steps is the newest"

@@ -123,6 +123,8 @@ def test_versions_of_a_click_model_are_published_promoted_and_rolled_back(run, c
     assert promote_version(f"{run.path}@1", None)["default"] == 1
     with pytest.raises(ConfigError, match="no ancestor"):
         rollback_version(str(run.path), None)
+    with pytest.raises(ConfigError, match="there is no version 9"):
+        rollback_version(f"{run.path}@9", None)
 
 
 def test_an_export_scores_as_the_server_does_and_its_example_runs(run, client, tmp_path):

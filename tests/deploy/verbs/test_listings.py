@@ -117,7 +117,7 @@ def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, m
         assert code == 0
         rows = {row["run"]: row for row in json.loads(out)}
         assert list(rows) == ["z-done", "a-killed", "b-running"]
-        assert [row["state"] for row in rows.values()] == ["finished", "resumable at step-000006", "running"]
+        assert [row["state"] for row in rows.values()] == ["done", "resumable at step-000006", "running"]
         assert (rows["z-done"]["seconds"], rows["z-done"]["recall@10"]) == (12.0, 0.25)
         assert "there is no run at" in command("runs", f"{BUCKET}/empty")[2]
         assert "runs takes the address" in command("runs", "last")[2]

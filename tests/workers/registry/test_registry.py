@@ -70,7 +70,7 @@ def test_a_rollback_goes_back_and_refuses_what_was_made_from_the_bad_one(registr
     good = registry.publish(contents(tmp_path, rows=[9]), base=2)
     assert VersionRegistry(registry.root).serving.default == good.number == 5
     assert registry.rollback().default == 2  # by default the one it was made from
-    with pytest.raises(ConfigError, match="has no version 77"):
+    with pytest.raises(ConfigError, match="there is no version 77"):
         registry.rollback(77)
 
 
