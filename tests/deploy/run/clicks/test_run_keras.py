@@ -107,12 +107,17 @@ def test_a_killed_trainer_changes_no_bit(whole):
 
 @pytest.mark.slow
 def test_two_trainers_learn_what_one_does(whole):
-    folder, finished = whole
+    """Without dropout, which each rank draws by itself: within 60 steps it moves AUC by 0.1 between two draws."""
+    folder, _ = whole
+    (folder / "plain.py").write_text(RANKERS.read_text().replace("dropout=0.3", "dropout=0.0"))
+    plain = "model.path=plain.py:build_din"
     roles = "roles.trainer.workers=2" if PYTHON else "roles={trainer: {workers: 2}}"
-    one, two = (each.report["stages"]["train"]["auc"] for each in (finished, run(folder, "pair", roles)))
-    assert two == pytest.approx(one, abs=0.05)  # dropout is drawn a rank
-    again = run(folder, "pair-again", roles)
-    assert hash_files(RunFolder(folder / "pair")) == hash_files(again.folder)
+    one, two = run(folder, "one", plain), run(folder, "pair", plain, roles)
+    assert two.report["stages"]["train"]["auc"] == pytest.approx(
+        one.report["stages"]["train"]["auc"], abs=1e-3
+    )
+    again = run(folder, "pair-again", plain, roles)
+    assert hash_files(two.folder) == hash_files(again.folder)
 
 
 def test_a_checkpoint_predicts_the_stored_probabilities_and_sees_neighbours_of_posted_events(whole):
