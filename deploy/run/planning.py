@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nonet.controller.cluster import ClusterView, read_local_view, read_view
 from nonet.controller.plan import Plan
-from nonet.errors import ConfigError, PlacementError
+from nonet.errors import ConfigError
 from nonet.workers import check_address, start_ray
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
         address: The address of a live Ray cluster, or `auto`.
 
     Raises:
-        ConfigError: Both are given.
-        PlacementError: No Ray answers.
+        ConfigError: Both are given, or no Ray answers.
     """
     if cluster and address:
         raise ConfigError("give --cluster (a file) or --address (a live Ray), not both")
@@ -160,7 +159,7 @@ def check_files(source: ScenarioFile, *, allows_absent: bool = False) -> list[st
 
 
 def _read_live_view(address: str) -> ClusterView:
-    """Read the view of a live Ray cluster. Raises PlacementError if none answers."""
+    """Read the view of a live Ray cluster. Raises ConfigError if none answers."""
     import ray
 
     from nonet.controller.cluster import read_live_view
@@ -170,8 +169,9 @@ def _read_live_view(address: str) -> ClusterView:
     try:
         start_ray(address, {"namespace": "nonet"})
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise PlacementError(
-            f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}; {suggestion}"
+        raise ConfigError(
+            f"no Ray answers at {address}, or it wants another token (RAY_AUTH_MODE, RAY_AUTH_TOKEN): "
+            f"{' '.join(str(error).split())[:200]}; {suggestion}"
         ) from None
     try:
         return read_live_view()
