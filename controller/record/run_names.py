@@ -145,9 +145,15 @@ def _open_run(run: RunFolder, address: str | None = None) -> RunFolder:
     Args:
         run: The run, or the local copy that it will have.
         address: The address of a stored run; by default, it is read from the local copy.
+
+    Raises:
+        ConfigError: The storage cannot be read, or has no such run.
     """
     if address := address or read_address(run.path):
-        mount(MountedRun(address, str(run.path)), retry_timeout_s=OPENING_TIMEOUT_S)
+        try:
+            mount(MountedRun(address, str(run.path)), retry_timeout_s=OPENING_TIMEOUT_S)
+        except StorageError as error:
+            raise ConfigError(f"storage: {error}") from None
     return run
 
 

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from tests_ring import make_ring
@@ -212,3 +214,62 @@ def test_a_command_that_keeps_runs_in_a_folder_refuses_a_storage_and_leaves_noth
     )
     assert not (tmp_path / "runs").exists()
     assert not list(tmp_path.glob("a/*/*"))
+
+
+class Deny(BaseHTTPRequestHandler):
+    """Answers every request as an object storage does to credentials without permission."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = b"<Error><Code>AccessDenied</Code></Error>" if self.command != "HEAD" else b""
+        self.send_response(403)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_HEAD = do_POST = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "ring.yaml", "--set", f"storage={BUCKET}/x"],
+        ["runs", f"{BUCKET}/x"],
+        *(
+            [verb, f"{BUCKET}/x/a"]
+            for verb in ("status", "resume", "report", "evaluate", "versions", "serve")
+        ),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_storage_without_permission_is_one_line_and_leaves_nothing(
+    command: Callable[..., tuple[int, str, str]],
+    ring: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Deny)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.chdir(ring)
+    for name, value in {
+        "ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "x")
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path / "cache"))
+    try:
+        code, out, err = command(*words)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (code, out) == (2, "")
+    assert err.startswith("nonet: storage: s3://feed-runs/x")
+    assert "access is denied; check the credentials in the environment" in err
+    assert len(err.splitlines()) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -347,7 +347,8 @@ def _describe_error(error: Exception) -> str:
     }
     if code and code[1] == "NoSuchBucket":
         return "there is no such bucket"
-    described = causes.get(type(error).__name__)
+    kind = "PermissionDeniedError" if status and status[1].startswith("403") else type(error).__name__
+    described = causes.get(kind)
     if described is None and _NO_ANSWER in text:
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         described = f"the server does not answer{f' at {endpoint}' if endpoint else ''}"
