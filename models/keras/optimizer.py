@@ -10,11 +10,12 @@ from torch import Tensor
 
 from nonet.errors import ConfigError
 from nonet.models.keras.compiled import CompiledModel
+from nonet.muon import EagerOptimizer
 
 _RATE = "learning_rate"  # The last part of the path of the variable that has the learning rate.
 
 
-class KerasOptimizer(torch.optim.Optimizer):
+class KerasOptimizer(EagerOptimizer):
     """Steps the weights of a model with a Keras optimizer.
 
     The variables of the optimizer are kept as torch tensors, as the state of the first parameter, under their Keras paths.

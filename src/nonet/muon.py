@@ -8,6 +8,7 @@ of matrices of the same shape: on a GPU in bfloat16, as in the source, and other
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +22,16 @@ _SERIES = (3.4445, -4.7750, 2.0315)
 _STEPS = 5  # Newton-Schulz steps.
 
 
-class Muon(torch.optim.Optimizer):
+class EagerOptimizer(torch.optim.Optimizer):
+    """An optimizer that is never compiled: unlike torch's, it does not import `torch._dynamo`, two seconds of each start."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class Muon(EagerOptimizer):
     """Updates hidden matrices by Muon and all other weights by AdamW; vectors and scalars have no weight decay.
 
     Args:

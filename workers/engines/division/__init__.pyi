@@ -4,6 +4,7 @@ from .divided_model import copy_frozen as copy_frozen
 from .divided_model import copy_frozen_structure as copy_frozen_structure
 from .divided_model import copy_structure as copy_structure
 from .divided_model import is_divided as is_divided
+from .divided_model import is_reduced as is_reduced
 from .divided_model import iterate_weight_pairs as iterate_weight_pairs
 from .divided_model import join_passes as join_passes
 from .divided_model import list_weights as list_weights
@@ -14,4 +15,3 @@ from .part_layout import PartLayout as PartLayout
 from .sharded_model import ShardedModel as ShardedModel
 from .sharded_model import allocate as allocate
 from .sharded_model import build_divided as build_divided
-from .units import is_reduced as is_reduced

@@ -205,3 +205,8 @@ def copy_structure(model: nn.Module) -> nn.Module:
         meta = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         memo[id(parameter)] = meta
     return copy.deepcopy(model, memo)
+
+
+def is_reduced(parameter: Tensor) -> bool:
+    """Return whether a parameter has fewer bits than fp32, so that an update can be too small for it."""
+    return parameter.is_floating_point() and parameter.element_size() < 4

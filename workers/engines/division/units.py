@@ -19,6 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from nonet.workers.engines._blocks import find_blocks
+from nonet.workers.engines.division.divided_model import is_reduced
 
 _FROZEN = "is_frozen_weight"
 """Attribute of the frozen weights of a model that is not divided yet."""
@@ -116,8 +117,3 @@ class UnitSharder:
 def _is_frozen(parameter: Tensor) -> bool:
     """Return whether a parameter that is not divided yet is a frozen weight."""
     return getattr(parameter, _FROZEN, False)
-
-
-def is_reduced(parameter: Tensor) -> bool:
-    """Return whether a parameter has fewer bits than fp32, so that an update can be too small for it."""
-    return parameter.is_floating_point() and parameter.element_size() < 4
