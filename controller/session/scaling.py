@@ -9,20 +9,21 @@ command that was applied at a step is applied again at that step when the run re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nonet.controller.cluster import list_draining_nodes, read_live_view
 from nonet.controller.plan import Plan, RunningGroups, plan, scale_roles
-from nonet.controller.record import SCALE, CommandQueue, Manifest
+from nonet.controller.record import SCALE, CommandQueue, Manifest, RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.session.artifacts import make_run_stages
 from nonet.controller.session.interface import RunningSession
 from nonet.controller.setup import renumber_stages
 from nonet.errors import NonetError, PlacementError, WorkerLost
 
+_PLAN = "plan.json"
 _LOOK_INTERVAL_S = 5.0  # between two looks at the nodes of the cluster
 
 
@@ -131,7 +132,7 @@ class WorkerScaling:
         session, name = self._session, self._session.stage.name
         change = session.groups.find_due_change(name, new_plan)
         session.scenario, session.plan = planned.scenario, new_plan
-        session.run.write_json("plan.json", new_plan.as_dict())
+        write_plan(session.run, new_plan, session.add_note)
         stages = make_run_stages(planned.scenario, session.facts, new_plan)
         session.stages = renumber_stages(stages, manifest)
         session.groups.replace_plan(planned.scenario, new_plan)
@@ -269,3 +270,19 @@ def _split_commands(
 def _describe_workers(workers_by_role: Mapping[str, int]) -> str:
     """Format numbers of workers, such as "rollout to 4, trainer to 1"."""
     return ", ".join(f"{role} to {workers}" for role, workers in workers_by_role.items())
+
+
+def write_plan(run: RunFolder, plan: Plan, add_note: Callable[[str], None]) -> None:
+    """Write the plan of a run, and add a note if groups compute with other numbers of threads than in the plan before."""
+    earlier = (run.read_json(_PLAN) or {}).get("groups", [])
+    earlier_threads = {group["name"]: group["threads"] for group in earlier}
+    changes = [
+        f"{group.name} {earlier_threads[group.name]} to {group.threads}"
+        for group in plan.groups
+        if earlier_threads.get(group.name, group.threads) != group.threads
+    ]
+    if changes:
+        add_note(
+            f"the number of threads changes with the cores ({', '.join(changes)}): later steps may be rounded differently"
+        )
+    run.write_json(_PLAN, plan.as_dict())

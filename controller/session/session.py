@@ -48,7 +48,7 @@ from nonet.controller.scenario import (
 from nonet.controller.session.artifacts import make_artifacts, make_run_stages
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.objectives import RewardObjectives
-from nonet.controller.session.scaling import WorkerScaling
+from nonet.controller.session.scaling import WorkerScaling, write_plan
 from nonet.controller.session.stage_checkpoints import (
     begin_validation,
     end_stage,
@@ -211,7 +211,7 @@ class Session:
             self.plan = plan_live(self.scenario)
         except PlacementError as error:
             raise self.probes.explain(error) from None
-        self.run.write_json("plan.json", self.plan.as_dict())
+        write_plan(self.run, self.plan, self.add_note)
         if self._writer:
             self._writer.commit()  # so that workers find the copies of the user's files
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)

@@ -1,13 +1,16 @@
-"""The commands that change numbers of workers, as a resumed run finds them in its journal."""
+"""The commands that change numbers of workers, as a resumed run finds them in its journal; the plans that it writes."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
+from nonet.controller.cluster import ClusterView, Node
+from nonet.controller.plan import plan
 from nonet.controller.record import SCALE, CommandQueue
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.session.scaling import WorkerScaling
+from nonet.controller.session.scaling import WorkerScaling, write_plan
 
 SCENARIO = load_scenario("quickstart", ["roles={trainer: {workers: 2}}"])[0]
 
@@ -55,3 +58,14 @@ def test_a_refused_command_and_one_about_rewards_are_not_applied_again(tmp_path)
     scaling = make_scaling(folder)
     assert scaling.restore_scenario(SCENARIO, make_manifest("rl", 3)) == SCENARIO
     assert scaling.find_next_step("rl", 0) is None
+
+
+def test_a_plan_with_other_numbers_of_threads_than_the_one_before_adds_a_note(tmp_path):
+    scenario = load_scenario("quickstart")[0]
+    run, notes = RunFolder(tmp_path), list[str]()
+    for cores in (4.0, 4.0, 2.0):
+        resources = {"CPU": cores, "memory": 16e9}
+        write_plan(run, plan(scenario, ClusterView((Node("a", resources, resources),))), notes.append)
+    (note,) = notes
+    assert note.startswith("the number of threads changes with the cores (trainer 2 to 1")
+    assert json.loads((tmp_path / "plan.json").read_text())["groups"][0]["threads"] == 1
