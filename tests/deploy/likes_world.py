@@ -174,3 +174,9 @@ def make_rollouts(clicks, item_id, index):
         target=Jagged(np.zeros(n, np.int64), np.arange(n + 1)), history=Jagged(np.concatenate(history), offsets),
         scene=np.zeros(n, np.int64), weights_version=1, catalogue_version="", step=0, time=seq.time[index],
     )  # fmt: skip
+
+
+def hash_files(run_folder: RunFolder) -> dict[str, dict[str, str]]:
+    """Return the hashes of the files of every checkpoint."""
+    manifests = run_folder.checkpoints.glob("step-*/manifest.json")
+    return {path.parent.name: json.loads(path.read_text())["files"] for path in manifests}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from likes_world import HOUR, make_likes, make_requests, open_click_data
+from likes_world import HOUR, hash_files, make_likes, make_requests, open_click_data
 
 import nonet
 from nonet.controller.record.checkpoint import Checkpoints
@@ -55,12 +55,6 @@ def whole(ray_local, tmp_path_factory):
     folder = make_likes(tmp_path_factory.mktemp("likes"))
     shutil.copy(RANKERS, folder)
     return folder, run(folder, "whole")
-
-
-def hash_files(run_folder: RunFolder) -> dict[str, dict[str, str]]:
-    """Return the hashes of the files of every checkpoint."""
-    manifests = run_folder.checkpoints.glob("step-*/manifest.json")
-    return {path.parent.name: json.loads(path.read_text())["files"] for path in manifests}
 
 
 def test_a_keras_model_learns_what_a_sum_of_weights_cannot(whole):

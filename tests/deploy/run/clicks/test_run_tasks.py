@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
-from likes_world import change_scenario, make_likes
+from likes_world import change_scenario, hash_files, make_likes
 
 import nonet
 from nonet.controller.record.run_folder import RunFolder
@@ -22,12 +21,6 @@ TASKS = {"late": "item_id >= 1020", "loved": {"target": "rating >= 5", "weight":
 def run(path, name, *changes):
     scenario = api.scenario(path, list(changes))
     return api.run(scenario, run_dir=path.parent / name, panel=Panel(io.StringIO(), live=False))
-
-
-def hash_files(run_folder: RunFolder) -> dict[str, dict[str, str]]:
-    """Return the hashes of the files of every checkpoint."""
-    manifests = run_folder.checkpoints.glob("step-*/manifest.json")
-    return {path.parent.name: json.loads(path.read_text())["files"] for path in manifests}
 
 
 @pytest.fixture(scope="module")
