@@ -137,6 +137,7 @@ class ModelSpec:
         version_files: Files of a checkpoint that a version has besides weights and rows, by name.
         export_folder: Dotted path of the function (`VersionToExport`, folder) that writes the folder of `nonet export`; "" for
             the folder that `Exported` loads.
+        packages: The packages that an export of it needs besides nonet, as its example program names them.
         request_features: Dotted path of the class that makes questions from requests (`RequestFeatures`).
     """
 
@@ -161,6 +162,7 @@ class ModelSpec:
     engine: ClassVar[str] = ""
     version_files: ClassVar[Mapping[str, str]] = {}
     export_folder: ClassVar[str] = ""
+    packages: ClassVar[str] = "torch, pyarrow"
     request_features: ClassVar[str] = "nonet.deploy.opened:RequestFeatures"
 
     @property

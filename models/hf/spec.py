@@ -129,6 +129,7 @@ class HfSpec(ModelSpec):
     features: ClassVar[tuple[str, ...]] = ("item", "user")
     ahead: ClassVar[int] = 1
     aligns: ClassVar[bool] = True
+    packages: ClassVar[str] = "torch, pyarrow, transformers"
     exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
     imports: ClassVar[str] = "nonet.models.hf.export:load_folder"
 

@@ -62,6 +62,7 @@ class KerasSpec(ClickSpec):
     name: ClassVar[str] = "a Keras model"
     options: ClassVar[type[StrictModel]] = KerasOptions
     build: ClassVar[str] = "nonet.models.keras:build"
+    packages: ClassVar[str] = "torch, pyarrow, keras, its backend"
     exports: ClassVar[str] = "nonet.models.keras.ranker:write_keras_file"
     optimizers: ClassVar[tuple[str, ...]] = ("keras",)
 

@@ -60,6 +60,7 @@ def write_click_folder(exported: VersionToExport, target: Path) -> None:
         answer="probabilities = model.score(model.items, history=history, user=asked.user)",
         shown=_SHOWN,
         counted="questions",
+        packages=spec.packages,
     )
     write_description(target, description, example)
 

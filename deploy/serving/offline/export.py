@@ -128,16 +128,12 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
         answer="answer = model.recommend(history, k=10, user=asked.user)",
         shown='for item, title, score in answer:\n    print(f"{score:8.3f}  {item}  {title}")',
         counted="of 1 answers",
-        packages="torch, pyarrow, transformers"
-        if (target / TRANSFORMERS_FOLDER).is_dir()
-        else "torch, pyarrow",
+        packages=spec.packages,
     )
     write_description(target, description, example)
 
 
-def make_example(
-    purpose: str, *, opener: str, answer: str, shown: str, counted: str, packages: str = "torch, pyarrow"
-) -> str:
+def make_example(purpose: str, *, opener: str, answer: str, shown: str, counted: str, packages: str) -> str:
     """Return the program example.py of an export.
 
     Args:
