@@ -1,7 +1,8 @@
 """Recovery of a run from a killed worker, against Ray restarting plain actors, in turns.
 
 Ours: the training process of the quickstart is killed in pretraining; measured until the run applies a step that it had not
-applied before, less the loading of the checkpoint. By hand: as many actors as the run has worker processes, with the imports of
+applied before, less the loading of the checkpoint. It writes a checkpoint after every step, so that no step is repeated: how many
+are depends on `checkpoint.every`. By hand: as many actors as the run has worker processes, with the imports of
 the same roles, are killed; measured until Ray has restarted all and they answer. Each round begins with new processes on both
 sides.
 """
@@ -30,7 +31,7 @@ _FIRST_STEP = 20  # after which the trainer is killed
 _POLL_S = 0.02
 _CHANGES = [
     "stages.pretrain.epochs=10000",
-    "checkpoint.every=10",
+    "checkpoint.every=1",
     "evaluate.baselines=[]",
     "evaluate.every=100000",
 ]
