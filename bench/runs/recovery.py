@@ -27,7 +27,7 @@ from nonet.deploy.run import api
 from nonet.timing import LapTimer
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
-_FIRST_STEP = 20  # after which the trainer is killed
+_FIRST_STEP = 5  # after which the trainer is killed
 _POLL_S = 0.02
 _CHANGES = [
     "stages.pretrain.epochs=10000",
