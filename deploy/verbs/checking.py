@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nonet.deploy.verbs.questions import JsonOption, ScenarioArg, SetOption
+from nonet.deploy.verbs.questions import JsonOption, ScenarioArg, SetOption, refuse_address
 from nonet.deploy.verbs.running import parse_seeds
 from nonet.plugins import load_heavy
 
@@ -72,7 +72,8 @@ def chaos(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of the page, and of both runs without storage; by default a new one in $NONET_RUNS."
+            callback=refuse_address,
+            help="The folder of the page, and of both runs without storage; by default a new one in $NONET_RUNS.",
         ),
     ] = None,
     shared: Annotated[

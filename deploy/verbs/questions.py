@@ -36,6 +36,17 @@ AddressOption = Annotated[
         help="URL of the dashboard of a cluster, such as http://127.0.0.1:8265.",
     ),
 ]
+
+
+def refuse_address(folder: Path | None) -> Path | None:
+    """Return the folder of --run-dir unchanged. Raises ConfigError for an address of object storage."""
+    if folder is not None and is_storage_address(str(folder).replace(":/", "://", 1)):
+        raise ConfigError(
+            f"--run-dir is {folder}, but it must be a folder; runs are kept in object storage by --set storage=ADDRESS"
+        )
+    return folder
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -306,7 +317,10 @@ def tradeoff(
         ),
     ] = 0.98,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the runs, one per value; finished runs are not repeated.")
+        Path | None,
+        typer.Option(
+            callback=refuse_address, help="Folder of the runs, one per value; finished runs are not repeated."
+        ),
     ] = None,
     change: SetOption = None,
     as_json: JsonOption = False,

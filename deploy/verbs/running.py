@@ -19,6 +19,7 @@ from nonet.deploy.verbs.questions import (
     SetOption,
     name_on_cluster,
     print_summary,
+    refuse_address,
 )
 from nonet.errors import ConfigError
 
@@ -28,7 +29,7 @@ def run(
     change: SetOption = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="The run's folder, by default a new one in $NONET_RUNS."),
+        typer.Option(callback=refuse_address, help="The run's folder, by default a new one in $NONET_RUNS."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --run-dir.")
@@ -101,7 +102,8 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
     change: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the search; an existing search continues.")
+        Path | None,
+        typer.Option(callback=refuse_address, help="The folder of the search; an existing search continues."),
     ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Number of trials at a time.")] = 1,
     as_json: JsonOption = False,

@@ -121,3 +121,19 @@ def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, m
         assert (rows["z-done"]["seconds"], rows["z-done"]["recall@10"]) == (12.0, 0.25)
         assert "there is no run at" in command("runs", f"{BUCKET}/empty")[2]
         assert "runs takes the address" in command("runs", "last")[2]
+
+
+@pytest.mark.parametrize("verb", ["run", "tune", "tradeoff", "chaos"])
+def test_an_address_of_object_storage_as_run_dir_is_refused_and_makes_no_folder(
+    verb, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    required = {
+        "tune": ["--space", "space.yaml"],
+        "tradeoff": ["a=1,2"],
+        "chaos": ["--kill", "trainer"],
+    }
+    code, _, err = command(verb, "quickstart", "--run-dir", "s3://bucket/runs", *required.get(verb, []))
+    assert code == 2
+    assert "it must be a folder; runs are kept in object storage by --set storage=ADDRESS" in err
+    assert not list(tmp_path.iterdir())
