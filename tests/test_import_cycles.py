@@ -22,6 +22,23 @@ def test_a_cycle_through_a_lazy_import_is_found():
     assert list(find_cycles(graph)) == [frozenset("abc")]
 
 
+def test_processes_that_compile_and_divide_no_model_do_not_import_what_does():
+    roles = ("rollout", "trainer", "reward", "evaluation.evaluator")
+    modules = [
+        "controller.single_controller",
+        "deploy.run.driver",
+        *(f"workers.roles.{role}" for role in roles),
+    ]
+    imports = "; ".join(f"import nonet.{name}" for name in (*modules, "workers.engines._ddp"))
+    # Torch's own optimizers import the compiler at the first of these calls.
+    optimizer = "w = torch.nn.Parameter(torch.ones(2, 2)); o = Muon([w], []); w.sum().backward(); o.step(); o.zero_grad()"
+    heavy = ["torch._dynamo", "torch.distributed.fsdp", "sympy"]
+    names = f"print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, torch; from nonet.muon import Muon; {imports}; {optimizer}; {names}"
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stdout == "[]\n"
+
+
 def import_graph() -> dict[str, set[str]]:
     """Return the modules of the package that each module imports; an import from a face counts for the module behind it."""
     files = [
@@ -60,23 +77,6 @@ def find_cycles(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
     for module in graph:
         if module not in number:
             yield from visit(module)
-
-
-def test_processes_that_compile_and_divide_no_model_do_not_import_what_does():
-    roles = ("rollout", "trainer", "reward", "evaluation.evaluator")
-    modules = [
-        "controller.single_controller",
-        "deploy.run.driver",
-        *(f"workers.roles.{role}" for role in roles),
-    ]
-    imports = "; ".join(f"import nonet.{name}" for name in (*modules, "workers.engines._ddp"))
-    # The first calls of these, which torch's own optimizers import the compiler for.
-    optimizer = "w = torch.nn.Parameter(torch.ones(2, 2)); o = Muon([w], []); w.sum().backward(); o.step(); o.zero_grad()"
-    heavy = ["torch._dynamo", "torch.distributed.fsdp", "sympy"]
-    names = f"print([name for name in {heavy} if name in sys.modules])"
-    program = f"import sys, torch; from nonet.muon import Muon; {imports}; {optimizer}; {names}"
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert ended.stdout == "[]\n"
 
 
 def _module_behind(

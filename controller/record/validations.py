@@ -143,17 +143,15 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
     """
     best_step, metric, guard = summary["best"], summary["metric"], summary.get("guard")
     best_entry = next((entry for entry in summary["history"] if entry["step"] == best_step), None)
+    rewards_with_step = [
+        (entry["reward"], entry["step"]) for entry in summary["history"] if entry.get("reward") is not None
+    ]
     if guard is not None and not guard["kept"]:
         text = (
             f"{stage}: no step passed the guard, {guard['least']:.0%} of {guard['metric']} of validation "
             f"({guard['before']:.4f} before the stage); by the fallback, the highest {metric}, step {best_step} of "
             f"{summary['steps']} was best ({guard['value']:.4f}"
         )
-        rewards_with_step = [
-            (entry["reward"], entry["step"])
-            for entry in summary["history"]
-            if entry.get("reward") is not None
-        ]
         if best_entry is not None and best_entry.get("reward") is not None:
             highest, highest_step = max(rewards_with_step)
             text += f"; its reward is {best_entry['reward']:.4f}, the highest {highest:.4f} at step {highest_step}"
@@ -162,7 +160,7 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
         value = None if best_entry is None else _get_value(best_entry, metric)
         value_text = "" if value is None else f" ({value:.4f})"
         text = f"{stage} was best at step {best_step} of {summary['steps']} by {metric} of validation{value_text}"
-        if guard is not None and _is_higher_without_guard(summary, value or 0.0):
+        if guard is not None and value is not None and any(reward > value for reward, _ in rewards_with_step):
             text += f", of the steps that keep {guard['least']:.0%} of {guard['metric']} ({guard['before']:.4f} before the stage)"
     if summary["ran"] < summary["steps"]:
         text += f"; stopped after {summary['ran']}"
@@ -178,17 +176,6 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
     elif best_step < summary["ran"]:
         text += f"; its last {summary['ran'] - best_step} steps are not used"
     return text
-
-
-def _is_higher_without_guard(summary: Mapping[str, Any], value: float) -> bool:
-    """Return whether a step that does not pass the guard has a higher value of the stage's metric."""
-    guard = summary["guard"]
-    least = guard["least"] * guard["before"]
-    return any(
-        (_get_value(entry, summary["metric"]) or 0.0) > value
-        and (_get_value(entry, guard["metric"]) or 0.0) < least
-        for entry in summary["history"]
-    )
 
 
 def _get_value(entry: Mapping[str, Any], metric: str) -> float | None:

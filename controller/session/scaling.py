@@ -283,6 +283,7 @@ def write_plan(run: RunFolder, plan: Plan, add_note: Callable[[str], None]) -> N
     ]
     if changes:
         add_note(
-            f"the number of threads changes with the cores ({', '.join(changes)}): later steps may be rounded differently"
+            f"the number of threads changes with the cores and workers ({', '.join(changes)}): later steps may be "
+            "rounded differently"
         )
     run.write_json(_PLAN, plan.as_dict())

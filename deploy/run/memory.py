@@ -10,14 +10,16 @@ import threading
 
 import psutil
 
-_GROWTH = 1.01  # PSS is read again when the sum of resident set sizes has grown by this factor.
+_GROWTH = (
+    1.01  # of the sum of resident set sizes since the last reading of PSS, from which on it is read again
+)
 
 
 class PeakMemory:
     """Samples the PSS of the process tree in a thread while the context is open; `peak_bytes` is the largest so far.
 
-    To read PSS, the kernel walks all page tables (0.15 s for a small run). It is therefore read only while the sum of
-    resident set sizes, which costs little, is the largest so far.
+    To read PSS, the kernel walks all page tables (0.15 s for a small run). It is therefore read only when the sum of
+    resident set sizes, which costs little, is 1 % above that of the last reading.
     """
 
     def __init__(self, interval_s: float = 1.0):
@@ -45,6 +47,7 @@ class PeakMemory:
 
 
 def _list_processes() -> list[psutil.Process]:
+    """Return this process and all its descendants."""
     process = psutil.Process()
     return [process, *process.children(recursive=True)]
 

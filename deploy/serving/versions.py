@@ -65,10 +65,10 @@ def promote_version(name: str, share: float | None) -> dict[str, Any]:
     Raises:
         ConfigError: There is no such version.
     """
-    run, _, number = name.rpartition("@")
-    if not run or not number.isdecimal():
+    run, number = _split_name(name)
+    if number is None:
         raise ConfigError(f"{name!r} is not a version; give a run, @ and a number, such as last@3")
-    return asdict(find_registry(run).promote(int(number), share))
+    return asdict(find_registry(run).promote(number, share))
 
 
 def rollback_version(run: str, to: int | None) -> dict[str, Any]:
@@ -84,10 +84,15 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     Raises:
         ConfigError: There is no version to go back to.
     """
-    run_name, _, number = run.rpartition("@")
-    if to is None and run_name and number.isdecimal():
-        run, to = run_name, int(number)
+    if to is None:
+        run, to = _split_name(run)
     return asdict(find_registry(run).rollback(to))
+
+
+def _split_name(name: str) -> tuple[str, int | None]:
+    """Split RUN@NUMBER into the run and the number of a version; the number is None for a run alone."""
+    run, _, number = name.rpartition("@")
+    return (run, int(number)) if run and number.isdecimal() else (name, None)
 
 
 def _describe_version(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:

@@ -281,7 +281,7 @@ class VersionRegistry:
         with self._lock():
             serving = self.serving
             if serving.default is None:
-                raise ConfigError(f"{self.root} serves no version, so there is nothing to roll back")
+                raise ConfigError("the run serves no version, so there is nothing to roll back")
             lineage = {version.number for version in self.list_lineage(serving.default)}
             if to is None and serving.shares:
                 target, accepted, refused = serving.default, lineage, set(serving.shares)

@@ -67,5 +67,5 @@ def test_a_plan_with_other_numbers_of_threads_than_the_one_before_adds_a_note(tm
         resources = {"CPU": cores, "memory": 16e9}
         write_plan(run, plan(scenario, ClusterView((Node("a", resources, resources),))), notes.append)
     (note,) = notes
-    assert note.startswith("the number of threads changes with the cores (trainer 2 to 1")
+    assert note.startswith("the number of threads changes with the cores and workers (trainer 2 to 1")
     assert json.loads((tmp_path / "plan.json").read_text())["groups"][0]["threads"] == 1

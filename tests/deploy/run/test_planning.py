@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from nonet.deploy.run import planning
 from nonet.deploy.run.planning import choose_view as view_of
 from nonet.errors import ConfigError
 
@@ -25,6 +26,18 @@ def test_a_plan_on_a_live_ray_knows_what_is_free_and_what_labels_the_nodes_have(
     node = ray_local.nodes()[0]["NodeID"]
     assert {name for group in made["groups"] for name in group["nodes"]} == {node}
     assert made["cluster"].startswith("1 node, 4 CPU")
+
+
+def test_a_ray_that_refuses_the_connection_is_wrong_input_and_the_error_names_the_token(monkeypatch):
+    def refuse(*_):
+        raise ConnectionError("Authentication token is missing")
+
+    monkeypatch.setattr(planning, "check_address", lambda *_: None)
+    monkeypatch.setattr(planning, "start_ray", refuse)
+    with pytest.raises(
+        ConfigError, match=r"no Ray answers at a:1, .*RAY_AUTH_TOKEN\): Authentication token is missing; "
+    ):
+        view_of(None, "a:1")
 
 
 def test_where_no_ray_answers_the_error_says_how_to_plan_without_one():
