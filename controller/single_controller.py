@@ -38,11 +38,12 @@ from nonet.controller.scenario import Scenario, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
 from nonet.errors import NonetError, PlacementError, ServiceMissing
-from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer
+from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer, register_work_folder
 from nonet.workers import describe_activity
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
 _REPLACE_POLL_S = 5.0  # between two attempts to place lost workers again
+_WRONG_INPUT = 2  # the exit code of a run that failed because of what its user gave
 MOST_RECOVERIES = 3  # attempts that may fail in a row without a new checkpoint before the run fails
 
 
@@ -109,8 +110,9 @@ class SingleController:
         """Open the run for writing if it is in object storage; return the writer, or the error that the run fails with."""
         try:
             for mounted in self._task.mounts:
-                mount(mounted)
-            writer = open_writer(self._run.path)
+                mount_here = register_work_folder if mounted.path == self._task.run else mount
+                mount_here(mounted)
+            writer = open_writer(self._run.path, timeout_s=self._task.scenario.deadlines.storage)
         except NonetError as error:
             return None, error
         if writer:
@@ -192,7 +194,7 @@ class SingleController:
             self._recorder.close(outcome["state"])
         try:
             if self._writer:
-                self._writer.close()
+                self._close_writer(discards=outcome.get("exit_code") == _WRONG_INPUT)
         except NonetError as error:  # the run has not ended well, if its end cannot be stored
             if outcome["state"] != FAILED:
                 outcome = _make_failure(str(error), "", error.exit_code)
@@ -200,6 +202,13 @@ class SingleController:
         self._outcome = outcome  # the driver ends this process when it sees it
         if self._task.detached or self._lease.is_expired:
             self._end_actor()
+
+    def _close_writer(self, *, discards: bool) -> None:
+        """Store the end of the run; one that failed without a checkpoint because of wrong input is deleted instead."""
+        assert self._writer is not None
+        self._writer.close(commit=False)
+        if not (discards and self._writer.discard()):
+            self._writer.close()
 
     def _run_with_recoveries(self) -> bool:
         """Run the pipeline, after a lost worker again from the newest checkpoint; return whether it reached its end."""

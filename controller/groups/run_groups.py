@@ -97,6 +97,7 @@ class RunGroups:
         self.hosts = self.binding.hosts
         self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
+        self._collected_counts: dict[Any, int] = {}  # files that `collect_files` has returned, by actor
         self._watchdog = Watchdog(run.path, self.hosts)
         self._attach_watchdog()
         self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
@@ -268,42 +269,34 @@ class RunGroups:
         if self._has_role("rollout"):
             self.rollout.rows_version = None  # the rows differ from those of any version that was sent
 
-    def collect_files(
-        self, known: Mapping[str, str | None], excluded: Collection[str]
-    ) -> dict[str, FileEntry]:
-        """Make workers on other nodes upload the results and artifacts of a stored run that the controller does not know.
+    def collect_files(self) -> list[tuple[str, FileEntry]]:
+        """Return the results and artifacts of a stored run that workers on other nodes have stored since the last call.
 
-        Args:
-            known: SHA-256 of each known file, by its path in the run.
-            excluded: The names of folders of the run whose files are not complete yet.
-
-        Returns:
-            The entries of the uploaded files, by path. Nodes that do not answer have none.
+        Workers that do not answer have none; theirs are returned by a later call.
         """
-        folder, entries = str(self._run.path), dict[str, FileEntry]()
+        folder, collected = str(self._run.path), list[tuple[str, FileEntry]]()
         calls = [
-            actor.upload_changed.remote(folder, dict(known), list(excluded))
-            for actor in self._find_remote_actors()
+            (actor, actor.list_put.remote(folder, self._collected_counts.get(actor, 0)))
+            for actor in self._list_remote_actors()
         ]
-        for call in calls:
+        for actor, call in calls:
             with contextlib.suppress(RayError):  # a lost worker is reported by the calls of its roles
-                entries |= ray.get(call, timeout=_COLLECT_TIMEOUT_S)
-        return entries
+                entries = ray.get(call, timeout=_COLLECT_TIMEOUT_S)
+                self._collected_counts[actor] = self._collected_counts.get(actor, 0) + len(entries)
+                collected += entries
+        return collected
 
     def refresh_copies(self) -> None:
         """Make the local copies of a stored run on other nodes equal to the stored run."""
         folder = str(self._run.path)
-        ray.get([actor.refresh_copy.remote(folder) for actor in self._find_remote_actors()])
+        ray.get([actor.refresh_copy.remote(folder) for actor in self._list_remote_actors(one_per_node=True)])
 
-    def _find_remote_actors(self) -> list[Any]:
-        """Return one actor of every other node that has a worker."""
+    def _list_remote_actors(self, *, one_per_node: bool = False) -> list[Any]:
+        """Return the actors on other nodes, or one of every other node."""
         own_node = ray.get_runtime_context().get_node_id()[:8]
-        actor_by_node: dict[str, Any] = {}
-        for hosts in list(self.hosts.values()):
-            for node, actor in hosts.list_ready_actors():
-                if node != own_node:
-                    actor_by_node.setdefault(node, actor)
-        return list(actor_by_node.values())
+        ready = [entry for hosts in list(self.hosts.values()) for entry in hosts.list_ready_actors()]
+        remote = [(node, actor) for node, actor in ready if node != own_node]
+        return list(dict(remote).values()) if one_per_node else [actor for _, actor in remote]
 
     def _check_shared_or_stop(self, new_names: Collection[str]) -> None:
         """Check that the workers of new groups reach the run's folder, unless the run is stored; if not, stop all processes.

@@ -23,6 +23,7 @@ from .run_folder import make_control_name as make_control_name
 from .run_folder import make_passes_name as make_passes_name
 from .run_folder import make_rerank_name as make_rerank_name
 from .run_folder import make_unselected_name as make_unselected_name
+from .run_folder import open_for_writing as open_for_writing
 from .run_names import find_group as find_group
 from .run_names import find_run as find_run
 from .run_names import find_stored_run as find_stored_run

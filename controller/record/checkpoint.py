@@ -15,7 +15,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +25,7 @@ from typing import Any
 from nonet.atomic import make_folder, sync, write_whole
 from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
-from nonet.storage import fetch, find_copy, find_digest
+from nonet.storage import fetch, find_copy, find_digest, remove
 
 FORMAT = 2  # The format of manifests. Checkpoints of format 1 have no slices of tensors.
 _OLDEST_FORMAT = 1
@@ -122,7 +121,7 @@ class Checkpoints:
         )
         sync(self.root)
         for old in self.root.glob(f"{final.name}.old-*"):
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old, "replaced")
         return final
 
     def find_newest(self) -> tuple[Path, Manifest] | None:
@@ -188,19 +187,19 @@ class Checkpoints:
         }
         replaced_paths = set(self.root.glob("step-*.old-*")) - set(complete_paths.values())
         for path in (*self.root.glob("tmp-*"), *replaced_paths):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path, "unfinished or replaced")
         manifests = [(path, read_manifest(path)) for _, path in sorted(complete_paths.items())]
         other_paths = [path for path, manifest in manifests if not manifest.last]
         for path in other_paths[:-keep_last]:
             if _parse_step(path) in kept_steps:
                 continue
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path, "pruned")
 
     def delete_after(self, step: int) -> None:
         """Delete all checkpoints after a global step, and all staging directories."""
         later = [path for path in self._list_folders() if _parse_step(path) > step]
         for path in (*later, *self.root.glob("tmp-*")):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path, f"after step {step}, to which the run was cut")
 
     def find_stage_end(self, stage: str) -> Path:
         """Return the directory of the checkpoint that ends a stage.

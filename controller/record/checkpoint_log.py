@@ -21,7 +21,7 @@ from nonet.controller.record.run_folder import RunFolder, list_subjects_beside, 
 from nonet.controller.record.validations import ValidationRecord
 from nonet.errors import CheckpointError, ConfigError
 from nonet.options import Positive, StrictModel
-from nonet.storage import RunWriter
+from nonet.storage import RunWriter, remove
 from nonet.workers.roles import StageSetup
 
 
@@ -182,11 +182,13 @@ class CheckpointLog:
     def store_changes(self) -> None:
         """Commit the files of a run in object storage, with those that workers wrote; do nothing for a run in a folder.
 
+        During an outage of the storage the files stay local, and are committed later.
+
         Raises:
-            StorageError: The storage cannot be used, or another process has opened the run.
+            StorageError: The outage is longer than its deadline, or another process has opened the run.
         """
         if self._writer:
-            self._writer.commit()
+            self._writer.commit_or_wait()
 
     def check_writer(self) -> str:
         """Return a warning about the object storage of the run, "" without one.
@@ -204,9 +206,11 @@ class CheckpointLog:
         """Leave a folder of a run in object storage out of commits while a block runs, because its files are incomplete."""
         if self._writer:
             self._writer.excluded = frozenset({folder})
-        yield
-        if self._writer:
-            self._writer.excluded = frozenset()
+        try:
+            yield
+        finally:
+            if self._writer:
+                self._writer.excluded = frozenset()
 
     def find_at_step(self, step: int) -> Path | None:
         """Return the directory of the checkpoint of a global step; None if it was deleted or is not complete yet."""
@@ -278,7 +282,7 @@ class CheckpointLog:
                 reward_files.remove(f"{name}.rewards.rerank.npz")
             result_files = [f"{subject}.{suffix}" for subject in subjects for suffix in ("json", "npz")]
             for file in (*reward_files, *result_files):
-                (self._run.results / file).unlink(missing_ok=True)
+                remove(self._run.results / file, f"after step {manifest.step}, to which the run was cut")
             ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
         self.journal.close()
         cut_journal(self._run.journal, manifest.journal)

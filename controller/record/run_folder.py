@@ -15,7 +15,17 @@ from typing import Any
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, FolderLock, lock_folder
 from nonet.errors import ConfigError
-from nonet.storage import MountedRun, fetch, join_address, make_local_folder, read_address, register
+from nonet.storage import (
+    MountedRun,
+    fetch,
+    find_work_folder,
+    join_address,
+    make_local_folder,
+    open_work_folder,
+    read_address,
+    register_work_folder,
+    remove,
+)
 
 _FACTS = "results/tokenise.json"  # the results of the tokenise stage
 # The versions of a run's catalogue after the first (which is in _FACTS), the newest last.
@@ -185,7 +195,7 @@ class RunFolder:
     def clear_records(self) -> None:
         """Delete the journal, the metrics and the list of sources, so that a run without a checkpoint starts again."""
         for path in (self.journal, self.metrics, self.sources_list):
-            path.unlink(missing_ok=True)
+            remove(path, "the run starts again")
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a JSON file atomically and sync it to disk.
@@ -253,8 +263,16 @@ def lock_run(run: RunFolder) -> FolderLock:
     return lock_folder(run.path)
 
 
+def open_for_writing(run: RunFolder) -> RunFolder:
+    """Return the folder in which this node writes a run: of a stored run that was opened for reading, its work folder."""
+    return RunFolder(open_work_folder(run.path))
+
+
 def is_running(run: RunFolder) -> bool:
-    """Return whether a process holds the lock of a run's folder."""
+    """Return whether a process of this node holds the lock of a run's folder."""
+    run = RunFolder(find_work_folder(run.path))
+    if not run.path.exists():
+        return False
     try:
         lock_run(run).close()
     except ConfigError:
@@ -300,7 +318,7 @@ def create_run(
                 f"{folder} and storage: {storage_address} name two places for one run; leave --run-dir out, or set storage=null"
             )
         path = make_local_folder(storage_address, run_id)
-        register(MountedRun(join_address(storage_address, run_id), str(path)))
+        register_work_folder(MountedRun(join_address(storage_address, run_id), str(path)))
         return RunFolder(path)
     if folder is not None:
         run = RunFolder(Path(folder).absolute())

@@ -15,16 +15,15 @@ from nonet.controller.record.run_folder import RunFolder, find_runs_root
 from nonet.errors import ConfigError, StorageError
 from nonet.storage import (
     OPENING_TIMEOUT_S,
-    MountedRun,
+    fetch_known,
+    find_copy,
     find_local_runs,
     has_run,
     is_storage_address,
     join_address,
-    make_local_folder,
-    mount,
+    mount_view,
     open_storage,
     read_address,
-    register,
 )
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
@@ -37,8 +36,7 @@ def find_run(run: str | Path) -> RunFolder:
         ConfigError: There is no such run, or several; the message lists runs that there are.
     """
     if is_storage_address(str(run)):
-        address, _, run_id = str(run).rstrip("/").rpartition("/")
-        return _open_run(RunFolder(make_local_folder(address, run_id)), f"{address}/{run_id}")
+        return _open_stored(str(run).rstrip("/"))
     for folder in _list_places(run):
         if _is_run(folder):
             return _open_run(RunFolder(folder.absolute()))
@@ -90,15 +88,9 @@ def list_stored_runs(place: str) -> list[RunFolder]:
 
 
 def _fetch_description(place: str, run_id: str) -> RunFolder | None:
-    """Fetch the scenario, the status and the report of a stored run; return None if there is no run of this id."""
-    address = join_address(place, run_id)
-    if not has_run(address):
-        return None
-    run = RunFolder(make_local_folder(place, run_id))
-    copy = register(MountedRun(address, str(run.path)))
-    for file in (run.scenario, run.status, run.report):
-        copy.fetch(file)
-    return run
+    """Fetch what lists show of a stored run; return None if there is no run of this id."""
+    folder = fetch_known(join_address(place, run_id))
+    return folder and RunFolder(folder)
 
 
 def find_group(name: str | Path) -> Path | None:
@@ -139,22 +131,26 @@ def _list_places(name: str | Path) -> list[Path]:
     return [Path(name), find_runs_root() / name, *copies] if str(name) else []
 
 
-def _open_run(run: RunFolder, address: str | None = None) -> RunFolder:
-    """Return a run, after bringing its local copy up to date if it is stored.
-
-    Args:
-        run: The run, or the local copy that it will have.
-        address: The address of a stored run; by default, it is read from the local copy.
+def _open_run(run: RunFolder) -> RunFolder:
+    """Return a run; of a stored one, a view of its newest state, unless the folder is mounted already.
 
     Raises:
         ConfigError: The storage cannot be read, or has no such run.
     """
-    if address := address or read_address(run.path):
-        try:
-            mount(MountedRun(address, str(run.path)), retry_timeout_s=OPENING_TIMEOUT_S)
-        except StorageError as error:
-            raise ConfigError(f"storage: {error}") from None
-    return run
+    address = None if find_copy(run.path) else read_address(run.path)
+    return _open_stored(address) if address else run
+
+
+def _open_stored(address: str) -> RunFolder:
+    """Return a view of the newest state of a stored run.
+
+    Raises:
+        ConfigError: The storage cannot be read, or has no such run.
+    """
+    try:
+        return RunFolder(mount_view(address, OPENING_TIMEOUT_S).path)
+    except StorageError as error:
+        raise ConfigError(f"storage: {error}") from None
 
 
 def _is_run(folder: Path) -> bool:

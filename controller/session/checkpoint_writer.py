@@ -115,9 +115,13 @@ class CheckpointWriter:
 
     def _start_saving(self, folder: Path, *, wait: bool) -> OpenCheckpoint:
         """Make all ranks copy their state, and start to write the copies to a folder."""
-        trainer = self._session.trainer
-        groups = [trainer.group, trainer.shards]
-        return OpenCheckpoint(folder, groups, self._session.deadlines.save, wait=wait)
+        trainer, deadlines = self._session.trainer, self._session.deadlines
+        groups, deadline = [trainer.group, trainer.shards], deadlines.save
+        if (
+            self._session.scenario.storage is not None
+        ):  # ranks may wait for the storage before they have uploaded their parts
+            deadline = Deadline(deadlines.save + deadlines.storage, deadlines.save.key)
+        return OpenCheckpoint(folder, groups, deadline, wait=wait)
 
 
 class OpenCheckpoint:

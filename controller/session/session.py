@@ -181,7 +181,9 @@ class Session:
             if self._owns_writer:
                 storage = self.scenario.storage
                 self._writer = open_writer(
-                    self.run.path, single_writer=storage is not None and storage.single_writer
+                    self.run.path,
+                    single_writer=storage is not None and storage.single_writer,
+                    timeout_s=self.deadlines.storage,
                 )
             if not self.resume:
                 self.run.clear_records()
@@ -217,7 +219,7 @@ class Session:
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)
         if self._writer:
             writer, groups = self._writer, self.groups
-            writer.collect = lambda: groups.collect_files(writer.list_digests(), writer.excluded)
+            writer.collect = groups.collect_files
             if self._owns_writer:
                 writer.start_commits()
 
@@ -228,7 +230,7 @@ class Session:
             at_once: Whether to kill the processes without calling the teardown of their roles.
         """
         if self._writer:
-            self._writer.collect = dict
+            self._writer.collect = tuple
         if hasattr(self, "probes"):
             self.probes.close()
         if hasattr(self, "groups"):
@@ -514,6 +516,6 @@ class Session:
         if (
             self._writer
         ):  # results that were made after the checkpoint have been deleted here, but not on other nodes
-            self._writer.commit()
+            self.checkpoint_log.store_changes()
             self.groups.refresh_copies()
         return self.restored

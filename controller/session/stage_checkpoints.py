@@ -19,7 +19,7 @@ from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.setup import renumber_stages
 from nonet.errors import CheckpointError
-from nonet.storage import fetch
+from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup
 
 
@@ -173,7 +173,7 @@ def _write_start_as_end(
     unselected = session.checkpoint_log.find_at_step(stage.first + best_step)
     assert start is not None
     control_dir = session.run.path / "controls" / make_unselected_name(stage.name)
-    shutil.rmtree(control_dir, ignore_errors=True)
+    remove(control_dir, "replaced")
     if unselected is not None:
         make_folder(control_dir)
         fetch(unselected)

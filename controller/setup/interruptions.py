@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from nonet.controller.record import RunFolder
+from nonet.storage import remove
 
 _FILE = "interruptions.json"
 
@@ -37,4 +38,4 @@ def record_loss(run: RunFolder, why: str) -> None:
 
 def clear_interruptions(run: RunFolder) -> None:
     """Delete the record, as a run without a checkpoint starts again."""
-    (run.path / _FILE).unlink(missing_ok=True)
+    remove(run.path / _FILE, "the run starts again")

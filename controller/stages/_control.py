@@ -22,7 +22,7 @@ from nonet.controller.session import Session, find_stage_start
 from nonet.controller.setup import make_stage_setups
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.errors import ConfigError
-from nonet.storage import fetch
+from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
@@ -90,7 +90,7 @@ def train_control(
         holds the weights of the last step.
     """
     setup, control_dir = control.setup, session.run.path / "controls" / control.setup.name
-    shutil.rmtree(control_dir, ignore_errors=True)
+    remove(control_dir, "the control starts again")
     session.trainer.ensure_on_device(setup)
     session.groups.load(control.start, None)
     session.trainer.begin(setup)
@@ -123,7 +123,7 @@ def train_control(
         shutil.copytree(control.start, folder)
     for other in control_dir.iterdir():
         if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+            remove(other, "not the best step of the control")
     session.checkpoint_log.store_changes()
     outcome = f"best at step {step} of {setup.steps}" if step else f"no step of {setup.steps} beat its start"
     text = f"{setup.name}: finetuning continued on RL's events with as much {control.measure}, {outcome}"

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from nonet.controller.record import RunFolder
+from nonet.controller.record import RunFolder, open_for_writing
 from nonet.controller.setup import get_scenario_folder
 from nonet.deploy.opened import OpenedRun, Vocabulary, read_run_items
 from nonet.errors import ConfigError, DataError
@@ -95,6 +95,7 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         sids_ML = known_sids.extend(vectors, keys_M)
     else:
         keys_M, sids_ML = None, corpus.sids
+    folder = open_for_writing(folder)
     with change_run(folder.path):
         written_artifacts = _write_artifacts(
             folder.path / "artifacts", artifacts, items, keys_M, sids_ML, corpus, np.flatnonzero(is_allowed_M)

@@ -12,12 +12,13 @@ from nonet.deploy.report.page import render_page
 from nonet.errors import ConfigError
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write RUN/report.html atomically from RUN's report.json, metrics.jsonl and scenario.yaml.
+def write_report(run_dir: Path, page_dir: Path | None = None) -> Path:
+    """Write report.html atomically from RUN's report.json, metrics.jsonl and scenario.yaml.
 
     Args:
         run_dir: The run's folder. Only report.json must exist; sections whose numbers are missing are left
             out.
+        page_dir: The folder of the page, by default that of the run.
 
     Returns:
         The path of the page.
@@ -30,7 +31,7 @@ def write_report(run_dir: Path) -> Path:
     curves, unread = read_curves(run_dir / "metrics.jsonl")
     scenario_path = run_dir / "scenario.yaml"
     scenario = scenario_path.read_text(encoding="utf-8") if scenario_path.exists() else ""
-    page_path = run_dir / "report.html"
+    page_path = (page_dir or run_dir) / "report.html"
     write_whole(page_path, render_page(report, curves=curves, scenario=scenario, unread=unread).encode())
     return page_path
 

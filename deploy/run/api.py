@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from nonet.controller.cluster import ClusterView, read_local_view
 from nonet.controller.plan import Plan, plan
-from nonet.controller.record import RunFolder, create_run, describe_place, find_run, is_ray_job
+from nonet.controller.record import (
+    RunFolder,
+    create_run,
+    describe_place,
+    find_run,
+    is_ray_job,
+    open_for_writing,
+)
 from nonet.controller.scenario import (
     Scenario,
     find_scenario,
@@ -212,4 +219,4 @@ def resume(
     with panel or Panel() as open_panel:
         if restored_keys:
             open_panel.print_note(f"env.vars from this process's environment: {', '.join(restored_keys)}")
-        return _start(loaded, folder.sources, folder, resume=True).wait(open_panel)
+        return _start(loaded, open_for_writing(folder).sources, folder, resume=True).wait(open_panel)

@@ -14,13 +14,20 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from nonet.controller.groups import CONTROLLER, Heartbeat, read_orphan_timeout_s, reap_orphaned_runs, reap_run
-from nonet.controller.record import FolderLock, RunFolder, count_missing, lock_run, write_token
+from nonet.controller.record import (
+    FolderLock,
+    RunFolder,
+    count_missing,
+    lock_run,
+    open_for_writing,
+    write_token,
+)
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import (
     clear_interruptions,
@@ -35,7 +42,15 @@ from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
 from nonet.errors import ConfigError, NonetError, StorageError, WorkerFailed, WorkerLost
-from nonet.storage import OPENING_TIMEOUT_S, RunCopy, change_run, find_copy, list_mounts, open_storage
+from nonet.storage import (
+    OPENING_TIMEOUT_S,
+    RunWriter,
+    change_run,
+    find_copy,
+    has_run,
+    list_mounts,
+    open_storage,
+)
 from nonet.workers import check_ray_environment
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
@@ -212,18 +227,23 @@ class DriverRun:
             with change_run(self.folder.path):  # the folder of a stored run is up to date within the block
                 self._complete_report()
             return self
-        if copy := find_copy(self.folder.path):
-            copy.fetch_small_files()
         if self.state == "failed":
             has_wrong_input = outcome["exit_code"] == 2
-            if not list(self.folder.checkpoints.glob("step-*")) and has_wrong_input:
-                if copy:
-                    copy.delete_run()
+            if has_wrong_input and self._is_discarded():
                 shutil.rmtree(self.folder.path, ignore_errors=True)
             raise WorkerFailed(
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
             )
         return self
+
+    def _is_discarded(self) -> bool:
+        """Return whether a failed run has no checkpoint; the controller of a stored run has then deleted it from the storage."""
+        if copy := find_copy(self.folder.path):
+            try:
+                return not has_run(copy.address)
+            except StorageError:
+                return False
+        return not list(self.folder.checkpoints.glob("step-*"))
 
     def _complete_report(self) -> None:
         """Add the memory and the duration that this process has measured to the report, and write its page."""
@@ -264,24 +284,25 @@ def start(
     else:
         scenario = resolve_sources(scenario)
         warnings = preflight.check(scenario, folder)
+    run = open_for_writing(run)
     preflight.check_free_space(scenario, run)
     check_ray_environment()
-    folder_existed, copy = run.path.exists(), find_copy(run.path)
+    folder_existed, writer = run.path.exists(), None
     lock = lock_run(run)
     try:
         _end_earlier_controller(run, resume)
         run.stop_request.unlink(missing_ok=True)
-        _prepare_records(scenario, folder, run, resume, command)
+        writer = _prepare_records(scenario, folder, run, resume, command)
         memory = PeakMemory().__enter__()
         controller = _start_controller(scenario, folder, run, resume)
         return DriverRun(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
         # A run that has not started is deleted, so that `last` does not refer to it.
-        if copy and not resume:
+        if writer and not resume:
             with contextlib.suppress(StorageError):  # the error that ended the start is raised
-                copy.delete_run()
-            shutil.rmtree(run.path, ignore_errors=True)
+                if writer.discard():
+                    shutil.rmtree(run.path, ignore_errors=True)
         elif not folder_existed and not run.scenario.exists():
             shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -312,6 +333,7 @@ def start_detached(
     else:
         scenario = resolve_sources(scenario)
         preflight.check(scenario, folder)
+    run = open_for_writing(run)
     preflight.check_free_space(scenario, run)
     check_ray_environment()
     with lock_run(run):  # the controller claims the folder afterwards
@@ -360,44 +382,46 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
         reap_run(run.id)
 
 
-def _prepare_records(scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str) -> None:
+def _prepare_records(
+    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str
+) -> RunWriter | None:
     """Record that a run is resumed or started, and what it starts from.
 
     A run in object storage also gets the copies of the user's files now, because other nodes have only what is stored.
+
+    Returns:
+        The closed writer of a run in object storage, which can discard it until another process opens the run; else None.
 
     Raises:
         ConfigError: The storage cannot be used.
     """
     copy = find_copy(run.path)
     single_writer = scenario.storage is not None and scenario.storage.single_writer
-    if copy is None:
-        writing: AbstractContextManager[None] = contextlib.nullcontext()
-    else:
-        _check_storage(copy, resume=resume, single_writer=single_writer)
-        writing = change_run(run.path, single_writer=single_writer)
-    with writing:
+    if copy is not None and not single_writer:
+        _check_storage(copy.address)
+    with change_run(run.path, single_writer=single_writer) as writer:
         if resume:
             read_copies(run)
             record_resume(run)
-            return
+            return writer
         run.clear_records()
         clear_interruptions(run)
         write_start(run, folder, command)
         if copy is not None:
             write_run(scenario, folder, run)
+    return writer
 
 
-def _check_storage(copy: RunCopy, *, resume: bool, single_writer: bool) -> None:
-    """Check that a run can be opened in its object storage.
+def _check_storage(address: str) -> None:
+    """Check that a run can be opened in its object storage, also for a resume: the bucket may have been moved.
 
     Raises:
         ConfigError: The storage cannot be written or ignores conditions.
     """
-    if not (resume or single_writer):
-        try:
-            open_storage(copy.address, retry_timeout_s=OPENING_TIMEOUT_S).check_conditions()
-        except StorageError as error:
-            raise ConfigError(f"storage: {error}") from None
+    try:
+        open_storage(address, retry_timeout_s=OPENING_TIMEOUT_S).check_conditions()
+    except StorageError as error:
+        raise ConfigError(f"storage: {error}") from None
 
 
 def _start_controller(

@@ -14,12 +14,11 @@ from typing import Any
 from nonet.controller.record import CONTROLLER, RunFolder, is_running
 from nonet.deploy.run.progress import format_metrics
 from nonet.errors import ConfigError
-from nonet.storage import fetch, find_copy
+from nonet.storage import fetch, find_copy, is_written_now
 
 _POLL_S = 0.5
 _ENDED = ("done", "stopped", "failed")
 _LATE_S = 30.0  # without a status, after which a controller seems to hang; it writes one at least every 10 s
-_STORED_LATE_S = 60.0  # without a status, after which no machine seems to work on a stored run
 
 
 def describe_folder(run: RunFolder) -> dict[str, Any]:
@@ -177,8 +176,8 @@ def is_in_progress(run: RunFolder) -> bool:
 
 
 def is_run_elsewhere(run: RunFolder) -> bool:
-    """Return whether another machine works on a stored run, by the status in the local copy and its age."""
+    """Return whether another machine works on a stored run, by its status and the age of its head in the storage."""
     if find_copy(run.path) is None or run.report.exists():
         return False
     status = run.read_json(run.status.name) or {}
-    return status.get("state") in ("starting", "running") and time.time() - status["at"] < _STORED_LATE_S
+    return status.get("state", "starting") in ("starting", "running") and is_written_now(run.path)

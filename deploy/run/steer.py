@@ -15,7 +15,7 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.controller.plan import scale_roles
-from nonet.controller.record import SCALE, CommandQueue, RunFolder, find_run, is_running
+from nonet.controller.record import SCALE, CommandQueue, RunFolder, find_run, is_running, open_for_writing
 from nonet.controller.scenario import RewardOptions, check_supported, load_scenario
 from nonet.controller.setup import copy_with_siblings
 from nonet.deploy.run.status import is_run_elsewhere
@@ -69,7 +69,7 @@ def attach(
             f"attach: {use} is a file of this machine, and another one runs {folder.id}; attach it there, or name a module that "
             "both machines have"
         )
-    copied_use, digest = _copy_source(folder, use)
+    copied_use, digest = _copy_source(open_for_writing(folder), use)
     command_options = reward_options.model_dump(exclude_unset=True) | {"use": copied_use}
     return folder, CommandQueue(folder).ask(
         verb="attach", name=reward_name, stage=stage, options=command_options, original=use, sha256=digest
@@ -155,7 +155,7 @@ def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float 
     Raises:
         ConfigError: The run has finished, no process runs it, or its process does not accept the request.
     """
-    folder = _find_active_run(run, "there is nothing to stop")
+    folder = open_for_writing(_find_active_run(run, "there is nothing to stop"))
     write_whole(folder.stop_request, b"")
     if not _wait_until(lambda: not folder.stop_request.exists() or not is_running(folder), notice_s):
         folder.stop_request.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from nonet.deploy.run import is_in_progress
 from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
-from nonet.storage import find_copy
+from nonet.storage import find_copy, read_address
 
 
 def describe_scenarios() -> list[dict[str, str]]:
@@ -83,6 +83,8 @@ def _describe_unfinished(run: RunFolder) -> str:
         checkpoints = sorted({name.split("/")[1] for name in stored if name.endswith("/manifest.json")})
     else:
         checkpoints = sorted(path.name for path in run.checkpoints.glob("step-*"))
+    if not checkpoints and not find_copy(run.path) and read_address(run.path):
+        return "in storage"  # this node has only what it showed of the run last
     return f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
 
 

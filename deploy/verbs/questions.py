@@ -115,13 +115,14 @@ def report(
         raise ConfigError("--stage and --with only apply to two runs; name the other one with --compare RUN")
     from nonet.controller.record import find_group, find_run
     from nonet.deploy.report import write_report
+    from nonet.storage import find_page_folder
 
     if group := find_group(run):
         result, text = read_group(group)
         print(json.dumps(result, indent=1) if as_json else text)
         return
     folder = find_run(run)
-    page = write_report(folder.path)
+    page = write_report(folder.path, find_page_folder(folder.path))
     if as_json:
         print(json.dumps(folder.read_json("report.json"), indent=1))
     else:

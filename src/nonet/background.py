@@ -18,7 +18,7 @@ from pathlib import Path
 from nonet.atomic import sync
 from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import CheckpointError, DeadlineExceeded
-from nonet.storage import upload_written
+from nonet.storage import find_upload_timeout, upload_written
 
 # (sha256, size in bytes) of files whose content is on disk, by relative path
 Written = dict[str, tuple[str, int]]
@@ -27,7 +27,8 @@ Written = dict[str, tuple[str, int]]
 class BackgroundWrite:
     """A write of files below a folder that runs on the background thread from the constructor on.
 
-    If the folder is in a run that is in object storage, the files are uploaded too.
+    If the folder is in a run that is in object storage, the files are uploaded too. An outage of the storage does not count
+    against the timeouts of the write; requests are repeated until the deadline of the storage.
 
     Args:
         folder: The folder that the files are written to.
@@ -38,12 +39,14 @@ class BackgroundWrite:
     def __init__(self, folder: Path, what: str, write: Callable[[], Written]):
         self.folder, self._what = folder, what
 
-        def write_and_upload() -> Written:
-            written = write()
-            upload_written(folder, written)
-            return written
+        self._written = get_writer_thread().submit(write)
+        self._future = get_writer_thread().submit(self._upload)
 
-        self._future = get_writer_thread().submit(write_and_upload)
+    def _upload(self) -> Written:
+        """Upload the written files, if the folder is in a run that is in object storage."""
+        written = self._written.result()
+        upload_written(self.folder, written)
+        return written
 
     @property
     def done(self) -> bool:
@@ -63,7 +66,9 @@ class BackgroundWrite:
             CheckpointError: Writing failed; the message says why.
             DeadlineExceeded: Writing did not end in time.
         """
-        wait([self._future], timeout_s)
+        wait([self._written], timeout_s)
+        if self._written.done():
+            wait([self._future], timeout_s + find_upload_timeout(self.folder))
         if not self.done:
             raise DeadlineExceeded(
                 f"{self._what} are still being written to {self.folder} after {timeout_s:g} s{suggest_longer_deadline(timeout_s)}"

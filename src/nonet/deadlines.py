@@ -79,6 +79,9 @@ class Deadlines(StrictModel):
     )
     probe: _Wait = _make_field(120.0, "the probe of a node or of its devices before workers are placed")
     reshard: _Wait = _make_field(3600.0, "the moving of all tables' rows")
+    storage: _Wait = _make_field(
+        900.0, "an outage of the object storage of a run, before the run ends; longer than `save`"
+    )
 
 
 DEFAULTS = Deadlines()

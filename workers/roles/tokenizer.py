@@ -56,6 +56,7 @@ from nonet.samples.tables import (
     read_tables,
 )
 from nonet.samples.tokenised import StoredSequences
+from nonet.storage import put
 from nonet.workers.devices import HOST, get_device
 from nonet.workers.roles.settings import KnownRun
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -296,6 +297,7 @@ class Tokeniser(DistributeWorker):
             facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _describe_repeats(seq, data)
         facts["data"] |= read_preparation_facts(root) | data.count_unknown_in_source(items)
+        put(root)
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
 
 

@@ -31,7 +31,7 @@ from nonet.errors import (
     WorkerFailed,
     WorkerLost,
 )
-from nonet.storage import FileEntry, MountedRun, fetch_arguments, find_copy, mount
+from nonet.storage import FileEntry, MountedRun, RunCopy, fetch_arguments, find_copy, mount
 from nonet.workers import (
     WorkerActivity,
     describe_activity,
@@ -233,17 +233,15 @@ class WorkerActor:
         return Path(path).read_bytes() if Path(path).is_file() else None
 
     @ray.method(concurrency_group="control")
-    def upload_changed(
-        self, folder: str, known: dict[str, str | None], excluded: Sequence[str]
-    ) -> dict[str, FileEntry]:
-        """Store the results and artifacts that this node has and the controller does not know (`RunCopy.upload_changed`)."""
+    def list_put(self, folder: str, start: int) -> list[tuple[str, FileEntry]]:
+        """Return the results and artifacts that this worker has stored, from a position on (`RunCopy.list_put`)."""
         copy = find_copy(Path(folder))
-        return copy.upload_changed(known, excluded) if copy else {}
+        return copy.list_put(start) if isinstance(copy, RunCopy) else []
 
     @ray.method(concurrency_group="control")
     def refresh_copy(self, folder: str) -> None:
         """Make the local copy of a stored run on this node equal to the stored run (`RunCopy.fetch_small_files`)."""
-        if copy := find_copy(Path(folder)):
+        if isinstance(copy := find_copy(Path(folder)), RunCopy):
             copy.fetch_small_files()
 
     @ray.method(concurrency_group="control")
@@ -380,7 +378,7 @@ class WorkerActor:
 def _mount_all(mounts: Sequence[MountedRun]) -> None:
     """Mount stored runs in this process, and fetch the small files that their local copies lack."""
     for mounted in mounts:
-        mount(mounted, replaces=False)
+        mount(mounted)
 
 
 def _make_deterministic(threads: int) -> None:

@@ -1,88 +1,181 @@
-"""Where the local copies of stored runs are: `$NONET_CACHE/<place>/<run>`, by default below ~/.cache/nonet.
+"""Where stored runs are on a node, below `$NONET_CACHE`, by default ~/.cache/nonet.
 
-All nodes of a run have its copy at the same path, because paths are sent between them. `<place>` is derived from the address
-of the storage, so that runs of two storages never share a folder.
+    <place>/<run>/          work folder: what the writer of a run and its workers write; the same path on all nodes
+    <place>/<run>/serving/  what services of the run keep on this node only, such as posted events; never deleted
+    views/<token>/<run>/    view: one state of a run, as one process reads it (`RunView`)
+    objects/                contents of files by their SHA-256, from which views are made (`ObjectCache`)
+    known/<place>/<run>/    what lists of runs show, and the address by which an id is found
+
+`<place>` is derived from the address of the storage, so that runs of two storages never share a folder. A reader never uses or
+changes a work folder.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nonet.atomic import write_whole
 from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
+from nonet.storage.locks import FILE_LOCKS, Locks
 
-ADDRESS_FILE = ".storage.json"  # in a local copy: the address of the run
-USED_LOCK = ".used"  # in a local copy: locked, shared, by every process that has it open
+STATE_FILE = ".storage.json"
+USED_LOCK = ".used"  # locked, shared, by every process that has the folder open
+SERVING = "serving"
+_VIEWS, _KNOWN = "views", "known"
+_RESERVED = (_VIEWS, _KNOWN, "objects", "fetched", "prepared")  # names in the cache that are no places
+
+
+@dataclass(frozen=True, slots=True)
+class FolderState:
+    """What a work folder holds, in its file .storage.json.
+
+    Attributes:
+        address: The address of the run.
+        epoch: The epoch of the run in which processes of this node use the folder.
+        writers: The writers (`RunHead.writer`) whose files the folder may hold; empty where only workers use it.
+        is_stored: Whether everything in it is stored, apart from `serving`.
+    """
+
+    address: str
+    epoch: int = 0
+    writers: tuple[str, ...] = ()
+    is_stored: bool = True
 
 
 def make_local_folder(storage_address: str, run_id: str) -> Path:
-    """Return the path of the local copy of a run."""
+    """Return the path of the work folder of a run, which is the same on all nodes."""
+    return find_cache_root() / _make_place(storage_address) / run_id
+
+
+def make_known_folder(storage_address: str, run_id: str) -> Path:
+    """Return the path of the folder with what lists of runs show of a run that this node has read."""
+    return find_cache_root() / _KNOWN / _make_place(storage_address) / run_id
+
+
+def make_view_folder(run_id: str) -> Path:
+    """Return the path of a new view, which no other process has."""
+    return find_cache_root() / _VIEWS / secrets.token_hex(8) / run_id
+
+
+def _make_place(storage_address: str) -> str:
+    """Return the name of the folder of an address of object storage."""
     place = f"{os.environ.get('AWS_ENDPOINT_URL', '')}|{storage_address.rstrip('/')}"
-    return find_cache_root() / hashlib.sha256(place.encode()).hexdigest()[:8] / run_id
+    return hashlib.sha256(place.encode()).hexdigest()[:8]
+
+
+def find_work_folders() -> list[Path]:
+    """Return the work folders of this node."""
+    files = find_cache_root().glob(f"*/*/{STATE_FILE}")
+    return sorted(file.parent for file in files if file.parts[-3] not in _RESERVED)
 
 
 def find_local_runs() -> list[Path]:
-    """Return the local copies of stored runs."""
-    return sorted(file.parent for file in find_cache_root().glob(f"*/*/{ADDRESS_FILE}"))
+    """Return a folder of each stored run that this node knows: its work folder if it has one with files, or what lists show."""
+    work_folders = [folder for folder in find_work_folders() if (folder / "scenario.yaml").is_file()]
+    names = {folder.parts[-2:] for folder in work_folders}
+    known = sorted(file.parent for file in find_cache_root().glob(f"{_KNOWN}/*/*/{STATE_FILE}"))
+    return [*work_folders, *(folder for folder in known if folder.parts[-2:] not in names)]
 
 
-def write_address(folder: Path, address: str) -> None:
-    """Write the address of a run into its local copy."""
+def write_folder_state(folder: Path, state: FolderState) -> None:
+    """Write the state of a folder of a stored run."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / ADDRESS_FILE, json.dumps({"address": address}).encode())
+    write_whole(folder / STATE_FILE, json.dumps(asdict(state)).encode())
+
+
+def read_folder_state(folder: Path) -> FolderState | None:
+    """Return the state of a folder of a stored run; None if it is no such folder."""
+    file = folder / STATE_FILE
+    if not file.is_file():
+        return None
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    return FolderState(**fields | {"writers": tuple(fields.get("writers", ()))})
 
 
 def read_address(folder: Path) -> str | None:
-    """Return the address of the run of which a folder is the local copy; None if the folder is no such copy."""
-    file = folder / ADDRESS_FILE
-    return json.loads(file.read_text(encoding="utf-8"))["address"] if file.is_file() else None
+    """Return the address of the run of a folder of this node; None if the run is not stored."""
+    state = read_folder_state(folder)
+    return state and state.address
 
 
-def lock_used(folder: Path) -> None:
-    """Mark a local copy as used until this process ends, so that it is not deleted to make room."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / USED_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    os.utime(folder / USED_LOCK)
+def lock_used(folder: Path, locks: Locks = FILE_LOCKS) -> Callable[[], None]:
+    """Mark a folder as used until this process ends, so that it is not deleted to make room; return what ends it earlier."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if release := locks.take(folder / USED_LOCK, shared=True):
+                os.utime(folder / USED_LOCK)
+                return release
+            with locks.hold(folder / USED_LOCK):  # wait until another process has deleted the files
+                continue
+        except FileNotFoundError:  # the other process has deleted the folder as well
+            continue
 
 
-def make_room(kept_folder: Path) -> None:
-    """Delete local copies that no process uses, those used longest ago first, until all copies fit into the cache.
+def make_room(kept_folder: Path, locks: Locks = FILE_LOCKS) -> None:
+    """Delete work folders that no process uses, those used longest ago first, until all fit into the cache.
+
+    What exists on this node only stays: `serving`, and the files of a writer that ended before all were stored.
 
     Args:
-        kept_folder: The copy that is about to be used.
+        kept_folder: The folder that is about to be used.
+        locks: How files are locked.
     """
     limit = read_cache_bytes()
-    sizes = {folder: count_bytes(folder) for folder in find_local_runs()}
+    sizes = {folder: count_bytes(folder) - count_bytes(folder / SERVING) for folder in find_work_folders()}
     total = sum(sizes.values())
     unused = [folder for folder in sizes if folder != kept_folder]
     for folder in sorted(unused, key=_get_used_time):
         if total <= limit:
             return
-        if _delete_unused(folder):
+        if _delete_unused(folder, locks):
             total -= sizes[folder]
 
 
 def _get_used_time(folder: Path) -> float:
-    """Return when a copy was used last, in unix seconds."""
+    """Return when a folder was used last, in unix seconds."""
     file = folder / USED_LOCK
     return file.stat().st_mtime if file.exists() else 0.0
 
 
-def _delete_unused(folder: Path) -> bool:
-    """Delete a copy unless a process uses it, and return whether it was deleted."""
-    descriptor = os.open(folder / USED_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def _delete_unused(folder: Path, locks: Locks) -> bool:
+    """Delete what is stored of a work folder unless a process uses it, and return whether it was deleted."""
+    release = locks.take(folder / USED_LOCK)
+    if release is None:
         return False
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        state = read_folder_state(folder)
+        if state is None or not state.is_stored:
+            return False
+        # Without its epoch the folder is made anew by the next process, should this one be killed in between.
+        write_folder_state(folder, FolderState(state.address))
+        for path in folder.iterdir():
+            if path.name in (SERVING, STATE_FILE, USED_LOCK):
+                continue
+            shutil.rmtree(
+                path, ignore_errors=True
+            ) if path.is_dir() and not path.is_symlink() else path.unlink()
         return True
     finally:
-        os.close(descriptor)
+        release()
+
+
+def delete_unused_views(locks: Locks = FILE_LOCKS) -> None:
+    """Delete the views of processes that have ended."""
+    for file in find_cache_root().glob(f"{_VIEWS}/*/{USED_LOCK}"):
+        delete_view(file.parent, locks)
+
+
+def delete_view(folder: Path, locks: Locks = FILE_LOCKS) -> None:
+    """Delete the folder of a view with its lock, unless a process uses it."""
+    release = locks.take(folder / USED_LOCK) if folder.is_dir() else None
+    if release is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        release()

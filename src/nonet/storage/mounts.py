@@ -1,82 +1,210 @@
 """The stored runs that this process has mounted.
 
-A process mounts a run, that is, it registers the folder of its local copy. From then on `fetch` brings the files below a path
-into the copy, and `upload_written` stores files that the process has written. Both do nothing for paths that belong to no
-mounted run, so callers need not know whether a run is stored.
+A process mounts a run, that is, it registers a local folder of it: the work folder if it belongs to the run, and a view of its
+own if it only reads. From then on `fetch` brings the files below a path into the folder, and `upload_written` and `put` store
+files that the process has written. All do nothing for paths that belong to no mounted run, so callers need not know whether a
+run is stored.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from nonet.atomic import write_whole
-from nonet.errors import ConfigError
-from nonet.storage.local_copy import MountedRun, RunCopy
-from nonet.storage.local_folders import make_local_folder, make_room, write_address
-from nonet.storage.objects import OPENING_TIMEOUT_S, RETRY_TIMEOUT_S, open_storage
-from nonet.storage.run_tree import COMMANDS, HEAD
+from nonet.cache import find_cache_root
+from nonet.errors import ConfigError, StorageError
+from nonet.storage.local_copy import MountedRun, RunCopy, StoredRun
+from nonet.storage.local_folders import (
+    FolderState,
+    delete_unused_views,
+    delete_view,
+    make_known_folder,
+    make_local_folder,
+    make_room,
+    make_view_folder,
+    read_folder_state,
+    write_folder_state,
+)
+from nonet.storage.objects import OPENING_TIMEOUT_S, RETRY_TIMEOUT_S, open_storage, read_clock
+from nonet.storage.run_tree import COMMANDS, HEAD, RunHead
+from nonet.storage.run_view import KnownRun, ObjectCache, RunView
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
 _MAX_DEPTH = 4  # of the folders of a run
 _SLASHES_OF_BUCKET = 2  # in an address such as s3://bucket
 _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
+_ALIVE_S = (
+    60.0  # without a commit, after which no machine seems to work on a run; a run commits at least every 15 s
+)
+_LOOK_S = 1.0  # between two looks at a head, where this process may not write to the storage
 
-_copies: dict[Path, RunCopy] = {}  # the runs that this process has mounted, by the folder of the copy
+_copies: dict[Path, StoredRun] = {}  # the runs that this process has mounted, by the local folder
 
 
-def mount(
-    mounted: MountedRun, *, replaces: bool | None = None, retry_timeout_s: float = RETRY_TIMEOUT_S
-) -> RunCopy:
-    """Mount a run in this process, and fetch its small files; a run that is mounted already is only refreshed.
+def mount(mounted: MountedRun) -> StoredRun:
+    """Mount a run as another process has described it, and fetch its small files.
+
+    Raises:
+        StorageError: The storage cannot be read.
+        StorageConflict: Processes of a later epoch of the run use the folder.
+    """
+    run = _copies.get(Path(mounted.path))
+    if run is None:
+        run = register_work_folder(mounted) if mounted.epoch else _register_view(mounted)
+        if isinstance(run, RunCopy):
+            run.enter_epoch()
+    if isinstance(run, RunCopy):
+        run.fetch_small_files()
+    else:
+        run.fetch(run.path)
+    return run
+
+
+def mount_view(address: str, retry_timeout_s: float = RETRY_TIMEOUT_S) -> StoredRun:
+    """Mount a view of the run at an address, which is the same one during the life of this process, in its newest state.
 
     Args:
-        mounted: The run.
-        replaces: As for `RunCopy.fetch_small_files`.
+        address: The address of the run.
         retry_timeout_s: Seconds from the first attempt to the last of the request that finds the run.
 
     Raises:
         StorageError: The storage cannot be read.
         ConfigError: There is no such run.
     """
-    if Path(mounted.path) not in _copies and not has_run(mounted.address, retry_timeout_s):
-        place = mounted.address.rpartition("/")[0]
-        names = open_storage(place).list_names()[-_SHOWN_RUNS:]
-        raise ConfigError(
-            f"there is no run at {mounted.address}; the runs in {place}: {', '.join(names) or 'none'}"
-        )
-    copy = register(mounted)
-    copy.fetch_small_files(replaces=replaces)
-    return copy
+    run = next((run for run in _copies.values() if isinstance(run, RunView) and run.address == address), None)
+    if run is None:
+        if not has_run(address, retry_timeout_s):
+            place = address.rpartition("/")[0]
+            names = open_storage(place).list_names()[-_SHOWN_RUNS:]
+            raise ConfigError(
+                f"there is no run at {address}; the runs in {place}: {', '.join(names) or 'none'}"
+            )
+        delete_unused_views()
+        ObjectCache(find_cache_root() / "objects").make_room()
+        run = _register_view(MountedRun(address, str(make_view_folder(address.rpartition("/")[2]))))
+    run.fetch(run.path)
+    return run
+
+
+def _register_view(mounted: MountedRun) -> RunView:
+    """Register a view, whose folder is deleted when the last process that uses it ends."""
+    view = RunView(mounted, open_storage(mounted.address))
+    _copies[view.path] = view
+    owner = os.getpid()
+
+    def delete() -> None:
+        if os.getpid() == owner:
+            view.release()
+            delete_view(view.path.parent)
+
+    atexit.register(delete)
+    return view
 
 
 def has_run(address: str, retry_timeout_s: float = RETRY_TIMEOUT_S) -> bool:
     """Return whether a run is stored at an address. Raises StorageError if the storage cannot be read."""
-    return open_storage(address, retry_timeout_s=retry_timeout_s).get(HEAD) is not None
+    stored = open_storage(address, retry_timeout_s=retry_timeout_s).get(HEAD)
+    return stored is not None and not RunHead.decode(stored.content).discarded
 
 
-def register(mounted: MountedRun) -> RunCopy:
-    """Mount a run in this process without reading anything, for a process that creates it."""
+def register_work_folder(mounted: MountedRun) -> RunCopy:
+    """Register the work folder of a run without reading anything, for a process that belongs to the run or creates it."""
     path = Path(mounted.path)
     copy = _copies.get(path)
     if copy is None:
         if not path.exists():
             make_room(path)
-        write_address(path, mounted.address)
-        copy = _copies[path] = RunCopy(mounted, open_storage(mounted.address))
+        if read_folder_state(path) is None:
+            write_folder_state(path, FolderState(mounted.address))
+        storage = open_storage(mounted.address, retry_timeout_s=mounted.timeout_s)
+        copy = _copies[path] = RunCopy(mounted, storage)
+    assert isinstance(copy, RunCopy), path
     copy.epoch = max(copy.epoch, mounted.epoch)
     return copy
 
 
+def open_work_folder(folder: Path) -> Path:
+    """Return the folder in which processes of this node write the run of a folder: for a view, the work folder of its run."""
+    run = find_copy(folder)
+    if not isinstance(run, RunView):
+        return folder
+    return register_work_folder(MountedRun(run.address, str(find_work_folder(folder)))).path
+
+
+def find_work_folder(folder: Path) -> Path:
+    """Return what `open_work_folder` returns, without registering it; it may not exist."""
+    run = find_copy(folder)
+    if not isinstance(run, RunView):
+        return folder
+    place, _, run_id = run.address.rpartition("/")
+    return make_local_folder(place, run_id)
+
+
+def find_page_folder(folder: Path) -> Path:
+    """Return the folder for pages about a run: its own, or for a view, which ends with this process, one that stays."""
+    run = find_copy(folder)
+    if not isinstance(run, RunView):
+        return folder
+    place, _, run_id = run.address.rpartition("/")
+    return make_known_folder(place, run_id)
+
+
+def fetch_known(address: str) -> Path | None:
+    """Fetch only what lists of runs show of a run; return the folder of these files, or None if there is no such run."""
+    if not has_run(address):
+        return None
+    place, _, run_id = address.rpartition("/")
+    folder = make_known_folder(place, run_id)
+    run = _copies.setdefault(folder, KnownRun(MountedRun(address, str(folder)), open_storage(address)))
+    run.fetch(folder)
+    return folder if run.get_tree().files else None
+
+
+def is_written_now(folder: Path, timeout_s: float = _ALIVE_S) -> bool:
+    """Return whether a process, of any machine, works on the run of a folder, by the age of its head.
+
+    The age is measured by the clock of the storage, to which an object is written. Without permission to write, the head is
+    looked at until it changes, at most for `timeout_s` seconds.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
+    run = find_copy(folder)
+    if run is None or (stored := run.storage.get(HEAD)) is None:
+        return False
+    try:
+        return read_clock(run.storage) - stored.modified < timeout_s
+    except StorageError:
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            time.sleep(_LOOK_S)
+            later = run.storage.get(HEAD)
+            if later is None or later.etag != stored.etag:
+                return later is not None
+        return False
+
+
 def list_mounts() -> tuple[MountedRun, ...]:
-    """Return the runs that this process has mounted, for processes that it starts."""
-    return tuple(copy.describe() for copy in _copies.values())
+    """Return the runs that this process has mounted, for processes that it starts.
+
+    The view of a run whose work folder is mounted as well is left out.
+    """
+    copies = [run for run in _copies.values() if isinstance(run, RunCopy)]
+    written = {copy.address for copy in copies}
+    views = [run for run in _copies.values() if isinstance(run, RunView) and run.address not in written]
+    return (*(copy.describe_for_new_process() for copy in copies), *(view.describe() for view in views))
 
 
-def find_copy(path: Path) -> RunCopy | None:
-    """Return the copy of a mounted run in which a path is; None if it is in none."""
+def find_copy(path: Path) -> StoredRun | None:
+    """Return the mounted run in whose local folder a path is; None if it is in none."""
     if not _copies:
         return None
     absolute = path.absolute()
@@ -84,7 +212,7 @@ def find_copy(path: Path) -> RunCopy | None:
 
 
 def fetch(path: Path) -> None:
-    """Bring the stored files at or below a path into the local copy; do nothing for a path in no mounted run."""
+    """Bring the stored files at or below a path into the local folder; do nothing for a path in no mounted run."""
     if copy := find_copy(path):
         copy.fetch(path)
 
@@ -96,7 +224,7 @@ def fetch_stored(address: str) -> Path | None:
         address: The address of a run, or of a folder or file in it, such as s3://bucket/runs/ID/checkpoints/step-000123.
 
     Returns:
-        The path in the local copy of the run; None if the address belongs to no stored run.
+        The path in a view of the run; None if the address belongs to no stored run.
 
     Raises:
         StorageError: The storage cannot be read.
@@ -111,11 +239,10 @@ def fetch_stored(address: str) -> Path | None:
         parts.insert(0, name)
     else:
         return None
-    place, _, run_id = root.rpartition("/")
-    copy = mount(MountedRun(root, str(make_local_folder(place, run_id))))
-    path = copy.path.joinpath(*parts)
-    checkpoints = [] if parts else sorted((copy.path / "checkpoints").glob("step-*"))
-    copy.fetch(checkpoints[-1] if checkpoints else path)
+    run = mount_view(root)
+    path = run.path.joinpath(*parts)
+    checkpoints = [] if parts else sorted((run.path / "checkpoints").glob("step-*"))
+    run.fetch(checkpoints[-1] if checkpoints else path)
     return path
 
 
@@ -130,20 +257,53 @@ def find_digest(path: Path) -> str | None:
 
 def upload_written(folder: Path, written: Mapping[str, tuple[str, int]]) -> None:
     """Store files that this process has written into a folder of a mounted run; do nothing for other folders."""
-    if copy := find_copy(folder):
+    if isinstance(copy := find_copy(folder), RunCopy):
         copy.upload_written(folder, written)
+
+
+def find_upload_timeout(folder: Path) -> float:
+    """Return the seconds for which uploads from a folder are repeated; 0 for a folder in no mounted run."""
+    copy = find_copy(folder)
+    return copy.timeout_s if isinstance(copy, RunCopy) else 0.0
+
+
+def put(path: Path) -> None:
+    """Store a file, or the files of a folder, that a worker has made in a mounted run; do nothing for other paths."""
+    if isinstance(copy := find_copy(path), RunCopy):
+        copy.put(path)
+
+
+def remove(path: Path, reason: str) -> None:
+    """Delete a file or folder, of a stored run also from the run; nothing else ever deletes from a stored run.
+
+    Args:
+        path: The file or folder, which may be missing.
+        reason: Why, for the record of the run.
+    """
+    copy = find_copy(path)
+    writer = copy.writer if isinstance(copy, RunCopy) else None
+    with writer.hold() if writer else nullcontext():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if writer:
+            writer.add_deleted(path, reason)
 
 
 def send_command(file: Path) -> None:
     """Store a command to a run, which the writer of the run downloads; do nothing for a run that is not stored."""
-    if (copy := find_copy(file)) and not copy.has_open_writer():
+    if copy := find_copy(file):
         copy.storage.put_if_absent(f"{COMMANDS}/{file.name}", file.read_bytes())
 
 
 def receive_command(file: Path) -> None:
-    """Fetch the stored answer to a command, if there is one by now; do nothing for a run that is not stored."""
+    """Fetch the stored answer to a command, if there is one by now; do nothing for a run that is not stored.
+
+    The writer of a run stores an answer after the commit that holds the record of the command.
+    """
     copy = None if file.exists() else find_copy(file)
-    if copy and not copy.has_open_writer() and (stored := copy.storage.get(f"{COMMANDS}/{file.name}")):
+    if copy and (stored := copy.storage.get(f"{COMMANDS}/{file.name}")):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, stored.content)
 

@@ -1,7 +1,8 @@
 """Object storage with conditional writes, through obstore.
 
 A conditional write either happens whole or fails because another writer was first, so that a small object can be moved from
-one state to the next by compare-and-swap. Requests are repeated with growing pauses for at most a minute. Credentials and
+one state to the next by compare-and-swap. Requests are repeated with growing pauses for at most a minute. An object is written
+by one request, never as a multipart upload, so that a killed writer leaves no parts that only cost money. Credentials and
 the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
 `AWS_ENDPOINT_URL`) or from the role of the machine, and are never stored.
 """
@@ -12,11 +13,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +35,8 @@ _RETRY_PAUSE_S = 0.5  # before a request is repeated that obstore does not repea
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 120.0  # of one attempt
 _CHUNK_BYTES = 8 << 20
+_MAX_BYTES_IN_MEMORY = 256 << 20  # of an object that is read as a whole, such as a tree
+_UPLOADS_AT_ONCE = 4  # of one file, each with its content in memory
 _NO_ANSWER = "error sending request"  # in the text of errors of obstore without an answer of the server
 # In the text of errors about a connection that was lost.
 _NO_ANSWERS = (_NO_ANSWER, "error decoding response body", "request or response body error")
@@ -41,10 +46,17 @@ _ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9](/[^?#\s]+)*/?")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """The content of an object, and the ETag that identifies this content in a conditional write."""
+    """An object.
+
+    Attributes:
+        content: The bytes of the object.
+        etag: Identifies this content in a conditional write.
+        modified: When the object was written, in unix seconds by the clock of the storage.
+    """
 
     content: bytes
     etag: str
+    modified: float
 
 
 class Storage(Protocol):
@@ -69,16 +81,25 @@ class Storage(Protocol):
         """Replace an object whose ETag is `etag`, and return the new ETag. Raises StorageConflict if it has another one."""
         ...
 
-    def upload(self, key: str, path: Path) -> None:
-        """Write an object with the content of a file, which is read in parts."""
+    def download(self, key: str, path: Path, size: int) -> None:
+        """Append the content of an object to a file, which is written in parts.
+
+        Args:
+            key: The key of the object.
+            path: The file.
+            size: The expected number of bytes; a longer object is not read to its end.
+        """
         ...
 
-    def download(self, key: str, path: Path) -> None:
-        """Append the content of an object to a file, which is written in parts."""
-        ...
+    def list_objects(self, prefix: str) -> dict[str, float]:
+        """Return when each object was written, by key, for the objects below a prefix.
 
-    def list_keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below a prefix, which is a whole path without a trailing slash."""
+        Args:
+            prefix: A whole path without a trailing slash.
+
+        Returns:
+            Unix seconds by the clock of the storage.
+        """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -115,7 +136,7 @@ class ObjectStorage:
         import obstore
 
         with self._convert_errors(f"write {key}"):
-            self._repeat("write", lambda: obstore.put(self._store, key, content))
+            self._repeat("write", lambda: obstore.put(self._store, key, content, use_multipart=False))
 
     def put_if_absent(self, key: str, content: bytes) -> str:
         """Write an object and return its ETag. Raises StorageConflict if the key has an object already."""
@@ -160,35 +181,32 @@ class ObjectStorage:
             count_repetition(operation)
             time.sleep(_RETRY_PAUSE_S)
 
-    def upload(self, key: str, path: Path) -> None:
-        """Write an object with the content of a file, which is read in parts."""
-        import obstore
-
-        with self._convert_errors(f"write {key}"):
-            self._repeat("write", lambda: obstore.put(self._store, key, path))
-
-    def download(self, key: str, path: Path) -> None:
-        """Append the content of an object to a file, which is written in parts."""
+    def download(self, key: str, path: Path, size: int) -> None:
+        """Append the content of an object to a file, which is written in parts; see `Storage`."""
         import obstore
 
         with self._convert_errors(f"read {key}"), path.open("ab") as file:
-            size = file.tell()
+            start = file.tell()
 
             def append_object() -> None:
                 """Append the content, in place of what an earlier attempt has written."""
-                file.truncate(size)
+                file.truncate(start)
+                file.seek(start)
                 for chunk in obstore.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
-                    file.write(chunk)
+                    if file.write(chunk) and file.tell() - start > size:
+                        raise StorageError(
+                            f"{self.address}/{key} is longer than the {size} bytes of its entry"
+                        )
 
             self._repeat("read", append_object)
 
-    def list_keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below a prefix, which is a whole path without a trailing slash."""
+    def list_objects(self, prefix: str) -> dict[str, float]:
+        """Return when each object below a prefix was written, by key; see `Storage`."""
         import obstore
 
         with self._convert_errors(f"list {prefix}"):
             pages = self._repeat("list", lambda: list(obstore.list(self._store, prefix=prefix or None)))
-        yield from (entry["path"] for page in pages for entry in page)
+        return {entry["path"]: entry["last_modified"].timestamp() for page in pages for entry in page}
 
     def list_names(self) -> list[str]:
         """Return the first parts of all keys, sorted, without reading all keys."""
@@ -270,8 +288,55 @@ class ObjectStorage:
 
 
 def _read_object(result: Any) -> StoredObject:
-    """Return the object of an answer, after its content has arrived."""
-    return StoredObject(bytes(result.bytes()), result.meta["e_tag"] or "")
+    """Return the object of an answer, after its content has arrived. Raises StorageError if it is too large for memory."""
+    if result.meta["size"] > _MAX_BYTES_IN_MEMORY:
+        raise StorageError(
+            f"{result.meta['path']} has {result.meta['size']} bytes; it is no document of a run"
+        )
+    meta = result.meta
+    return StoredObject(bytes(result.bytes()), meta["e_tag"] or "", meta["last_modified"].timestamp())
+
+
+def read_clock(storage: Storage) -> float:
+    """Return the time by the clock of a storage, in unix seconds, which is that of an object that is written and deleted.
+
+    Raises:
+        StorageError: The storage cannot be written.
+    """
+    key = f".nonet-clock-{secrets.token_hex(8)}"
+    storage.put(key, b"")
+    stored = storage.get(key)
+    storage.delete([key])
+    if stored is None:
+        raise StorageError(f"the object {key}, which was just written, cannot be read")
+    return stored.modified
+
+
+def upload_file(storage: Storage, path: Path, sizes_by_key: Mapping[str, int]) -> None:
+    """Write the content of a file into objects, a few at a time.
+
+    Args:
+        storage: The storage.
+        path: The file.
+        sizes_by_key: The number of bytes of each object by its key, in the order of the file.
+    """
+
+    def put_range(key: str, start: int, size: int) -> None:
+        with path.open("rb") as source:
+            source.seek(start)
+            content = source.read(size)
+        if len(content) != size:
+            raise StorageError(f"{path} became shorter while it was stored")
+        storage.put(key, content)
+
+    starts = accumulate(sizes_by_key.values(), initial=0)
+    ranges = [(key, start, size) for (key, size), start in zip(sizes_by_key.items(), starts, strict=False)]
+    if len(ranges) == 1:
+        put_range(*ranges[0])
+        return
+    with ThreadPoolExecutor(_UPLOADS_AT_ONCE) as executor:
+        for future in [executor.submit(put_range, *item) for item in ranges]:
+            future.result()
 
 
 def is_storage_address(text: str) -> bool:
@@ -326,13 +391,13 @@ def open_storage(address: str, *, retry_timeout_s: float = RETRY_TIMEOUT_S) -> O
     return ObjectStorage(address, store, retry_timeout_s)
 
 
-def download_file(storage: Storage, keys: Iterable[str], path: Path) -> None:
-    """Write a file that consists of the contents of some objects, atomically."""
+def download_file(storage: Storage, sizes_by_key: Iterable[tuple[str, int]], path: Path) -> None:
+    """Write a file that consists of the contents of some objects of known sizes, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as draft:
         draft.touch()
-        for key in keys:
-            storage.download(key, draft)
+        for key, size in sizes_by_key:
+            storage.download(key, draft, size)
 
 
 def _describe_error(error: Exception) -> str:

@@ -7,21 +7,32 @@
 
 Whoever opens a run for writing raises the epoch in the head. A state of the run exists when the head names its tree, so a
 writer that was killed leaves the state before, and a swap of a writer with an older epoch fails. Names of objects contain the
-epoch of their writer, so that late writes of an older writer replace nothing.
+epoch of their writer, so that late writes of an older writer replace nothing. docs/explanation/guarantees.md states who may
+create, replace and delete each key.
+
+What is read from a storage may have been written by anybody: documents are checked before they are used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from nonet.errors import CheckpointError
 
-FORMAT = 1  # of heads and trees
+FORMAT = 2  # of heads and trees
+_OLDEST_FORMAT = (
+    1  # without the writer of a head, and without digests of whole files, generations and deletions in a tree
+)
 HEAD, TREES, OBJECTS, COMMANDS = "head.json", "trees", "objects", "commands"
+PART_BYTES = 64 << 20  # of an object; a larger file consists of several
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_Decoded = TypeVar("_Decoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class FilePart:
     Attributes:
         key: The key of the object, below the run.
         size: The number of bytes.
-        sha256: The SHA-256 of the bytes.
+        sha256: The SHA-256 of the bytes; "" if only that of the whole file is known.
     """
 
     key: str
@@ -44,12 +55,17 @@ class FileEntry:
     """A file of a run.
 
     Attributes:
-        parts: The parts of its content: one, unless the file grows while the run works.
+        parts: The parts of its content.
         time: When the file was changed last, in unix seconds.
+        sha256: The SHA-256 of the whole file; None for a file that grows, whose parts have digests.
+        generation: Rises with every process that the run starts, from epoch to epoch. Of two versions of a file that processes
+            made, the one of the higher generation counts.
     """
 
     parts: tuple[FilePart, ...]
     time: float = 0.0
+    sha256: str | None = None
+    generation: int = 0
 
     @property
     def size(self) -> int:
@@ -57,16 +73,38 @@ class FileEntry:
         return sum(part.size for part in self.parts)
 
     @property
-    def sha256(self) -> str | None:
-        """The SHA-256 of a file of one part; None if it has several."""
-        return self.parts[0].sha256 if len(self.parts) == 1 else None
+    def digest(self) -> str:
+        """A digest of the content: the SHA-256 of the file, or one of the digests of its parts."""
+        digests = ",".join(part.sha256 for part in self.parts)
+        return self.sha256 or hashlib.sha256(digests.encode()).hexdigest()
+
+
+def split_file(key: str, size: int) -> dict[str, int]:
+    """Return the sizes of the objects that hold a file, by key: the key itself, or numbered keys for a large file."""
+    if size <= PART_BYTES:
+        return {key: size}
+    starts = range(0, size, PART_BYTES)
+    return {f"{key}@{number}": min(PART_BYTES, size - start) for number, start in enumerate(starts)}
+
+
+def make_file_entry(key: str, size: int, sha256: str, time: float, generation: int) -> FileEntry:
+    """Return the entry of a file that does not grow, whose objects `split_file` names."""
+    sizes = split_file(key, size)
+    parts = tuple(FilePart(name, part, sha256 if len(sizes) == 1 else "") for name, part in sizes.items())
+    return FileEntry(parts, time, sha256, generation)
 
 
 @dataclass(frozen=True, slots=True)
 class RunTree:
-    """The files of a run at one moment, by path relative to the run's folder."""
+    """The files of a run at one moment.
+
+    Attributes:
+        files: The files by their path relative to the run's folder.
+        deleted: Why each file was deleted that the tree before had, by path.
+    """
 
     files: Mapping[str, FileEntry] = field(default_factory=dict)
+    deleted: Mapping[str, str] = field(default_factory=dict)
 
     def list_keys(self) -> set[str]:
         """Return the keys of all objects of the files."""
@@ -86,26 +124,31 @@ class RunTree:
     def encode(self) -> bytes:
         """Return the tree as JSON."""
         files = {
-            path: [entry.time, [[part.key, part.size, part.sha256] for part in entry.parts]]
+            path: [
+                entry.time,
+                [[part.key, part.size, part.sha256] for part in entry.parts],
+                entry.sha256,
+                entry.generation,
+            ]
             for path, entry in sorted(self.files.items())
         }
-        return json.dumps({"format": FORMAT, "files": files}, separators=(",", ":")).encode()
+        document = {"format": FORMAT, "files": files, "deleted": dict(sorted(self.deleted.items()))}
+        return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> RunTree:
-        """Return the tree that `encode` encoded.
+        """Return the tree that `encode` encoded, of this format or an older one.
 
         Raises:
-            CheckpointError: It has another format.
+            CheckpointError: It has another format, or a name in it is not one of a file below the run's folder.
         """
-        document: dict[str, Any] = json.loads(content)
-        _check_format(document, "the tree of a run")
-        return cls(
-            {
-                path: FileEntry(tuple(FilePart(*part) for part in parts), time)
-                for path, (time, parts) in document["files"].items()
-            }
-        )
+
+        def decode(document: Mapping[str, Any]) -> RunTree:
+            files = {_check_path(path): _decode_entry(*entry) for path, entry in document["files"].items()}
+            deleted = {str(path): str(reason) for path, reason in document.get("deleted", {}).items()}
+            return cls(files, deleted)
+
+        return _decode(content, "the tree of a run", decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +160,11 @@ class RunHead:
         epoch: How many times the run has been opened for writing.
         tree: The key of the tree, below the run; "" before the first one.
         owner: The host and the process that opened the run last.
-        opened: When they did, in unix seconds.
+        opened: When they did, in unix seconds of their clock, for messages.
         commit: A random text that differs between all heads.
         single_writer: Whether the head is replaced without a condition, because the storage has none.
+        writer: A random text of the process that opened the run last; "" in a head of format 1.
+        discarded: Whether there is no run any more: its start failed, and the head stays so that epochs go on.
         format: The format of the head.
     """
 
@@ -130,27 +175,79 @@ class RunHead:
     opened: float
     commit: str
     single_writer: bool = False
+    writer: str = ""
+    discarded: bool = False
     format: int = FORMAT
 
     def encode(self) -> bytes:
-        """Return the head as JSON."""
-        return json.dumps(asdict(self), indent=1).encode()
+        """Return the head as JSON, in the current format."""
+        return json.dumps(asdict(self) | {"format": FORMAT}, indent=1).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> RunHead:
-        """Return the head that `encode` encoded.
+        """Return the head that `encode` encoded, of this format or an older one.
 
         Raises:
-            CheckpointError: It has another format.
+            CheckpointError: It has another format, or is not a head.
         """
+
+        def decode(document: Mapping[str, Any]) -> RunHead:
+            head = cls(**document)
+            if head.tree:
+                _check_path(head.tree)
+            if not isinstance(head.epoch, int) or head.epoch < 0 or not isinstance(head.tree, str):
+                raise ValueError(f"epoch {head.epoch!r}, tree {head.tree!r}")
+            return head
+
+        return _decode(content, "the head of a run", decode)
+
+
+def _decode(content: bytes, subject: str, decode: Callable[[Mapping[str, Any]], _Decoded]) -> _Decoded:
+    """Decode a JSON document. Raises CheckpointError if it is not one of a format that this version reads."""
+    try:
         document: dict[str, Any] = json.loads(content)
-        _check_format(document, "the head of a run")
-        return cls(**document)
-
-
-def _check_format(document: Mapping[str, Any], subject: str) -> None:
-    """Raise CheckpointError if a document has another format than this version reads."""
-    if document.get("format") != FORMAT:
+        number = document.get("format")
+    except (ValueError, AttributeError, RecursionError):
+        raise CheckpointError(f"{subject} in object storage is not a JSON object") from None
+    if not isinstance(number, int) or not _OLDEST_FORMAT <= number <= FORMAT:
         raise CheckpointError(
-            f"{subject} has format {document.get('format')} in object storage; this version reads {FORMAT}"
+            f"{subject} has format {number} in object storage; this version reads {_OLDEST_FORMAT} to {FORMAT}"
         )
+    try:
+        return decode(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{subject} in object storage is damaged, or somebody else wrote it: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _decode_entry(time: Any, parts: Any, sha256: Any = "", generation: Any = 0) -> FileEntry:
+    """Return the entry of a file after checking its values; an entry of format 1 has neither digest nor generation."""
+    decoded = tuple(_decode_part(*part) for part in parts)
+    if sha256 == "":
+        sha256 = decoded[0].sha256 if len(decoded) == 1 else None
+    if sha256 is None and not all(part.sha256 for part in decoded):
+        raise ValueError("a file without a digest")
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise ValueError(f"the digest {sha256!r}")
+    return FileEntry(decoded, float(time), sha256, int(generation))
+
+
+def _decode_part(key: Any, size: Any, sha256: Any) -> FilePart:
+    """Return a part of a file after checking its values."""
+    if not isinstance(size, int) or size < 0 or not (sha256 == "" or _SHA256.fullmatch(sha256)):
+        raise ValueError(f"a part of {size!r} bytes with the digest {sha256!r}")
+    return FilePart(_check_path(key), size, sha256)
+
+
+def _check_path(path: Any) -> str:
+    """Return a path if it is relative, normalised and names something below its root.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(path, str) or "\0" in path or str(PurePosixPath(path)) != path:
+        raise ValueError(f"the path {path!r}")
+    if path.startswith("/") or ".." in PurePosixPath(path).parts or path == ".":
+        raise ValueError(f"the path {path!r}")
+    return path

@@ -1,125 +1,173 @@
 """RunWriter: the process that changes a stored run.
 
-The files of the run are written into the local copy. A commit uploads what has changed since the last one, uploads a tree
-that names all files, and moves the head to that tree. Files that grow, such as the journal, are uploaded in parts, and parts
-are merged so that a file has a number of parts that is logarithmic in its size.
+The files of the run are written into the work folder. A commit uploads what is new or changed since the last one, uploads a tree
+that names all files, and moves the head to that tree. A file leaves the run only by `add_deleted`: nothing is concluded from a
+file that is missing in the folder. Files that grow, such as the journal, are uploaded in parts, and parts are merged so that a
+file has a number of parts that is logarithmic in its size.
 
 Opening a run for writing raises its epoch. The swap of the head by a writer with an older epoch fails, and the writer raises
-`StorageConflict` from then on.
+`StorageConflict` from then on. A swap whose answer was lost may have been applied: the head then names this writer, which goes
+on from it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import secrets
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import getpid
 from pathlib import Path, PurePosixPath
 
-from nonet.errors import ConfigError, StorageConflict, StorageError
+from nonet.atomic import write_whole
+from nonet.errors import ConfigError, NonetError, StorageConflict, StorageError
 from nonet.storage.local_copy import (
     WRITER_LOCK,
     RunCopy,
     find_step_folder,
     hash_parts,
+    is_content,
     is_large,
+    mark_folder,
     read_state,
 )
+from nonet.storage.local_folders import FolderState, read_folder_state
 from nonet.storage.mounts import find_copy
-from nonet.storage.objects import download_file
-from nonet.storage.run_tree import COMMANDS, HEAD, OBJECTS, TREES, FileEntry, FilePart, RunHead, RunTree
+from nonet.storage.objects import upload_file
+from nonet.storage.run_tree import (
+    COMMANDS,
+    HEAD,
+    OBJECTS,
+    TREES,
+    FileEntry,
+    FilePart,
+    RunHead,
+    RunTree,
+    make_file_entry,
+)
 
 COMMIT_S = 5.0  # between two commits in the background
+TIMEOUT_S = 900.0  # for which the storage may fail before the run ends
+READ_GRACE_S = 60.0  # for which a reader may need objects that a commit has replaced
+GARBAGE_GRACE_S = 900.0  # the same for objects of older writers, by the clock of the storage
 _TAIL_BYTES = 4096  # of a growing file, compared before its new end is uploaded
 _MAX_OPENINGS = 10  # attempts to raise the epoch while other processes do the same
+_RETRY_S = 1.0  # between two attempts of the last commit
 
 
 class RunWriter:
-    """The writer of a stored run, which holds a lock on the local copy until `close`.
+    """The writer of a stored run, which holds a lock on the work folder until `close`.
 
     Args:
-        copy: The local copy, mounted in this process.
+        copy: The work folder, mounted in this process.
         single_writer: Whether a new run has a storage without conditional writes. The head of the run keeps it.
+        timeout_s: Seconds for which the storage may fail before `check` raises.
+        read_grace_s: Seconds for which readers may need objects that a commit has replaced.
+        garbage_grace_s: The same for objects of older writers, by the clock of the storage.
 
     Attributes:
         epoch: The epoch of this writer.
         excluded: The names of folders of the run that commits leave out, because their files are not complete yet.
-        collect: Returns the entries of files that workers on other nodes have uploaded since the last call; called by every
+        collect: Returns the entries of files that workers on other nodes have stored since the last call; called by every
             commit.
 
     Raises:
-        ConfigError: Another process of this node has the run open for writing in the same copy.
+        ConfigError: Another process of this node has the run open for writing in the same folder.
         StorageError: The storage cannot be used.
     """
 
-    def __init__(self, copy: RunCopy, *, single_writer: bool = False):
-        self._copy = copy
+    def __init__(
+        self,
+        copy: RunCopy,
+        *,
+        single_writer: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        read_grace_s: float = READ_GRACE_S,
+        garbage_grace_s: float = GARBAGE_GRACE_S,
+    ):
+        self._copy, self._timeout_s = copy, timeout_s
+        self._read_grace_s, self._garbage_grace_s = read_grace_s, garbage_grace_s
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
         self.excluded: frozenset[str] = frozenset()
-        self.collect: Callable[[], Mapping[str, FileEntry]] = dict
+        self.collect: Callable[[], Iterable[tuple[str, FileEntry]]] = tuple
+        self._collected: list[tuple[str, FileEntry]] = []  # of `collect`, not added to the files yet
         self._undeleted_objects = self._failed_commits = 0
         self._last_error = ""
+        self._failing_since: float | None = None  # monotonic seconds
         self._trees_written = 0
-        # The state of each local file whose content is in the tree, by its path.
+        self._deleted: dict[str, str] = {}  # why files were deleted since the last commit, by name
+        # The state of each local file whose content is in `_files`, by its path.
         self._stored_states: dict[str, tuple[int, int, int]] = {}
         self._tails: dict[str, bytes] = {}  # the last bytes of what is stored of each growing file
-        self._lock_descriptor = self._lock_copy()
+        self._own_keys: set[str] = (
+            set()
+        )  # objects that this writer stored or that its trees have named, until they are dropped
+        self._dropped: dict[
+            str, float
+        ] = {}  # objects to delete, and when they were dropped, in monotonic seconds
+        self._release = self._lock_folder()
         try:
-            self._head, self._etag = self._raise_epoch(single_writer)
-            self._committed = self._load_tree()
+            self._head, self._etag, is_continued = self._raise_epoch(single_writer)
+            self._committed = self._load_tree(is_continued)
             self._files = dict(self._committed.files)
-            self._delete_unused_objects()
+            self._own_keys = {*self._committed.list_keys(), *([self._head.tree] if self._head.tree else [])}
+            self.delete_garbage()
         except BaseException:
-            os.close(self._lock_descriptor)
+            self._release()
             raise
+        copy.writer = self
 
     @property
     def epoch(self) -> int:
         """The epoch of this writer."""
         return self._head.epoch
 
-    def _lock_copy(self) -> int:
-        """Lock the local copy for writing, and return the descriptor of the lock."""
-        descriptor = os.open(self._copy.path / WRITER_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+    def _lock_folder(self) -> Callable[[], None]:
+        """Lock the work folder for writing, and return what releases the lock."""
+        release = self._copy.locks.take(self._copy.path / WRITER_LOCK)
+        if release is None:
             raise ConfigError(
                 f"{self._copy.address} is being run by another process of {socket.gethostname()}; wait for its end, or stop it "
                 "first"
-            ) from None
-        return descriptor
-
-    def _raise_epoch(self, single_writer: bool) -> tuple[RunHead, str]:
-        """Create the head, or raise its epoch, and return the new head and its ETag."""
-        run_id = self._copy.address.rpartition("/")[2]
-        for _ in range(_MAX_OPENINGS):
-            old, etag = self._copy.read_head() or (
-                RunHead(run_id, 0, "", "", 0.0, "", single_writer),
-                None,
             )
+        return release
+
+    def _raise_epoch(self, single_writer: bool) -> tuple[RunHead, str, bool]:
+        """Create the head, or raise its epoch.
+
+        Returns:
+            The new head, its ETag, and whether the work folder continues the state of the head: what it has on top is newer.
+        """
+        copy, writer = self._copy, secrets.token_hex(8)
+        run_id = copy.address.rpartition("/")[2]
+        own_writers = (read_folder_state(copy.path) or FolderState(copy.address)).writers
+        for _ in range(_MAX_OPENINGS):
+            old, etag = copy.read_head() or (RunHead(run_id, 0, "", "", 0.0, "", single_writer), None)
+            is_continued = bool(old.writer) and old.writer in own_writers
+            # Before the swap, in case that this process ends, or has no answer, right after it.
+            mark_folder(copy, writers=(*own_writers, writer) if is_continued else ())
             head = replace(
                 old,
                 epoch=old.epoch + 1,
-                owner=f"process {os.getpid()} of {socket.gethostname()}",
+                owner=f"process {getpid()} of {socket.gethostname()}",
                 opened=time.time(),
                 commit=secrets.token_hex(8),
+                writer=writer,
+                discarded=False,
             )
             try:
-                return head, self._write_head(head, etag)
+                return head, self._write_head(head, etag), is_continued
             except StorageConflict:
                 continue  # another process opened the run in the meantime: its epoch must be exceeded
-        raise StorageError(f"{self._copy.address} is being opened by several other processes; try again")
+        raise StorageError(f"{copy.address} is being opened by several other processes; try again")
 
     def _write_head(self, head: RunHead, etag: str | None) -> str:
         """Write the head if it still has an ETag, or if there is none yet (None), and return the new ETag."""
@@ -130,27 +178,56 @@ class RunWriter:
             return self._copy.storage.put_if_absent(HEAD, head.encode())
         return self._copy.storage.replace_if(HEAD, head.encode(), etag)
 
-    def _load_tree(self) -> RunTree:
-        """Make the local copy equal to the stored run, and return the tree of the run."""
-        copy = self._copy
-        copy.epoch = self._head.epoch
-        copy.fetch_small_files(replaces=True)
-        tree = copy.get_tree()
-        for name in list(copy.iterate_files()):
-            entry = tree.files.get(name)
-            if entry is None:
-                continue
-            if copy.is_equal(name, entry):
-                self._stored_states[name] = read_state(copy.path / name)
-            else:
-                (copy.path / name).unlink()  # a damaged local file is fetched again when it is needed
+    def _load_tree(self, is_continued: bool) -> RunTree:
+        """Return the tree of the run, after making the work folder that of this writer.
+
+        Args:
+            is_continued: Whether the folder has the stored state, or what its last writer could not store any more.
+        """
+        copy, head = self._copy, self._head
+        copy.begin_epoch(head.epoch)
+        content = copy.storage.get(head.tree) if head.tree else None
+        if head.tree and content is None:
+            raise StorageError(f"{copy.address}: the head names {head.tree}, and there is no such object")
+        tree = RunTree.decode(content.content) if content else RunTree()
+        copy.set_tree(head.tree, tree)
+        with copy.lock_fetching():
+            if not is_continued:
+                copy.empty(tree)
+            for name, entry in tree.files.items():
+                file = copy.path / name
+                if not file.exists() and not is_large(name):
+                    copy.download(name, entry)
+                    if not is_content(file, entry):
+                        file.unlink()
+                        raise StorageError(f"{copy.address}: the stored content of {name} is damaged")
+                if file.exists() and (not is_continued or is_content(file, entry)):
+                    self._stored_states[name] = read_state(file)
+            copy.make_step_folders(tree)
+            mark_folder(copy, epoch=head.epoch, writers=(head.writer,), is_stored=False)
         return tree
 
-    def _delete_unused_objects(self) -> None:
-        """Delete what older writers uploaded and no tree names."""
-        used = {*RunTree(self._files).list_keys(), self._head.tree}
+    def delete_garbage(self) -> None:
+        """Delete what writers of lower epochs stored and the tree does not name, once no reader needs it any more.
+
+        The epochs make this safe: a newer writer names objects of lower epochs only if this writer's tree does, and objects
+        with its own epoch are left alone. What is young by the clock of the storage is left for a later call.
+        """
         storage = self._copy.storage
-        self._delete([key for top in (OBJECTS, TREES) for key in storage.list_keys(top) if key not in used])
+        try:
+            listed = {
+                key: modified
+                for top in (OBJECTS, TREES)
+                for key, modified in storage.list_objects(top).items()
+                if _parse_epoch(key) < self.epoch and key not in self._own_keys
+            }
+            stored = storage.get(HEAD) if listed else None  # which this writer has replaced a moment ago
+            if stored is None or RunHead.decode(stored.content).writer != self._head.writer:
+                return
+            oldest = stored.modified - self._garbage_grace_s
+            self._delete(sorted(key for key, modified in listed.items() if modified <= oldest))
+        except StorageError:
+            self._undeleted_objects += 1
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -163,67 +240,157 @@ class RunWriter:
 
         Args:
             draft: The folder that the workers wrote to.
-            folder: The folder of the files from now on.
+            folder: The folder of the files from now on; the files that it had are replaced.
             written: SHA-256 and size of each file, by its path below the folder.
         """
-        draft_name, name = self._to_name(draft), self._to_name(folder)
+        copy = self._copy
+        draft_name, name = copy.to_name(draft), copy.to_name(folder)
         with self._lock:
-            for old_name in RunTree(self._files).select(name):
-                self._files.pop(old_name)
-                self._stored_states.pop(old_name, None)
+            self.add_deleted(folder, "replaced")
             for file, (sha256, size) in written.items():
-                key = self._copy.make_key(f"{draft_name}/{file}")
-                self._files[f"{name}/{file}"] = FileEntry((FilePart(key, size, sha256),), time.time())
+                key = copy.make_key(f"{draft_name}/{file}")
+                self._files[f"{name}/{file}"] = make_file_entry(
+                    key, size, sha256, time.time(), copy.generation
+                )
                 if (draft / file).exists():
                     self._stored_states[f"{name}/{file}"] = read_state(draft / file)
 
-    def _add_uploaded(self, entries: Mapping[str, FileEntry]) -> None:
-        """Add files that workers on other nodes have uploaded, and fetch those that are small."""
-        for name, entry in entries.items():
-            self._files[name] = entry
-            if not is_large(name):
-                self._copy.download(name, entry)
-                self._stored_states[name] = read_state(self._copy.path / name)
+    def add_deleted(self, path: Path, reason: str) -> None:
+        """Remove the files at or below a path from the run; the next commit records why.
 
-    def list_digests(self) -> dict[str, str | None]:
-        """Return the SHA-256 of the files that are not part of a checkpoint, by path."""
+        The caller deletes the local files while it holds the lock (`hold`).
+        """
         with self._lock:
-            return {name: entry.sha256 for name, entry in self._files.items() if not find_step_folder(name)}
+            for name in RunTree(self._files).select(self._copy.to_name(path)):
+                del self._files[name]
+                self._stored_states.pop(name, None)
+                self._tails.pop(name, None)
+                if name in self._committed.files:
+                    self._deleted[name] = reason
+
+    def _add_collected(self) -> None:
+        """Add files that workers on other nodes have stored, unless a later process has made them, and fetch small ones."""
+        while self._collected:
+            name, entry = self._collected[0]
+            old = self._files.get(name)
+            if old is None or entry.generation >= old.generation:
+                if not is_large(name):
+                    self._copy.download(name, entry)
+                    self._stored_states[name] = read_state(self._copy.path / name)
+                self._files[name] = entry
+            self._collected.pop(0)
 
     def commit(self) -> None:
         """Make the local files the stored state of the run.
 
         Raises:
             StorageConflict: Another process has opened the run for writing.
-            StorageError: The storage cannot be used.
+            StorageError: The storage cannot be used, or the work folder was deleted.
         """
         collected = self.collect()  # before the lock is taken, because it waits for workers
         with self._lock:
+            self._collected += collected
             self.check()
-            self._add_uploaded(collected)
-            files = self._upload_changes()
-            tree = RunTree(files)
-            if tree == self._committed and self._head.tree:
-                return
-            dropped = self._committed.list_keys() - tree.list_keys()
-            self._trees_written += 1
-            key = f"{TREES}/{self.epoch}-{self._trees_written}.json"
-            self._copy.storage.put(key, tree.encode())
-            old_tree = self._head.tree
-            head = replace(self._head, tree=key, commit=secrets.token_hex(8))
+            self._check_folder()
+            self._add_collected()
+            self._upload_changes()
+            files = dict(self._files)
+            if files == self._committed.files and self._head.tree:
+                self._check_head()
+            else:
+                self._store_tree(RunTree(files, dict(self._deleted)))
+            self._delete_dropped()
+
+    def _store_tree(self, tree: RunTree) -> None:
+        """Write a tree, and move the head to it."""
+        self._trees_written += 1
+        key = f"{TREES}/{self.epoch}-{self._trees_written}.json"
+        self._own_keys |= {key, *tree.list_keys()}
+        self._copy.storage.put(key, tree.encode())
+        self._swap_head(replace(self._head, tree=key, commit=secrets.token_hex(8)))
+        self._committed = tree
+        self._deleted = {}
+        self._copy.set_tree(key, tree)
+        kept = {key, *tree.list_keys()}
+        now = time.monotonic()
+        self._dropped |= dict.fromkeys(self._own_keys - kept, now)
+        self._own_keys = kept
+
+    def _swap_head(self, head: RunHead) -> None:
+        """Replace the head of this writer, also if the answer to an earlier swap was lost.
+
+        Raises:
+            StorageConflict: Another process has opened the run.
+        """
+        try:
+            self._etag = self._write_head(head, self._etag)
+        except StorageConflict:
+            self._check_head()  # the head is this writer's own: an earlier swap was applied
             try:
                 self._etag = self._write_head(head, self._etag)
             except StorageConflict:
                 self._failure = self._describe_conflict()
                 raise self._failure from None
-            self._head, self._files, self._committed = head, dict(files), tree
-            self._copy.set_tree(key, tree)
-            self._delete([*sorted(dropped), *([old_tree] if old_tree else [])])
+        self._head = head
+
+    def _check_head(self) -> None:
+        """Check that the head is one that this writer wrote, and remember its ETag. Raises StorageConflict if it is not."""
+        stored = self._copy.read_head()
+        if stored is None or stored[0].writer != self._head.writer:
+            self._failure = self._describe_conflict()
+            raise self._failure
+        self._etag = stored[1] if not self._head.single_writer else ""
+
+    def _check_folder(self) -> None:
+        """Check that the work folder is whole. Raises StorageError, also later, if somebody has deleted it."""
+        copy, state = self._copy, read_folder_state(self._copy.path)
+        has_scenario = "scenario.yaml" not in self._files or (copy.path / "scenario.yaml").exists()
+        is_own = state is not None and self._head.writer in state.writers
+        if not is_own or not has_scenario or not (copy.path / WRITER_LOCK).exists():
+            self._failure = StorageError(
+                f"{copy.path} was deleted or emptied by another program while {copy.address} was written from it; the stored run "
+                f"stays as it was at the last commit: continue it with: nonet resume {copy.address}"
+            )
+            raise self._failure
+
+    def commit_or_wait(self) -> None:
+        """Commit; if the storage fails, leave the local files to the next commit, as the background does.
+
+        Raises:
+            StorageConflict: Another process has opened the run for writing.
+            StorageError: The storage has failed for longer than its deadline, or the work folder was deleted.
+        """
+        try:
+            self.commit()
+            self._failing_since = None
+        except Exception as error:
+            self._note_failure(error)
+            self.check()
+
+    def _note_failure(self, error: Exception) -> None:
+        """Record a failed commit, which is tried again until the deadline of the storage."""
+        self._failed_commits += 1
+        self._last_error = str(error) if isinstance(error, NonetError) else f"{type(error).__name__}: {error}"
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if self._failure is None and now - self._failing_since > self._timeout_s:
+            self._failure = StorageError(
+                f"{self._copy.address}: nothing could be stored for {self._timeout_s:g} s: {self._last_error}; the run ends, "
+                f"and its files are in {self._copy.path}. Continue it on this node with: nonet resume {self._copy.address}; "
+                "raise deadlines.storage if outages last longer"
+            )
 
     def check(self) -> None:
         """Raise the error that ended writing, such as that another process opened the run."""
         if self._failure is not None:
             raise self._failure
+
+    def describe_outage(self) -> str:
+        """Describe in a clause that commits fail now, "" if they do not."""
+        since = self._failing_since
+        if since is None:
+            return ""
+        return f"nothing could be stored for {time.monotonic() - since:.0f} s, and is tried again: {self._last_error}"
 
     def pop_warning(self) -> str:
         """Return a warning about commits in the background and deletions that failed since the last call, "" if none did."""
@@ -242,64 +409,97 @@ class RunWriter:
         """End writing.
 
         Args:
-            commit: Whether to commit first.
+            commit: Whether to commit first, which is tried again until the deadline of the storage.
         """
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
         try:
-            if commit and self._lock_descriptor >= 0:
-                self._commit_and_exchange()
+            if commit and self._copy.writer is self:
+                self._commit_to_the_end()
         finally:
-            if self._lock_descriptor >= 0:
-                os.close(self._lock_descriptor)
-            self._lock_descriptor = -1
+            if self._copy.writer is self:
+                self._copy.writer = None
+                self._release()
+
+    def _commit_to_the_end(self) -> None:
+        """Commit, again while the storage fails; then delete what no reader can need any more."""
+        while True:
+            try:
+                self._commit_and_exchange()
+                break
+            except StorageConflict:
+                raise
+            except (StorageError, OSError) as error:
+                self._note_failure(error)
+                self.check()
+                time.sleep(_RETRY_S)
+        self._delete_dropped(at_once=True)
+        mark_folder(self._copy, is_stored=True)
+
+    def discard(self) -> bool:
+        """Delete a run whose start has failed, if this writer has its epoch and it has no checkpoint.
+
+        The head stays, marked as discarded, because a process that opens the run meanwhile raises its epoch and goes on.
+
+        Returns:
+            Whether the run was deleted.
+
+        Raises:
+            StorageError: The storage cannot be used.
+        """
+        storage = self._copy.storage
+        listed = [key for top in (OBJECTS, TREES, COMMANDS) for key in storage.list_objects(top)]
+        with self._lock:
+            if any(find_step_folder(name) for name in self._committed.files):
+                return False
+            try:
+                self._swap_head(replace(self._head, tree="", discarded=True, commit=secrets.token_hex(8)))
+            except StorageConflict:
+                return False
+        self._delete(listed)
+        return True
 
     def _commit_and_exchange(self) -> None:
         """Commit, upload the answers to commands that the commit contains, and download new commands."""
         storage, folder = self._copy.storage, self._copy.path / COMMANDS
-        local = {
-            file.name for file in folder.glob("[!.]*.json")
-        }  # read before the commit, which has their records
+        # Read before the commit, which has the records of the answers.
+        local = {file.name for file in folder.glob("[!.]*.json")}
         self.commit()
-        stored = {PurePosixPath(key).name for key in storage.list_keys(COMMANDS)}
-        for name in sorted(local - stored):
+        self._failing_since = None
+        stored = {PurePosixPath(key).name: key for key in storage.list_objects(COMMANDS)}
+        for name in sorted(local - stored.keys()):
             storage.put(f"{COMMANDS}/{name}", (folder / name).read_bytes())
-        for name in sorted(stored - local):
-            download_file(storage, [f"{COMMANDS}/{name}"], folder / name)
+        for name in sorted(stored.keys() - local):
+            if command := storage.get(stored[name]):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / name, command.content)
 
     def _commit_repeatedly(self) -> None:
-        """Commit until `close` is called or writing has failed for good; an unreachable storage is tried again."""
+        """Commit until `close` is called or writing has failed for good; whatever else fails is tried again."""
+        garbage_due = time.monotonic() + self._garbage_grace_s
         while not self._ended.wait(COMMIT_S):
             try:
                 self._commit_and_exchange()
-            except StorageConflict:
-                return  # `check` raises it
-            except StorageError as error:
-                self._failed_commits += 1
-                self._last_error = str(error)
+                if time.monotonic() > garbage_due:
+                    self.delete_garbage()
+                    garbage_due = time.monotonic() + self._garbage_grace_s
+            except Exception as error:
+                self._note_failure(error)
+                if self._failure is not None:
+                    return  # `check` raises it
 
-    def _upload_changes(self) -> dict[str, FileEntry]:
-        """Upload what has changed in the local copy, and return the entries of all files of the run."""
-        files, local_names = dict(self._files), set[str]()
+    def _upload_changes(self) -> None:
+        """Upload the local files that are new or have changed, and add them to the files of the run."""
         for name in list(self._copy.iterate_files()):
             if name.partition("/")[0] in self.excluded:
                 continue
             try:
                 state = read_state(self._copy.path / name)
-                local_names.add(name)
-                if name not in files or self._stored_states.get(name) != state:
-                    files[name] = self._upload_file(name, files.get(name), state)
+                if name not in self._files or self._stored_states.get(name) != state:
+                    self._files[name] = self._upload_file(name, self._files.get(name), state)
             except FileNotFoundError:  # deleted in the meantime
-                local_names.discard(name)
-        for name in list(files):
-            if name in local_names:
                 continue
-            step_folder = find_step_folder(name)
-            was_local = self._stored_states.pop(name, None) is not None
-            if was_local or (step_folder and not (self._copy.path / step_folder).is_dir()):
-                del files[name]
-        return files
 
     def _upload_file(self, name: str, old: FileEntry | None, state: tuple[int, int, int]) -> FileEntry:
         """Upload a new or changed local file, of a growing one the new end, and return its entry."""
@@ -307,7 +507,8 @@ class RunWriter:
         if not _grows(name):
             entry = self._copy.make_entry(name)
             if old is None or entry.sha256 != old.sha256:
-                self._copy.storage.upload(entry.parts[0].key, file)
+                self._own_keys |= {part.key for part in entry.parts}
+                upload_file(self._copy.storage, file, {part.key: part.size for part in entry.parts})
             else:
                 entry = old
             self._stored_states[name] = state
@@ -322,13 +523,14 @@ class RunWriter:
         if start < size:
             content = _read_range(file, start, size)
             digest = hashlib.sha256(content).hexdigest()
-            key = self._copy.make_key(f"{name}@{start}-{size}-{digest[:16]}")
+            key = self._copy.make_new_key(name)
+            self._own_keys.add(key)
             self._copy.storage.put(key, content)
             parts.append(FilePart(key, size - start, digest))
         self._tails[name] = _read_range(file, max(0, size - _TAIL_BYTES), size)
         # A file that ends in the middle of a line is looked at again.
         self._stored_states[name] = state if size == state[1] else (state[0], size, 0)
-        return FileEntry(tuple(parts), file.stat().st_mtime)
+        return FileEntry(tuple(parts), file.stat().st_mtime, generation=self._copy.generation)
 
     def _continues(self, name: str, parts: Sequence[FilePart], size: int) -> bool:
         """Return whether a growing local file begins with the stored parts.
@@ -351,6 +553,14 @@ class RunWriter:
             "writes counts"
         )
 
+    def _delete_dropped(self, *, at_once: bool = False) -> None:
+        """Delete objects that earlier trees of this writer named, once no reader needs them any more."""
+        oldest = time.monotonic() - (0.0 if at_once else self._read_grace_s)
+        due = [key for key, dropped_at in self._dropped.items() if dropped_at <= oldest]
+        for key in due:
+            del self._dropped[key]
+        self._delete(sorted(due))
+
     def _delete(self, keys: list[str]) -> None:
         """Delete objects that are no longer used; objects that cannot be deleted are counted and left."""
         try:
@@ -359,23 +569,32 @@ class RunWriter:
         except StorageError:
             self._undeleted_objects += len(keys)
 
-    def _to_name(self, path: Path) -> str:
-        """Return the path of a file or folder below the run's folder."""
-        return path.absolute().relative_to(self._copy.path).as_posix()
 
-
-def open_writer(folder: Path, *, single_writer: bool = False) -> RunWriter | None:
-    """Open the run of a folder for writing; return None if the folder is not that of a mounted run."""
+def open_writer(
+    folder: Path, *, single_writer: bool = False, timeout_s: float = TIMEOUT_S
+) -> RunWriter | None:
+    """Open the run of a work folder for writing; return None if the folder is not one of a mounted run."""
     copy = find_copy(folder)
-    return copy and RunWriter(copy, single_writer=single_writer)
+    if not isinstance(copy, RunCopy):
+        return None
+    copy.timeout_s = timeout_s  # for the workers of the run
+    return RunWriter(copy, single_writer=single_writer, timeout_s=timeout_s)
 
 
 @contextmanager
-def change_run(folder: Path, *, single_writer: bool = False) -> Iterator[None]:
-    """Commit the changes that a block makes to the files of a run, if the run is stored; other folders are not affected."""
+def change_run(folder: Path, *, single_writer: bool = False) -> Iterator[RunWriter | None]:
+    """Commit the changes that a block makes to the files of a run, if the run is stored; other folders are not affected.
+
+    Args:
+        folder: The folder of the run; of a stored run its work folder (`open_work_folder`).
+        single_writer: As for `RunWriter`.
+
+    Yields:
+        The writer, which can still discard the run after the block; None if the run is not stored.
+    """
     writer = open_writer(folder, single_writer=single_writer)
     try:
-        yield
+        yield writer
     except BaseException:
         if writer:
             writer.close(commit=False)
@@ -405,3 +624,9 @@ def _find_whole_lines(file: Path, size: int) -> int:
         if position >= 0:
             return start + position + 1
     return 0
+
+
+def _parse_epoch(key: str) -> int:
+    """Return the epoch in the key of an object or a tree; a key of another form is that of no writer."""
+    text = PurePosixPath(key).parts[1].partition("-")[0]
+    return int(text) if text.isdecimal() else sys.maxsize

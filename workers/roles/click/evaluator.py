@@ -24,6 +24,7 @@ from nonet.models.clicks import (
     read_predictions,
 )
 from nonet.samples.sequences import TEST, VALID, Sequences
+from nonet.storage import put
 from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.click.data import ClickData
@@ -126,6 +127,7 @@ class ClickEvaluator(DistributeWorker):
         predictions = held_out.predict(partial(ClickModel(Path(folder)).predict_events, self._clicks))
         file = self._results / f"{name}.valid.{Path(folder).name}.npz"
         write_arrays(file, **{name_array(_VALIDATED, task): chances for task, chances in predictions.items()})
+        put(file)
         metrics = held_out.summarise([*self.options.metrics, "log_loss"], predictions)
         return {
             "metrics": {metric: metrics[metric] for metric in self.options.metrics},
@@ -181,6 +183,7 @@ class ClickEvaluator(DistributeWorker):
             for task, chances in by_task.items()
         }
         write_arrays(self._results / f"{name}.npz", **arrays)
+        put(self._results / f"{name}.npz")
         detail, calibration = {}, {}
         for split, by_task in predictions.items():
             if len(by_task[""]):

@@ -10,6 +10,7 @@ import numpy as np
 from nonet.models.clicks import find_columns, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
+from nonet.storage import put
 from nonet.workers.roles import (
     DataSetup,
     describe_data,
@@ -52,6 +53,7 @@ class ClickTokeniser(DistributeWorker):
         if data.stored is not None:
             facts["data"]["stored"] = data.stored.write(seq, {"sequences": artifact["path"]})
         facts["data"] |= read_preparation_facts(root)
+        put(root)
         return {"artifacts": artifacts, "tokenizer": {}, **facts}
 
 

@@ -25,6 +25,7 @@ from nonet.models.baselines import SparseVotes, check_scores
 from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, read_test_ranks
 from nonet.samples.sequences import Sequences
+from nonet.storage import put
 from nonet.workers import TargetNats, select_validation_events
 from nonet.workers.devices import HOST, claim, get_device
 from nonet.workers.engines import can_divide_model
@@ -172,6 +173,7 @@ class Evaluator(DistributeWorker):
                 board = self.ranker.rank_by_beam(recommender, "valid", is_selected)
         file = self._get_validation_path(name, Path(folder).name)
         write_arrays(file, ranks=board.ranks, nats=recorded_scores.values, user=users[is_selected])
+        put(file)
         return {
             "metrics": board.summarise()["all"],
             "nats": recorded_scores.mean,
@@ -284,5 +286,6 @@ class Evaluator(DistributeWorker):
         """Combine the shares of a subject, store its ranks, and return its metrics."""
         result, ranks = self.ranker.combine_shares(parts)
         write_arrays(self._results / f"{name}.npz", **ranks)
+        put(self._results / f"{name}.npz")
         get_device(HOST).release()
         return result
