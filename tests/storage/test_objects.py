@@ -20,7 +20,9 @@ from nonet.storage import (
     open_storage,
     request_log,
 )
+from nonet.storage.objects import Storage, read_clock, upload_file
 from tests.s3 import BUCKET
+from tests.storage.memory_storage import MemoryStorage
 
 
 @pytest.fixture
@@ -28,7 +30,13 @@ def storage(s3: dict[str, str], request: pytest.FixtureRequest) -> ObjectStorage
     return open_storage(f"{BUCKET}/{request.node.name}")
 
 
-def test_an_object_is_created_once_and_replaced_only_by_who_has_seen_it(storage: ObjectStorage):
+@pytest.fixture(params=["s3", "memory"])
+def any_storage(request: pytest.FixtureRequest) -> Storage:
+    return MemoryStorage() if request.param == "memory" else request.getfixturevalue("storage")
+
+
+def test_an_object_is_created_once_and_replaced_only_by_who_has_seen_it(any_storage: Storage):
+    storage = any_storage
     first = storage.put_if_absent("head", b"1")
     with pytest.raises(StorageConflict, match="written by another process"):
         storage.put_if_absent("head", b"2")
@@ -40,30 +48,71 @@ def test_an_object_is_created_once_and_replaced_only_by_who_has_seen_it(storage:
     assert (stored.content, stored.etag) == (b"2", second)
 
 
-def test_a_repeated_write_whose_first_response_was_lost_is_no_conflict(storage: ObjectStorage):
-    etag = storage.put_if_absent("head", b"1")
-    assert storage.put_if_absent("head", b"1") == etag
+def test_a_repeated_write_whose_first_response_was_lost_is_no_conflict(any_storage: Storage):
+    etag = any_storage.put_if_absent("head", b"1")
+    assert any_storage.put_if_absent("head", b"1") == etag
+    etag = any_storage.replace_if("head", b"2", etag)
+    assert any_storage.replace_if("head", b"2", '"of-before"') == etag
 
 
-def test_files_keep_their_bytes_and_keys_are_listed_and_deleted(storage: ObjectStorage, tmp_path: Path):
-    content = os.urandom(11 << 20)  # more than one part of an upload
+def test_files_keep_their_bytes_and_keys_are_listed_and_deleted(any_storage: Storage, tmp_path: Path):
+    storage = any_storage
+    content = os.urandom(11 << 20)  # more than a part of a multipart upload
     (tmp_path / "sent").write_bytes(content)
-    storage.upload("folder/a@1-2", tmp_path / "sent")
-    storage.put("folder/b", b"more")
-    storage.put("other", b"")
-    for key in ("folder/a@1-2", "folder/b"):
-        storage.download(key, tmp_path / "received")
+    upload_file(storage, tmp_path / "sent", {"folder/a@1-2": 6 << 20, "folder/b": 5 << 20})
+    storage.put("folders", b"more")
+    for key, size in (("folder/a@1-2", 6 << 20), ("folder/b", 5 << 20), ("folders", 4)):
+        storage.download(key, tmp_path / "received", size)
     assert (tmp_path / "received").read_bytes() == content + b"more"
-    assert sorted(storage.list_keys("folder")) == ["folder/a@1-2", "folder/b"]
-    assert storage.list_names() == ["folder"]
+    assert sorted(storage.list_objects("folder")) == ["folder/a@1-2", "folder/b"]
     storage.delete(["folder/b", "absent"])
-    assert list(storage.list_keys("folder")) == ["folder/a@1-2"]
+    assert list(storage.list_objects("folder")) == ["folder/a@1-2"]
     assert storage.get("folder/b") is None
+    with pytest.raises(StorageError, match="cannot read folder/b"):
+        storage.download("folder/b", tmp_path / "received", 1)
+
+
+def test_an_object_that_is_longer_than_its_entry_says_is_not_downloaded(any_storage: Storage, tmp_path: Path):
+    any_storage.put("a", bytes(1000))
+    with pytest.raises(StorageError, match="longer than the 999 bytes"):
+        any_storage.download("a", tmp_path / "a", 999)
+
+
+def test_times_are_those_of_the_storage(any_storage: Storage):
+    any_storage.put("a", b"1")
+    stored = any_storage.get("a")
+    assert stored is not None
+    assert any_storage.list_objects("") == {"a": stored.modified}
+    assert stored.modified <= read_clock(any_storage) <= stored.modified + 60
+    assert list(any_storage.list_objects("")) == ["a"]
+
+
+def test_no_upload_has_parts_that_a_killed_process_would_leave(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+):
+    import obstore
+
+    uploads: list[bool] = []
+    real_put = obstore.put
+
+    def put(store: S3Store, key: str, content: bytes, **options: Any) -> Any:
+        uploads.append(options["use_multipart"])
+        return real_put(store, key, content, **options)
+
+    monkeypatch.setattr(obstore, "put", put)
+    storage.put("a", bytes(20 << 20))
+    assert uploads == [False]
 
 
 def test_a_storage_with_conditions_passes_the_check_and_keeps_nothing_of_it(storage: ObjectStorage):
     storage.check_conditions()
-    assert not list(storage.list_keys(""))
+    assert not storage.list_objects("")
+
+
+def test_names_are_the_first_parts_of_keys(storage: ObjectStorage):
+    for key in ("b/head", "a/head", "a/x", "file"):
+        storage.put(key, b"")
+    assert storage.list_names() == ["a", "b"]
 
 
 def test_a_storage_that_ignores_conditions_is_refused(
@@ -72,7 +121,7 @@ def test_a_storage_that_ignores_conditions_is_refused(
     import obstore
 
     real_put = obstore.put
-    monkeypatch.setattr(obstore, "put", lambda store, key, content, mode=None: real_put(store, key, content))
+    monkeypatch.setattr(obstore, "put", lambda store, key, content, **_: real_put(store, key, content))
     with pytest.raises(ConfigError, match="ignores the condition If-None-Match and If-Match"):
         storage.check_conditions()
 
@@ -133,12 +182,12 @@ def test_requests_are_repeated_while_the_connections_to_the_server_are_cut_for_s
             threads.submit(storage.put, "new", b"2"),
             threads.submit(storage.put_if_absent, "absent", b"3"),
             threads.submit(storage.replace_if, "head", b"4", head),
-            threads.submit(storage.upload, "file", tmp_path / "file"),
-            threads.submit(lambda: list(storage.list_keys("old"))),
+            threads.submit(upload_file, storage, tmp_path / "file", {"file": 100_000}),
+            threads.submit(storage.list_objects, "old"),
         ]
         for call in (cut, *calls):
             call.result(timeout=60)
-        assert set(storage.list_keys("")) == {"old", "head", "new", "absent", "file"}
+        assert set(storage.list_objects("")) == {"old", "head", "new", "absent", "file"}
         stored = storage.get("head")
         assert stored is not None
         assert stored.content == b"4"

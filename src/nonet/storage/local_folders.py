@@ -49,14 +49,20 @@ class FolderState:
     is_stored: bool = True
 
 
-def make_local_folder(storage_address: str, run_id: str) -> Path:
-    """Return the path of the work folder of a run, which is the same on all nodes."""
-    return find_cache_root() / _make_place(storage_address) / run_id
+def make_local_folder(storage_address: str, run_id: str, root: Path | None = None) -> Path:
+    """Return the path of the work folder of a run, which is the same on all nodes.
+
+    Args:
+        storage_address: The address of the storage, without the id of the run.
+        run_id: The id of the run.
+        root: The folder of the cache, by default that of this node.
+    """
+    return (root or find_cache_root()) / _make_place(storage_address) / run_id
 
 
-def make_known_folder(storage_address: str, run_id: str) -> Path:
-    """Return the path of the folder with what lists of runs show of a run that this node has read."""
-    return find_cache_root() / _KNOWN / _make_place(storage_address) / run_id
+def make_known_folder(storage_address: str, run_id: str, root: Path | None = None) -> Path:
+    """Return the path of the folder with what lists of runs show of a run that this node has read; see `make_local_folder`."""
+    return (root or find_cache_root()) / _KNOWN / _make_place(storage_address) / run_id
 
 
 def make_view_folder(run_id: str) -> Path:
@@ -70,9 +76,9 @@ def _make_place(storage_address: str) -> str:
     return hashlib.sha256(place.encode()).hexdigest()[:8]
 
 
-def find_work_folders() -> list[Path]:
-    """Return the work folders of this node."""
-    files = find_cache_root().glob(f"*/*/{STATE_FILE}")
+def find_work_folders(root: Path | None = None) -> list[Path]:
+    """Return the work folders below the folder of the cache, by default that of this node."""
+    files = (root or find_cache_root()).glob(f"*/*/{STATE_FILE}")
     return sorted(file.parent for file in files if file.parts[-3] not in _RESERVED)
 
 
@@ -119,7 +125,9 @@ def lock_used(folder: Path, locks: Locks = FILE_LOCKS) -> Callable[[], None]:
             continue
 
 
-def make_room(kept_folder: Path, locks: Locks = FILE_LOCKS) -> None:
+def make_room(
+    kept_folder: Path, locks: Locks = FILE_LOCKS, *, root: Path | None = None, limit: int | None = None
+) -> None:
     """Delete work folders that no process uses, those used longest ago first, until all fit into the cache.
 
     What exists on this node only stays: `serving`, and the files of a writer that ended before all were stored.
@@ -127,9 +135,11 @@ def make_room(kept_folder: Path, locks: Locks = FILE_LOCKS) -> None:
     Args:
         kept_folder: The folder that is about to be used.
         locks: How files are locked.
+        root: The folder of the cache, by default that of this node.
+        limit: The bytes that all work folders may take together, by default $NONET_CACHE_BYTES.
     """
-    limit = read_cache_bytes()
-    sizes = {folder: count_bytes(folder) - count_bytes(folder / SERVING) for folder in find_work_folders()}
+    limit = read_cache_bytes() if limit is None else limit
+    sizes = {folder: count_bytes(folder) - count_bytes(folder / SERVING) for folder in find_work_folders(root)}
     total = sum(sizes.values())
     unused = [folder for folder in sizes if folder != kept_folder]
     for folder in sorted(unused, key=_get_used_time):

@@ -101,7 +101,7 @@ class RunView(StoredRun):
         mounted: The run, with the folder of the view.
         storage: The storage below the address of the run.
         locks: How files are locked.
-        cache: The contents that this node has.
+        root: The folder of the cache, by default that of this node.
 
     Attributes:
         is_owner: Whether this process made the folder; others stay with the state that it has.
@@ -112,10 +112,11 @@ class RunView(StoredRun):
         mounted: MountedRun,
         storage: Storage,
         locks: Locks = FILE_LOCKS,
-        cache: ObjectCache | None = None,
+        root: Path | None = None,
     ):
         super().__init__(mounted, storage, locks)
-        self._cache = cache or ObjectCache(find_cache_root() / "objects")
+        self._root = root or find_cache_root()
+        self._cache = ObjectCache(self._root / "objects")
         self.is_owner = not self.path.exists()
         self._release_used = lock_used(self.path.parent, locks)
         self._place, _, self._run_id = mounted.address.rpartition("/")
@@ -126,7 +127,7 @@ class RunView(StoredRun):
 
     def _link_serving(self) -> None:
         """Let RUN/serving be the folder of this node that stays when views and work folders are deleted."""
-        serving = make_local_folder(self._place, self._run_id) / SERVING
+        serving = make_local_folder(self._place, self._run_id, self._root) / SERVING
         serving.mkdir(parents=True, exist_ok=True)
         if not (serving.parent / STATE_FILE).exists():
             write_folder_state(serving.parent, FolderState(self.address))
@@ -210,7 +211,7 @@ class RunView(StoredRun):
 
     def _write_known(self, tree: RunTree) -> None:
         """Write what lists of runs show of the state of this view."""
-        known = make_known_folder(self._place, self._run_id)
+        known = make_known_folder(self._place, self._run_id, self._root)
         write_folder_state(known, FolderState(self.address))
         for name in _DESCRIPTION:
             if name in tree.files:

@@ -478,16 +478,18 @@ class RunWriter:
     def _commit_repeatedly(self) -> None:
         """Commit until `close` is called or writing has failed for good; whatever else fails is tried again."""
         garbage_due = time.monotonic() + self._garbage_grace_s
-        while not self._ended.wait(COMMIT_S):
-            try:
-                self._commit_and_exchange()
-                if time.monotonic() > garbage_due:
-                    self.delete_garbage()
-                    garbage_due = time.monotonic() + self._garbage_grace_s
-            except Exception as error:
-                self._note_failure(error)
-                if self._failure is not None:
-                    return  # `check` raises it
+        while not self._ended.wait(COMMIT_S) and self.commit_in_background():
+            if time.monotonic() > garbage_due:
+                self.delete_garbage()
+                garbage_due = time.monotonic() + self._garbage_grace_s
+
+    def commit_in_background(self) -> bool:
+        """Commit and exchange commands with the storage, and return whether to go on; a failure is noted, not raised."""
+        try:
+            self._commit_and_exchange()
+        except Exception as error:
+            self._note_failure(error)
+        return self._failure is None
 
     def _upload_changes(self) -> None:
         """Upload the local files that are new or have changed, and add them to the files of the run."""

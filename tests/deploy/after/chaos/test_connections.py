@@ -36,7 +36,7 @@ def test_requests_through_the_proxy_are_delayed_repeated_after_cuts_and_go_to_th
             with socket.create_connection(("127.0.0.1", proxy.port), timeout=30):
                 pass
         assert os.environ[ENDPOINT] == variables[ENDPOINT]
-        assert {"a", "b"} == set(open_storage(f"{BUCKET}/run").list_keys(""))
+        assert {"a", "b"} == set(open_storage(f"{BUCKET}/run").list_objects(""))
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", proxy.port), timeout=30)
 
