@@ -296,7 +296,11 @@ class RunCopy(StoredRun):
         return True
 
     def empty(self, tree: RunTree) -> None:
-        """Delete all files but those of a tree, whose contents are compared; the caller holds the lock of fetching."""
+        """Delete all files but those of a tree, whose contents are compared; the caller holds the lock of fetching.
+
+        Commands go too: they are in the storage, and an answer that was not stored is to a command whose record was not.
+        """
+        shutil.rmtree(self.path / COMMANDS, ignore_errors=True)
         index = self.read_index()
         for name in list(self.iterate_files()):
             file, entry = self.path / name, tree.files.get(name)

@@ -46,6 +46,7 @@ _ALIVE_S = (
 )
 _LOOK_S = 1.0  # between two looks at a head, where this process may not write to the storage
 
+_sleep = time.sleep
 _copies: dict[Path, StoredRun] = {}  # the runs that this process has mounted, by the local folder
 
 
@@ -168,11 +169,11 @@ def fetch_known(address: str) -> Path | None:
     return folder if run.get_tree().files else None
 
 
-def is_written_now(folder: Path, timeout_s: float = _ALIVE_S) -> bool:
+def is_written_now(folder: Path) -> bool:
     """Return whether a process, of any machine, works on the run of a folder, by the age of its head.
 
     The age is measured by the clock of the storage, to which an object is written. Without permission to write, the head is
-    looked at until it changes, at most for `timeout_s` seconds.
+    looked at until it changes, at most for a minute.
 
     Raises:
         StorageError: The storage cannot be read.
@@ -181,11 +182,11 @@ def is_written_now(folder: Path, timeout_s: float = _ALIVE_S) -> bool:
     if run is None or (stored := run.storage.get(HEAD)) is None:
         return False
     try:
-        return read_clock(run.storage) - stored.modified < timeout_s
+        return read_clock(run.storage) - stored.modified < _ALIVE_S
     except StorageError:
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + _ALIVE_S
         while time.monotonic() < end:
-            time.sleep(_LOOK_S)
+            _sleep(_LOOK_S)
             later = run.storage.get(HEAD)
             if later is None or later.etag != stored.etag:
                 return later is not None

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import getpid
 from pathlib import Path, PurePosixPath
@@ -294,6 +294,7 @@ class RunWriter:
             self._check_folder()
             self._add_collected()
             self._upload_changes()
+            self._check_folder()  # again: what was deleted in the meantime was not uploaded
             files = dict(self._files)
             if files == self._committed.files and self._head.tree:
                 self._check_head()
@@ -371,6 +372,9 @@ class RunWriter:
         """Record a failed commit, which is tried again until the deadline of the storage."""
         self._failed_commits += 1
         self._last_error = str(error) if isinstance(error, NonetError) else f"{type(error).__name__}: {error}"
+        if self._failure is None:
+            with suppress(StorageError):  # a fenced writer may fail because a newer one has deleted what it needs
+                self._check_head()
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
         if self._failure is None and now - self._failing_since > self._timeout_s:

@@ -11,7 +11,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.report.summaries import suggest_command
 from nonet.errors import ConfigError
-from nonet.storage.local_folders import write_address
+from nonet.storage.local_folders import FolderState, write_folder_state
 
 RECOMMENDER = "name: shop\ndata: {interactions: log.parquet}\nstages: {pretrain: {epochs: 1}}\n"
 
@@ -66,7 +66,7 @@ def test_a_run_elsewhere_is_named_by_its_folder(run_of, tmp_path):
 
 def test_a_stored_run_is_named_by_its_address(run_of):
     run = run_of(["A", "B"])
-    write_address(run.path, "s3://runs/shop-1")
+    write_folder_state(run.path, FolderState("s3://runs/shop-1"))
     assert suggest_command(run) == "nonet recommend s3://runs/shop-1 --like B A"
 
 

@@ -95,6 +95,7 @@ def test_seeds_are_continued_with_their_scenario_and_changes_but_without_stored_
 def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, monkeypatch):
     from nonet.controller.record.run_folder import create_run
     from nonet.storage import change_run, mounts
+    from nonet.storage.objects import read_clock
     from tests.s3 import BUCKET, serve_s3
 
     monkeypatch.setenv("NONET_CACHE", str(tmp_path / "writer"))
@@ -103,7 +104,7 @@ def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, m
             run = create_run("ring", storage_address=f"{BUCKET}/listed", run_id=run_id)
             with change_run(run.path):
                 run.scenario.write_text("name: ring\n")
-                at = time.time() - (1000 if run_id == "a-killed" else 0)
+                at = 1.0 if run_id == "b-running" else time.time()  # the clocks of machines decide nothing
                 run.write_json(run.status.name, {"state": "running", "started": 1000.0 + index, "at": at})
                 checkpoint = run.checkpoints / "step-000006"
                 checkpoint.mkdir(parents=True)
@@ -113,6 +114,10 @@ def test_runs_in_object_storage_are_listed_by_their_address(command, tmp_path, m
                     run.write_json("report.json", report)
         mounts._copies.clear()
         monkeypatch.setenv("NONET_CACHE", str(tmp_path / "reader"))
+        # The storage's clock says that the head of one run is old.
+        monkeypatch.setattr(
+            mounts, "read_clock", lambda used: read_clock(used) + 1000 * used.address.endswith("a-killed")
+        )
         code, out, _ = command("runs", f"{BUCKET}/listed", "--json")
         assert code == 0
         rows = {row["run"]: row for row in json.loads(out)}

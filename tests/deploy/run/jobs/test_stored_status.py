@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from nonet.errors import StorageError
 from nonet.storage import MountedRun, RunCopy, RunWriter, mounts, open_storage
+from nonet.storage.objects import read_clock
 from tests.s3 import BUCKET, serve_s3
 
 
@@ -78,11 +80,41 @@ def test_the_status_of_a_stored_run_is_read_again_while_it_is_watched(commit_sta
     assert code == 1
 
 
-def test_a_run_whose_machine_has_been_silent_for_minutes_is_interrupted(commit_status, command):
-    address = commit_status(state="running", at=time.time() - 300)
+def test_a_run_whose_head_is_old_by_the_clock_of_the_storage_is_interrupted(
+    commit_status, command, monkeypatch
+):
+    address = commit_status(state="running")
+    monkeypatch.setattr(mounts, "read_clock", lambda storage: read_clock(storage) + 61)
     assert json.loads(command("status", address, "--json")[1])["state"] == "interrupted"
     code, _, err = command("stop", address)
     assert (code, "mine is not in progress; continue it with: nonet resume mine" in err) == (2, True)
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+def test_the_clock_of_the_machine_that_works_on_a_run_decides_nothing(
+    commit_status, command, monkeypatch, skew_s
+):
+    address = commit_status(state="running", at=time.time() + skew_s)
+    status = json.loads(command("status", address, "--json")[1])
+    assert status["state"] == "running"
+    assert "has written no status" not in command("status", address)[1]
+
+
+def test_a_process_that_may_not_write_to_the_storage_looks_at_the_head_until_it_changes(
+    commit_status, command, monkeypatch
+):
+    address = commit_status(state="running")
+
+    def refuse(_: object) -> float:
+        raise StorageError("access is denied")
+
+    monkeypatch.setattr(mounts, "read_clock", refuse)
+    monkeypatch.setattr(mounts, "_LOOK_S", 0.001)
+    monkeypatch.setattr(mounts, "_ALIVE_S", 0.05)
+    assert json.loads(command("status", address, "--json")[1])["state"] == "interrupted"
+    ticks = iter(range(1, 100))
+    monkeypatch.setattr(mounts, "_sleep", lambda _: commit_status(state="running", step=next(ticks)))
+    assert json.loads(command("status", address, "--json")[1])["state"] == "running"
 
 
 def test_the_place_of_a_run_names_it_on_its_cluster(command, dashboard):
