@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class SingleController:
         self._status = StatusReporter(
             self._run,
             self._recorder.list_since,
-            self._view_session,
+            self._view_run,
             detached=task.detached,
             publish=self._publish_status,
         )
@@ -268,6 +268,10 @@ class SingleController:
             self._recorder.add_event("note", text=f"waiting at most {limit:g} s for {subject}: {reason}")
         self._missing_place = reason
         self._stop_requested.wait(_REPLACE_POLL_S)
+
+    def _view_run(self) -> SessionView:
+        """Return what the status shows of the current session and of the storage."""
+        return replace(self._view_session(), outage=self._writer.describe_outage() if self._writer else "")
 
     def _view_session(self) -> SessionView:
         """Return the parts of the current session that the status shows."""

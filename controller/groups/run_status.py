@@ -40,6 +40,7 @@ class SessionView:
         activity: Returns a clause about what the controller's own thread has done for some seconds.
         silent_workers: The number of workers that did not answer the last heartbeat.
         isolated: A clause about each node and device that is not used because its probes failed.
+        outage: A clause about an outage of the object storage of the run, "" without one.
     """
 
     phase: str = ""
@@ -48,6 +49,7 @@ class SessionView:
     activity: Callable[[float], str] = lambda elapsed_s: ""
     silent_workers: int = 0
     isolated: Sequence[str] = ()
+    outage: str = ""
 
 
 class StatusReporter:
@@ -127,6 +129,7 @@ class StatusReporter:
             if name in view.hosts
         }
         self._status["isolated"] = list(view.isolated)
+        self._status["storage"] = view.outage
         now = time.time()
         if now - self._event_at < _QUIET_S:
             self._waits = []

@@ -12,9 +12,11 @@ from .run_folder import CATALOGUES as CATALOGUES
 from .run_folder import RunFolder as RunFolder
 from .run_folder import check_no_storage as check_no_storage
 from .run_folder import create_run as create_run
+from .run_folder import delete_folder as delete_folder
 from .run_folder import describe_place as describe_place
 from .run_folder import fetch_artifacts as fetch_artifacts
 from .run_folder import find_runs_root as find_runs_root
+from .run_folder import is_empty as is_empty
 from .run_folder import is_ray_job as is_ray_job
 from .run_folder import is_running as is_running
 from .run_folder import list_subjects_beside as list_subjects_beside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -266,6 +267,17 @@ def lock_run(run: RunFolder) -> FolderLock:
 def open_for_writing(run: RunFolder) -> RunFolder:
     """Return the folder in which this node writes a run: of a stored run that was opened for reading, its work folder."""
     return RunFolder(open_work_folder(run.path))
+
+
+def is_empty(run: RunFolder) -> bool:
+    """Return whether the folder of a run has nothing of a run, apart from locks and the address of a stored one."""
+    return not any(not path.name.startswith(".") for path in run.path.iterdir())
+
+
+def delete_folder(run: RunFolder) -> None:
+    """Delete the folder of a run that has not started, unless services of an earlier run of this id keep something in it."""
+    if not (run.path / "serving").exists():
+        shutil.rmtree(run.path, ignore_errors=True)
 
 
 def is_running(run: RunFolder) -> bool:

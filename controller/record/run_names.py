@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from nonet.controller.record.run_folder import RunFolder, find_runs_root
+from nonet.controller.record.run_folder import RunFolder, find_runs_root, is_running
 from nonet.errors import ConfigError, StorageError
 from nonet.storage import (
     OPENING_TIMEOUT_S,
@@ -21,6 +21,7 @@ from nonet.storage import (
     has_run,
     is_storage_address,
     join_address,
+    make_local_folder,
     mount_view,
     open_storage,
     read_address,
@@ -142,7 +143,7 @@ def _open_run(run: RunFolder) -> RunFolder:
 
 
 def _open_stored(address: str) -> RunFolder:
-    """Return a view of the newest state of a stored run.
+    """Return a view of the newest state of a stored run; in an outage of the storage, the folder of a run that works here.
 
     Raises:
         ConfigError: The storage cannot be read, or has no such run.
@@ -150,6 +151,10 @@ def _open_stored(address: str) -> RunFolder:
     try:
         return RunFolder(mount_view(address, OPENING_TIMEOUT_S).path)
     except StorageError as error:
+        place, _, run_id = address.rpartition("/")
+        work_folder = RunFolder(make_local_folder(place, run_id))
+        if is_running(work_folder):
+            return work_folder
         raise ConfigError(f"storage: {error}") from None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -24,6 +23,8 @@ from nonet.controller.record import (
     FolderLock,
     RunFolder,
     count_missing,
+    delete_folder,
+    is_empty,
     lock_run,
     open_for_writing,
     write_token,
@@ -230,7 +231,7 @@ class DriverRun:
         if self.state == "failed":
             has_wrong_input = outcome["exit_code"] == 2
             if has_wrong_input and self._is_discarded():
-                shutil.rmtree(self.folder.path, ignore_errors=True)
+                delete_folder(self.folder)
             raise WorkerFailed(
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
             )
@@ -287,7 +288,7 @@ def start(
     run = open_for_writing(run)
     preflight.check_free_space(scenario, run)
     check_ray_environment()
-    folder_existed, writer = run.path.exists(), None
+    folder_existed, writer = run.path.exists() and not is_empty(run), None
     lock = lock_run(run)
     try:
         _end_earlier_controller(run, resume)
@@ -299,12 +300,12 @@ def start(
     except BaseException:
         lock.close()
         # A run that has not started is deleted, so that `last` does not refer to it.
+        is_deleted = not folder_existed and not run.scenario.exists()
         if writer and not resume:
             with contextlib.suppress(StorageError):  # the error that ended the start is raised
-                if writer.discard():
-                    shutil.rmtree(run.path, ignore_errors=True)
-        elif not folder_existed and not run.scenario.exists():
-            shutil.rmtree(run.path, ignore_errors=True)
+                is_deleted = writer.discard()
+        if is_deleted:
+            delete_folder(run)
         raise
 
 

@@ -70,7 +70,7 @@ def format_status(status: Mapping[str, Any]) -> str:
         lines["workers"] = ", ".join(f"{name} x{group['workers']}" for name, group in groups.items())
     if isolated := status.get("isolated"):
         lines["isolated"] = "; ".join(isolated)
-    for key in ("error", "message"):
+    for key in ("storage", "error", "message"):
         if status.get(key):
             lines[key] = status[key]
     if not has_ended(status) and (waits := explain_waits(status)):

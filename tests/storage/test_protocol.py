@@ -107,7 +107,9 @@ class RunModel:
 
     def write(self, actor: Actor, node: str, number: int) -> None:
         """Open the run, change it, and close it, as a controller does."""
-        copy = RunCopy(MountedRun(ADDRESS, str(self.get_work_folder(node))), self.open_storage(), self.schedule.locks)
+        copy = RunCopy(
+            MountedRun(ADDRESS, str(self.get_work_folder(node))), self.open_storage(), self.schedule.locks
+        )
         try:
             writer = RunWriter(copy, timeout_s=1e9, read_grace_s=0.0, garbage_grace_s=GRACE_S)
         except FAILURES:
@@ -129,7 +131,11 @@ class RunModel:
         path = str(self.get_work_folder(node))
         if any(str(worker.path) == path for worker in self.workers):
             return None
-        copy = RunCopy(MountedRun(ADDRESS, path, mounted.epoch, mounted.generation), self.open_storage(), self.schedule.locks)
+        copy = RunCopy(
+            MountedRun(ADDRESS, path, mounted.epoch, mounted.generation),
+            self.open_storage(),
+            self.schedule.locks,
+        )
         self.workers.append(copy)
         self.schedule.add(f"worker {mounted.generation} on {node}", lambda: self.evaluate(copy))
         return copy
@@ -145,7 +151,9 @@ class RunModel:
                 file.write_text(str(copy.generation))
                 pause()
                 copy.fetch_small_files()
-                self.expect(int(file.read_text()) >= copy.generation, f"a fetch replaced {file} by older ranks")
+                self.expect(
+                    int(file.read_text()) >= copy.generation, f"a fetch replaced {file} by older ranks"
+                )
                 copy.put(file)
         except FAILURES:
             pass
@@ -156,7 +164,9 @@ class RunModel:
     def read(self, node: str) -> None:
         """Look at the run several times, as verbs do."""
         path = self.root / node / "views/token/run-1"
-        view = RunView(MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node)
+        view = RunView(
+            MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node
+        )
         for _ in range(3):
             before = view._read_state()[1]
             try:
@@ -170,7 +180,9 @@ class RunModel:
                 continue
             tree = view._read_state()[1]
             assert tree is not None
-            self.expect(tree in [*self.known.trees.values(), RunTree()], "a reader saw what was no state of the run")
+            self.expect(
+                tree in [*self.known.trees.values(), RunTree()], "a reader saw what was no state of the run"
+            )
             self.check_view(view, tree)
 
     def check_view(self, view: RunView, tree: RunTree) -> None:
@@ -271,14 +283,21 @@ class RunModel:
             return
         if self._head is not None and self._head.writer != head.writer:
             self.known.writers[head.writer] = self._head.writer
-        if head.writer in self.known.emptied and not head.discarded and self._head and self._head.writer == head.writer:
+        if (
+            head.writer in self.known.emptied
+            and not head.discarded
+            and self._head
+            and self._head.writer == head.writer
+        ):
             self.known.emptied[head.writer] -= 1
             self.expect(self.known.emptied[head.writer] >= 0, "a writer went on after its folder was emptied")
         self._head = head
         if head.discarded:
             self.known.acknowledged.clear()
             self._newest_ranks = -1
-            self._was_discarded = True  # an answer may still arrive to a command of the run that was discarded
+            self._was_discarded = (
+                True  # an answer may still arrive to a command of the run that was discarded
+            )
         if head.tree:
             content = self.schedule.storage.objects.get(head.tree)
             self.known.trees[head.tree] = RunTree.decode(content.content) if content else RunTree()
@@ -289,7 +308,9 @@ class RunModel:
         if entry := tree.files.get("results/ranks.npz"):
             part = self.schedule.storage.objects.get(entry.parts[0].key)
             ranks = int(part.content) if part else -1
-            self.expect(ranks >= self._newest_ranks, f"ranks of {ranks} replaced those of {self._newest_ranks}")
+            self.expect(
+                ranks >= self._newest_ranks, f"ranks of {ranks} replaced those of {self._newest_ranks}"
+            )
             self._newest_ranks = ranks
 
     def _check_answers(self, tree: RunTree) -> None:
@@ -351,7 +372,14 @@ class WriterLife:
             self.end()
 
     def work(self, n_operations: int) -> None:
-        operations = [self.add_result, self.save_checkpoint, self.prune, self.start_worker, self.take_commands, self.commit]
+        operations = [
+            self.add_result,
+            self.save_checkpoint,
+            self.prune,
+            self.start_worker,
+            self.take_commands,
+            self.commit,
+        ]
         try:
             self.write("scenario.yaml", "name: x")
             for _ in range(n_operations):

@@ -85,12 +85,15 @@ def test_a_stored_run_is_reported_and_asked_on_a_machine_that_never_saw_it(
     address = find_address(place)
     assert f"stored     {address}" in out
     assert address in second.call("report", address)[0]
-    assert json.loads(next(second.disk.glob("*/*/status.json")).read_text())["state"] == "done"
-    user = json.loads(next(second.disk.glob("*/*/report.json")).read_text())["users"][0]["user_id"]
-    assert not list(second.disk.glob("*/*/checkpoints/*/dense"))
+    (known,) = second.disk.glob("known/*/*")
+    assert json.loads((known / "status.json").read_text())["state"] == "done"
+    user = json.loads((known / "report.json").read_text())["users"][0]["user_id"]
+    assert (known / "report.html").exists()
+    assert not [file for file in second.disk.rglob("*") if file.is_file() and file.stat().st_size > 500_000]
     answer = second.call("recommend", address.rpartition("/")[2], f"--user={user}", "--json")[0]
     assert json.loads(answer)
     secret = s3["AWS_SECRET_ACCESS_KEY"].encode()
+    assert not list(second.disk.glob("views/*"))  # they end with their process
     stored = [file for disk in (first.disk, second.disk) for file in disk.rglob("*") if file.is_file()]
     assert len(stored) > 20
     assert not [file for file in stored if secret in file.read_bytes()]

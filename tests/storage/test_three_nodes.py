@@ -15,8 +15,7 @@ import pytest
 from tests_ring import make_ring
 
 from nonet.controller.record import read_journal
-from nonet.storage import RunCopy, open_storage
-from nonet.storage.local_copy import MountedRun
+from nonet.storage import MountedRun, RunView, open_storage
 from tests.s3 import BUCKET, serve_s3
 from tests.samples.redis_server import free_port
 
@@ -144,11 +143,12 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
                 made.kill(name)
 
 
-def read_stored(place: str, folder: Path) -> tuple[RunCopy, dict[int, dict[str, str]]]:
-    """Return a copy of the only run at a place, and the hashes of the files of its checkpoints by step."""
+def read_stored(place: str, folder: Path) -> tuple[RunView, dict[int, dict[str, str]]]:
+    """Return a view of the only run at a place, and the hashes of the files of its checkpoints by step."""
     (name,) = open_storage(place).list_names()
-    copy = RunCopy(MountedRun(f"{place}/{name}", str(folder / name)), open_storage(f"{place}/{name}"))
-    copy.fetch_small_files()
+    mounted = MountedRun(f"{place}/{name}", str(folder / "view" / name))
+    copy = RunView(mounted, open_storage(f"{place}/{name}"), root=folder)
+    copy.fetch(copy.path)
     manifests = [json.loads(path.read_text()) for path in copy.path.glob("checkpoints/*/manifest.json")]
     return copy, {manifest["step"]: manifest["files"] for manifest in manifests}
 

@@ -139,7 +139,9 @@ def make_room(
         limit: The bytes that all work folders may take together, by default $NONET_CACHE_BYTES.
     """
     limit = read_cache_bytes() if limit is None else limit
-    sizes = {folder: count_bytes(folder) - count_bytes(folder / SERVING) for folder in find_work_folders(root)}
+    sizes = {
+        folder: count_bytes(folder) - count_bytes(folder / SERVING) for folder in find_work_folders(root)
+    }
     total = sum(sizes.values())
     unused = [folder for folder in sizes if folder != kept_folder]
     for folder in sorted(unused, key=_get_used_time):

@@ -373,7 +373,9 @@ class RunWriter:
         self._failed_commits += 1
         self._last_error = str(error) if isinstance(error, NonetError) else f"{type(error).__name__}: {error}"
         if self._failure is None:
-            with suppress(StorageError):  # a fenced writer may fail because a newer one has deleted what it needs
+            with suppress(
+                StorageError
+            ):  # a fenced writer may fail because a newer one has deleted what it needs
                 self._check_head()
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
