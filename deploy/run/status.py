@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -92,8 +91,8 @@ def format_stage(status: Mapping[str, Any]) -> str:
 def explain_waits(status: Mapping[str, Any]) -> list[str]:
     """Return what a run waits for, one clause per wait, from its status; also if its controller has fallen silent."""
     waits = list(status.get("waits", ()))
-    is_own_clock = status.get("host") == socket.gethostname()  # those of two machines are not compared
-    silent_s = time.time() - status["at"] if is_own_clock and "at" in status else 0.0
+    # Whether a stored run is alive, the clock of its storage says (`is_run_elsewhere`).
+    silent_s = time.time() - status["at"] if "at" in status and not status.get("address") else 0.0
     if silent_s > _LATE_S:
         waits.insert(
             0,

@@ -164,9 +164,12 @@ class RunModel:
     def read(self, node: str) -> None:
         """Look at the run several times, as verbs do."""
         path = self.root / node / "views/token/run-1"
-        view = RunView(
-            MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node
-        )
+        mounted = MountedRun(ADDRESS, str(path))
+        try:
+            view = RunView(mounted, self.open_storage(), self.schedule.locks, self.root / node)
+        except FileNotFoundError:
+            self.expect(node in self.emptied_nodes, "a folder vanished while a view was made")
+            return
         for _ in range(3):
             before = view._read_state()[1]
             try:
@@ -197,7 +200,11 @@ class RunModel:
     def serve(self, node: str) -> None:
         """Acknowledge posted events, as a service of a finished run on this node."""
         path = self.root / node / "views/service/run-1"
-        RunView(MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node)
+        try:
+            RunView(MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node)
+        except FileNotFoundError:
+            self.expect(node in self.emptied_nodes, "a folder vanished while a view was made")
+            return
         for number in range(4):
             if node in self.emptied_nodes:
                 return

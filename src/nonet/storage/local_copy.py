@@ -475,7 +475,7 @@ class FetchIndex:
 
 
 def mark_folder(copy: RunCopy, **changes: Any) -> None:
-    """Change fields of the state of a work folder."""
+    """Change fields of the state of a work folder; the caller holds the lock of fetching."""
     state = read_folder_state(copy.path) or FolderState(copy.address)
     write_folder_state(copy.path, replace(state, **changes))
 

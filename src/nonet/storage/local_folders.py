@@ -96,6 +96,22 @@ def write_folder_state(folder: Path, state: FolderState) -> None:
     write_whole(folder / STATE_FILE, json.dumps(asdict(state)).encode())
 
 
+def create_folder_state(folder: Path, state: FolderState) -> None:
+    """Write the state of a folder of a stored run, unless it has one, which another process may write at the same time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"{STATE_FILE}.{secrets.token_hex(4)}"
+    draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
+    try:
+        os.link(draft, folder / STATE_FILE)
+    except FileExistsError:
+        return
+    except OSError:  # a filesystem without links
+        if not (folder / STATE_FILE).exists():
+            write_folder_state(folder, state)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def read_folder_state(folder: Path) -> FolderState | None:
     """Return the state of a folder of a stored run; None if it is no such folder."""
     file = folder / STATE_FILE

@@ -24,14 +24,13 @@ from nonet.errors import ConfigError, StorageError
 from nonet.storage.local_copy import MountedRun, RunCopy, StoredRun
 from nonet.storage.local_folders import (
     FolderState,
+    create_folder_state,
     delete_unused_views,
     delete_view,
     make_known_folder,
     make_local_folder,
     make_room,
     make_view_folder,
-    read_folder_state,
-    write_folder_state,
 )
 from nonet.storage.objects import OPENING_TIMEOUT_S, RETRY_TIMEOUT_S, open_storage, read_clock
 from nonet.storage.run_tree import COMMANDS, HEAD, RunHead
@@ -123,8 +122,7 @@ def register_work_folder(mounted: MountedRun) -> RunCopy:
     if copy is None:
         if not path.exists():
             make_room(path)
-        if read_folder_state(path) is None:
-            write_folder_state(path, FolderState(mounted.address))
+        create_folder_state(path, FolderState(mounted.address))
         storage = open_storage(mounted.address, retry_timeout_s=mounted.timeout_s)
         copy = _copies[path] = RunCopy(mounted, storage)
     assert isinstance(copy, RunCopy), path

@@ -21,8 +21,8 @@ from nonet.errors import StorageError
 from nonet.storage.local_copy import MountedRun, StoredRun, is_content, is_large
 from nonet.storage.local_folders import (
     SERVING,
-    STATE_FILE,
     FolderState,
+    create_folder_state,
     lock_used,
     make_known_folder,
     make_local_folder,
@@ -129,8 +129,7 @@ class RunView(StoredRun):
         """Let RUN/serving be the folder of this node that stays when views and work folders are deleted."""
         serving = make_local_folder(self._place, self._run_id, self._root) / SERVING
         serving.mkdir(parents=True, exist_ok=True)
-        if not (serving.parent / STATE_FILE).exists():
-            write_folder_state(serving.parent, FolderState(self.address))
+        create_folder_state(serving.parent, FolderState(self.address))
         (self.path / SERVING).symlink_to(serving, target_is_directory=True)
 
     def release(self) -> None:

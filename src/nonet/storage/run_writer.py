@@ -153,7 +153,8 @@ class RunWriter:
             old, etag = copy.read_head() or (RunHead(run_id, 0, "", "", 0.0, "", single_writer), None)
             is_continued = bool(old.writer) and old.writer in own_writers
             # Before the swap, in case that this process ends, or has no answer, right after it.
-            mark_folder(copy, writers=(*own_writers, writer) if is_continued else ())
+            with copy.lock_fetching():
+                mark_folder(copy, writers=(*own_writers, writer) if is_continued else ())
             head = replace(
                 old,
                 epoch=old.epoch + 1,
@@ -441,7 +442,8 @@ class RunWriter:
                 self.check()
                 time.sleep(_RETRY_S)
         self._delete_dropped(at_once=True)
-        mark_folder(self._copy, is_stored=True)
+        with self._copy.lock_fetching():
+            mark_folder(self._copy, is_stored=True)
 
     def discard(self) -> bool:
         """Delete a run whose start has failed, if this writer has its epoch and it has no checkpoint.
