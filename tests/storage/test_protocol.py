@@ -403,7 +403,7 @@ class WriterLife:
 
     def end(self) -> None:
         """Record what only this node has, if the process was killed, and free the folder as the end of a process does."""
-        if self.token not in self.model.known.emptied:
+        if self.node not in self.model.emptied_nodes:
             self.model.known.local[self.node] = (self.token, {*self.pending, *self.kept})
         self.writer.close(commit=False)
 
