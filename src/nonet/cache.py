@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from nonet.errors import ConfigError
@@ -32,5 +33,10 @@ def read_cache_bytes() -> int:
 
 
 def count_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder; 0 if there is no folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return the bytes of all files in a folder, from which other processes may delete; 0 if there is no folder."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total

@@ -37,7 +37,7 @@ class Actor:
 
     def __init__(self, schedule: Schedule, name: str, act: Callable[[], None]):
         self.schedule, self.name, self._act = schedule, name, act
-        self.is_done = self._is_killed = False
+        self.is_done = self.is_killed = False
         self.suspended_steps = 0
         self.dies = False  # whether a model ends it as a kill does
         self.waits_for: Callable[[], bool] | None = None
@@ -48,7 +48,7 @@ class Actor:
         _actors[threading.get_ident()] = self
         self._go.acquire()
         try:
-            if not self._is_killed:
+            if not self.is_killed:
                 self._act()
         except KilledError:
             pass
@@ -69,20 +69,20 @@ class Actor:
 
     def kill(self) -> None:
         """End the actor at its current pause."""
-        self._is_killed = True
+        self.is_killed = True
         while not self.is_done:
             self.step()
 
     def pause(self) -> None:
         """Return control to the schedule; called on the actor's own thread."""
-        if self._is_killed:  # what its functions do to clean up is not scheduled any more
+        if self.is_killed:  # what its functions do to clean up is not scheduled any more
             return
         if self.dies:
-            self._is_killed = True
+            self.is_killed = True
             raise KilledError
         self.schedule.returned.release()
         self._go.acquire()
-        if self._is_killed:
+        if self.is_killed:
             raise KilledError
 
     def can_run(self) -> bool:
@@ -174,6 +174,27 @@ class ModelLocks:
         """Release the locks of a process that has ended."""
         for holders in self._holders.values():
             holders[:] = [entry for entry in holders if entry[0] is not actor]
+
+
+class ModelRLock:
+    """A lock between the threads of one process, which are actors; an actor may enter it again."""
+
+    def __init__(self) -> None:
+        self._owner: Actor | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        actor = _actors.get(threading.get_ident())
+        while self._owner not in (None, actor) and actor is not None and not actor.is_killed:
+            actor.waits_for = lambda: self._owner is None
+            actor.pause()
+            actor.waits_for = None
+        self._owner, self._depth = actor, self._depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
 
 
 class ActorStorage:

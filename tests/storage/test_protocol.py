@@ -21,7 +21,7 @@ from nonet.storage import MountedRun, RunCopy, RunView, RunWriter
 from nonet.storage.local_copy import is_content, is_large
 from nonet.storage.local_folders import SERVING, make_local_folder, make_room
 from nonet.storage.run_tree import HEAD, OBJECTS, TREES, RunHead, RunTree
-from tests.storage.scheduler import Actor, ActorStorage, Schedule, pause, pause_at_files
+from tests.storage.scheduler import Actor, ActorStorage, ModelRLock, Schedule, pause, pause_at_files
 
 ADDRESS = "s3://feed-runs/run-1"
 FAILURES = (StorageError, ConfigError, OSError)
@@ -65,6 +65,7 @@ class RunModel:
         self.random = self.schedule.random
         self.failures = self.random.choice([0.0, 0.0, 0.1, 0.3])
         self.writers: dict[Actor, tuple[str, RunWriter | None]] = {}
+        self.threads: dict[Actor, Actor] = {}  # the background thread of each writer
         self.workers: list[RunCopy] = []
         self._seen: tuple[float, int] = (0.0, 0)
         self._head: RunHead | None = None
@@ -111,12 +112,17 @@ class RunModel:
             MountedRun(ADDRESS, str(self.get_work_folder(node))), self.open_storage(), self.schedule.locks
         )
         try:
-            writer = RunWriter(copy, timeout_s=1e9, read_grace_s=0.0, garbage_grace_s=GRACE_S)
+            writer = RunWriter(
+                copy, timeout_s=1e9, read_grace_s=0.0, garbage_grace_s=GRACE_S, lock=ModelRLock()
+            )
         except FAILURES:
             copy.release()
             return
         self.writers[actor] = node, writer
         life = WriterLife(self, node, copy, writer)
+        life.thread = self.threads[actor] = self.schedule.add(
+            f"background of writer {number}", life.commit_repeatedly
+        )
         if self.random.random() < 0.15:
             life.fail_to_start()
         else:
@@ -151,9 +157,9 @@ class RunModel:
                 file.write_text(str(copy.generation))
                 pause()
                 copy.fetch_small_files()
-                self.expect(
-                    int(file.read_text()) >= copy.generation, f"a fetch replaced {file} by older ranks"
-                )
+                self.expect(int(file.read_text()) >= copy.generation, "a fetch replaced what a worker made")
+                for _ in range(self.random.choice([0, 0, 100])):  # a worker that is suspended
+                    pause()
                 copy.put(file)
         except FAILURES:
             pass
@@ -214,14 +220,14 @@ class RunModel:
             pause()
 
     def evict(self, node: str) -> None:
-        for _ in range(3):
+        for _ in range(12):
             make_room(self.root / node / "another/run", self.schedule.locks, root=self.root / node, limit=0)
             pause()
 
     def command(self) -> None:
         """Send commands to the run."""
         storage = self.open_storage()
-        for number in range(3):
+        for number in range(6):
             try:
                 storage.put_if_absent(f"commands/{number}.asked.json", json.dumps({"id": number}).encode())
             except FAILURES:
@@ -234,10 +240,12 @@ class RunModel:
             for _ in range(self.random.randrange(5, 120)):
                 pause()
             live = [actor for actor in self.writers if not actor.is_done]
-            kind = self.random.choice(["kill", "kill", "start", "empty"])
+            kind = self.random.choice(["kill", "kill", "start", "empty", "lose", "lose"])
             if kind == "kill" and live:
                 actor = self.random.choice(live)
-                actor.dies = True
+                for thread in (actor, self.threads.get(actor)):  # all threads of a process end at once
+                    if thread is not None:
+                        thread.dies = True
             elif kind == "empty" and live:
                 actor = self.random.choice(live)
                 node, writer = self.writers[actor]
@@ -249,7 +257,11 @@ class RunModel:
                 self.known.local.pop(node, None)
                 if writer is not None:
                     self.known.emptied[writer._head.writer] = 1
-            if kind != "empty":
+            elif kind == "lose" and live:
+                node, _ = self.writers[self.random.choice(live)]
+                for name in sorted(self.known.acknowledged)[:3]:  # by a program that deletes old files
+                    (self.get_work_folder(node) / name).unlink(missing_ok=True)
+            if kind in ("kill", "start"):
                 self.start_writer(self.random.choice(["n0", "n1"]))
 
     # Invariants
@@ -362,6 +374,8 @@ class WriterLife:
         self.pending: set[str] = set()  # written, and not acknowledged yet
         self.counts: dict[RunCopy, int] = {}
         self.workers: list[RunCopy] = []
+        self.has_ended = False
+        self.thread: Actor | None = None
         self.token = writer._head.writer
         left = model.known.local.pop(node, None)
         self.kept = left[1] if left and left[0] == model.known.writers.get(self.token) else set[str]()
@@ -371,6 +385,7 @@ class WriterLife:
         """Write the first files, close, and discard the run because its input is wrong."""
         try:
             self.write("scenario.yaml", "wrong")
+            self.join()
             self.writer.close()
             self.writer.discard()
         except FAILURES:
@@ -380,6 +395,7 @@ class WriterLife:
 
     def work(self, n_operations: int) -> None:
         operations = [
+            self.start_worker,
             self.add_result,
             self.save_checkpoint,
             self.prune,
@@ -403,13 +419,21 @@ class WriterLife:
 
     def end(self) -> None:
         """Record what only this node has, if the process was killed, and free the folder as the end of a process does."""
+        self.has_ended = True
         if self.node not in self.model.emptied_nodes:
             self.model.known.local[self.node] = (self.token, {*self.pending, *self.kept})
         self.writer.close(commit=False)
 
     def close(self) -> None:
+        self.join()
         self.writer.close()
         self.acknowledge()
+
+    def join(self) -> None:
+        """Wait until the background thread has ended, as `RunWriter.close` does."""
+        self.has_ended = True
+        while self.thread is not None and not self.thread.is_done:
+            pause()
 
     def write(self, name: str, content: str) -> None:
         """Replace a file of the run; the folder may have been emptied."""
@@ -442,6 +466,12 @@ class WriterLife:
     def commit(self) -> None:
         if self.writer.commit_in_background() and not self.writer.describe_outage():
             self.acknowledge()
+
+    def commit_repeatedly(self) -> None:
+        """Commit in the background until the life ends."""
+        while not self.has_ended and self.model.random.random() < 0.95:
+            self.writer.commit_in_background()
+            pause()
 
     def add_result(self) -> None:
         self.model._n_files += 1

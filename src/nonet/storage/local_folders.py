@@ -187,9 +187,10 @@ def _delete_unused(folder: Path, locks: Locks) -> bool:
         for path in folder.iterdir():
             if path.name in (SERVING, STATE_FILE, USED_LOCK):
                 continue
-            shutil.rmtree(
-                path, ignore_errors=True
-            ) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         return True
     finally:
         release()

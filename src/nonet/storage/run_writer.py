@@ -19,10 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from os import getpid
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, NonetError, StorageConflict, StorageError
@@ -69,6 +70,7 @@ class RunWriter:
         timeout_s: Seconds for which the storage may fail before `check` raises.
         read_grace_s: Seconds for which readers may need objects that a commit has replaced.
         garbage_grace_s: The same for objects of older writers, by the clock of the storage.
+        lock: Excludes commits while files are changed that belong together; a thread may enter it again.
 
     Attributes:
         epoch: The epoch of this writer.
@@ -89,10 +91,11 @@ class RunWriter:
         timeout_s: float = TIMEOUT_S,
         read_grace_s: float = READ_GRACE_S,
         garbage_grace_s: float = GARBAGE_GRACE_S,
+        lock: AbstractContextManager[Any] | None = None,
     ):
         self._copy, self._timeout_s = copy, timeout_s
         self._read_grace_s, self._garbage_grace_s = read_grace_s, garbage_grace_s
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
