@@ -48,6 +48,7 @@ from nonet.storage import (
     RunWriter,
     change_run,
     find_copy,
+    find_working_owner,
     has_run,
     list_mounts,
     open_storage,
@@ -398,8 +399,8 @@ def _prepare_records(
     """
     copy = find_copy(run.path)
     single_writer = scenario.storage is not None and scenario.storage.single_writer
-    if copy is not None and not single_writer:
-        _check_storage(copy.address)
+    if copy is not None:
+        _check_storage(copy.address, resume=resume, single_writer=single_writer)
     with change_run(run.path, single_writer=single_writer) as writer:
         if resume:
             read_copies(run)
@@ -413,16 +414,22 @@ def _prepare_records(
     return writer
 
 
-def _check_storage(address: str) -> None:
+def _check_storage(address: str, *, resume: bool, single_writer: bool) -> None:
     """Check that a run can be opened in its object storage, also for a resume: the bucket may have been moved.
 
     Raises:
-        ConfigError: The storage cannot be written or ignores conditions.
+        ConfigError: The storage cannot be written or ignores conditions, or a run of this id is in progress and to be started.
     """
     try:
-        open_storage(address, retry_timeout_s=OPENING_TIMEOUT_S).check_conditions()
+        if not single_writer:
+            open_storage(address, retry_timeout_s=OPENING_TIMEOUT_S).check_conditions()
+        owner = "" if resume else find_working_owner(address)
     except StorageError as error:
         raise ConfigError(f"storage: {error}") from None
+    if owner:
+        raise ConfigError(
+            f"{address} is in progress: {owner} works on it; choose another name, or stop it first: nonet stop {address}"
+        )
 
 
 def _start_controller(

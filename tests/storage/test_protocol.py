@@ -40,6 +40,7 @@ class Known:
         writers: The writer before each writer, in the order of heads.
         local: By node, the writer and the files of a life that ended before all was stored.
         posts: By node, the posts that a service has acknowledged.
+        voided: Writers of a run that was discarded before they heard of it.
         emptied: By writer whose folder was emptied, the number of heads that it may still write.
     """
 
@@ -49,6 +50,7 @@ class Known:
     writers: dict[str, str] = field(default_factory=dict)
     local: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
     posts: dict[str, list[str]] = field(default_factory=dict)
+    voided: set[str] = field(default_factory=set)
     emptied: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,7 +68,7 @@ class RunModel:
         self.failures = self.random.choice([0.0, 0.0, 0.1, 0.3])
         self.writers: dict[Actor, tuple[str, RunWriter | None]] = {}
         self.threads: dict[Actor, Actor] = {}  # the background thread of each writer
-        self.workers: list[RunCopy] = []
+        self.worker_paths: set[str] = set()  # the work folders in which workers live
         self._seen: tuple[float, int] = (0.0, 0)
         self._head: RunHead | None = None
         self._newest_ranks = -1
@@ -135,14 +137,14 @@ class RunModel:
         node = f"w{self.random.randrange(self._n_workers)}"
         mounted = writer.describe_for_new_process()
         path = str(self.get_work_folder(node))
-        if any(str(worker.path) == path for worker in self.workers):
+        if path in self.worker_paths:
             return None
+        self.worker_paths.add(path)
         copy = RunCopy(
             MountedRun(ADDRESS, path, mounted.epoch, mounted.generation),
             self.open_storage(),
             self.schedule.locks,
         )
-        self.workers.append(copy)
         self.schedule.add(f"worker {mounted.generation} on {node}", lambda: self.evaluate(copy))
         return copy
 
@@ -164,7 +166,7 @@ class RunModel:
         except FAILURES:
             pass
         finally:
-            self.workers.remove(copy)
+            self.worker_paths.discard(str(copy.path))
             copy.release()
 
     def read(self, node: str) -> None:
@@ -207,7 +209,9 @@ class RunModel:
         """Acknowledge posted events, as a service of a finished run on this node."""
         path = self.root / node / "views/service/run-1"
         try:
-            RunView(MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node)
+            RunView(
+                MountedRun(ADDRESS, str(path)), self.open_storage(), self.schedule.locks, self.root / node
+            )
         except FileNotFoundError:
             self.expect(node in self.emptied_nodes, "a folder vanished while a view was made")
             return
@@ -314,6 +318,7 @@ class RunModel:
         if head.discarded:
             self.known.acknowledged.clear()
             self._newest_ranks = -1
+            self.known.voided |= {head.writer, *self.known.writers, *self.known.writers.values()}
             self._was_discarded = (
                 True  # an answer may still arrive to a command of the run that was discarded
             )
@@ -412,7 +417,10 @@ class WriterLife:
         except FAILURES as error:
             # A writer ends because it is fenced or its folder was emptied, never because a request or a disk failed once.
             is_final = isinstance(error, StorageConflict) or self.writer._failure is not None
-            is_final |= self.token in self.model.known.emptied
+            head = self.model._head
+            if isinstance(error, StorageConflict):
+                self.model.expect(head is None or head.writer != self.token, "a writer fenced itself")
+            is_final |= self.node in self.model.emptied_nodes
             self.model.expect(is_final, f"a writer ended because of {traceback.format_exc()}")
         finally:
             self.end()
@@ -454,7 +462,7 @@ class WriterLife:
 
     def acknowledge(self) -> None:
         known = self.model.known
-        if self.token in known.emptied:
+        if self.token in known.emptied or self.token in known.voided:
             return
         known.acknowledged |= self.pending
         self.pending = set()
@@ -469,7 +477,8 @@ class WriterLife:
 
     def commit_repeatedly(self) -> None:
         """Commit in the background until the life ends."""
-        while not self.has_ended and self.model.random.random() < 0.95:
+        share = self.model.random.choice([0.0, 0.5, 0.95])
+        while not self.has_ended and self.model.random.random() < share:
             self.writer.commit_in_background()
             pause()
 

@@ -537,6 +537,20 @@ def test_a_reader_on_the_node_of_a_writer_or_worker_changes_none_of_its_files(
     writer.close()
 
 
+def test_a_view_keeps_the_checkpoint_that_was_fetched_when_it_is_brought_to_a_newer_state(
+    make_copy: CopyMaker, make_view: ViewMaker
+):
+    copy, view = make_copy("a"), make_view("b", fetches=False)
+    writer = RunWriter(copy)
+    save_checkpoint(copy, writer, 10, "weights")
+    view.fetch(view.path / "checkpoints/step-000010")
+    write(copy, "results/a.json", "1")
+    writer.close()
+    view.fetch(view.path)
+    assert (view.path / "checkpoints/step-000010/dense/model.bin").read_text() == "weights"
+    assert (view.path / "results/a.json").read_text() == "1"
+
+
 def test_two_readers_of_a_node_each_have_one_state(make_copy: CopyMaker, make_view: ViewMaker):
     copy = make_copy("a")
     writer = RunWriter(copy)

@@ -13,6 +13,7 @@ from .mounts import find_digest as find_digest
 from .mounts import find_page_folder as find_page_folder
 from .mounts import find_upload_timeout as find_upload_timeout
 from .mounts import find_work_folder as find_work_folder
+from .mounts import find_working_owner as find_working_owner
 from .mounts import has_run as has_run
 from .mounts import is_written_now as is_written_now
 from .mounts import list_mounts as list_mounts

@@ -169,13 +169,18 @@ def make_room(
 
 def _get_used_time(folder: Path) -> float:
     """Return when a folder was used last, in unix seconds."""
-    file = folder / USED_LOCK
-    return file.stat().st_mtime if file.exists() else 0.0
+    try:
+        return (folder / USED_LOCK).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _delete_unused(folder: Path, locks: Locks) -> bool:
     """Delete what is stored of a work folder unless a process uses it, and return whether it was deleted."""
-    release = locks.take(folder / USED_LOCK)
+    try:
+        release = locks.take(folder / USED_LOCK)
+    except FileNotFoundError:  # somebody else has deleted the folder
+        return False
     if release is None:
         return False
     try:

@@ -191,6 +191,26 @@ def is_written_now(folder: Path) -> bool:
         return False
 
 
+def find_working_owner(address: str) -> str:
+    """Return which process works on the run at an address, "" if none does or there is no run.
+
+    A run whose head is young is looked at until the head changes, or is so old that its process seems to have ended.
+
+    Raises:
+        StorageError: The storage cannot be used.
+    """
+    storage = open_storage(address, retry_timeout_s=OPENING_TIMEOUT_S)
+    first = storage.get(HEAD)
+    if first is None or RunHead.decode(first.content).discarded:
+        return ""
+    while read_clock(storage) - first.modified < _ALIVE_S:
+        _sleep(_LOOK_S)
+        stored = storage.get(HEAD)
+        if stored is None or stored.etag != first.etag:
+            return RunHead.decode(stored.content).owner if stored else ""
+    return ""
+
+
 def list_mounts() -> tuple[MountedRun, ...]:
     """Return the runs that this process has mounted, for processes that it starts.
 
