@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -548,14 +549,14 @@ class WriterLife:
         self.commit()
 
 
-def run_schedules(seeds: range, root: Path, run: Callable[[RunModel], list[str]] = RunModel.run) -> None:
+def run_schedules(seeds: range, root: Path) -> None:
     """Run schedules, and fail with the first violation."""
     with pause_at_files(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("nonet.storage.run_writer._RETRY_S", 0.0)
         for seed in seeds:
             folder = root / str(seed)
             folder.mkdir()
-            violations = run(RunModel(seed, folder))
+            violations = RunModel(seed, folder).run()
             shutil.rmtree(folder, ignore_errors=True)
             assert not violations, f"seed {seed}: {violations[0]}"
 
@@ -566,22 +567,23 @@ def choose_seeds(default: range) -> range:
     return range(int(first), int(last))
 
 
-def choose_root(tmp_path: Path) -> Path:
-    """Return a folder in memory if this machine has one."""
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder, in memory if this machine has one."""
     memory = Path("/dev/shm")
     if not (memory.is_dir() and os.access(memory, os.W_OK)):
-        return tmp_path
-    root = memory / f"nonet-{os.getpid()}-{tmp_path.name}"
-    root.mkdir()
-    return root
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="nonet-", dir=memory) as folder:
+        yield Path(folder)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(_FEW), pytest.param(range(_FEW, _MANY), marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_no_schedule_loses_what_was_stored(tmp_path: Path, seeds: range):
-    root = choose_root(tmp_path)
-    try:
-        run_schedules(choose_seeds(seeds), root)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+def test_no_schedule_loses_what_was_stored(memory_folder: Path):
+    run_schedules(choose_seeds(range(_FEW)), memory_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [0, 1])
+def test_none_of_ten_thousand_schedules_loses_what_was_stored(memory_folder: Path, half: int):
+    middle = (_FEW + _MANY) // 2
+    run_schedules(choose_seeds(range(middle, _MANY) if half else range(_FEW, middle)), memory_folder)
