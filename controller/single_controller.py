@@ -206,9 +206,8 @@ class SingleController:
     def _close_writer(self, *, discards: bool) -> None:
         """Store the end of the run; one that failed without a checkpoint because of wrong input is deleted instead."""
         assert self._writer is not None
-        self._writer.close(commit=False)
-        if not (discards and self._writer.discard()):
-            self._writer.close()
+        self._writer.stop_commits()
+        self._writer.close(commit=not (discards and self._writer.discard()))
 
     def _run_with_recoveries(self) -> bool:
         """Run the pipeline, after a lost worker again from the newest checkpoint; return whether it reached its end."""

@@ -87,6 +87,7 @@ def test_a_stored_run_is_reported_and_asked_on_a_machine_that_never_saw_it(
     assert address in second.call("report", address)[0]
     (known,) = second.disk.glob("known/*/*")
     assert json.loads((known / "status.json").read_text())["state"] == "done"
+    assert RunHead.decode(open_storage(address).get("head.json").content).epoch == 3  # type: ignore[union-attr]
     user = json.loads((known / "report.json").read_text())["users"][0]["user_id"]
     assert (known / "report.html").exists()
     assert not [file for file in second.disk.rglob("*") if file.is_file() and file.stat().st_size > 500_000]

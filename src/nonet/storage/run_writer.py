@@ -415,15 +415,19 @@ class RunWriter:
         self._thread = threading.Thread(target=self._commit_repeatedly, name="run-writer", daemon=True)
         self._thread.start()
 
+    def stop_commits(self) -> None:
+        """End the commits in the background."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
     def close(self, *, commit: bool = True) -> None:
         """End writing.
 
         Args:
             commit: Whether to commit first, which is tried again until the deadline of the storage.
         """
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self.stop_commits()
         try:
             if commit and self._copy.writer is self:
                 self._commit_to_the_end()
