@@ -13,6 +13,8 @@ from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.single_controller import MOST_RECOVERIES, ControllerTask, SingleController
 from nonet.errors import NonetError, WorkerLost
+from nonet.storage import MountedRun, RunCopy, RunWriter
+from tests.storage.memory_storage import MemoryStorage
 
 Conductor = SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
@@ -137,3 +139,30 @@ def test_an_error_that_is_no_loss_ends_the_run(world_of):
     with pytest.raises(NonetError, match="a wrong turn"):
         world.controller._run_with_recoveries()
     assert len(world.tries()) == 1
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_the_end_of_a_stored_run_is_committed_unless_it_failed_before_its_first_checkpoint(
+    tmp_path, discards
+):
+    storage = MemoryStorage()
+    copy = RunCopy(MountedRun("s3://feed/run-1", str(tmp_path / "work/run-1")), storage)
+    world = World(tmp_path, [])
+    world.controller._writer = RunWriter(copy)
+    world.controller._writer.start_commits()
+    (copy.path / "report.json").write_text("{}")
+    world.controller._close_writer(discards=discards)
+    assert set(copy.read_tree().files) == (set() if discards else {"report.json"})
+    assert set(storage.list_objects("objects")) == copy.get_tree().list_keys()
+
+
+def test_a_run_with_a_checkpoint_is_not_discarded_because_of_wrong_input(tmp_path):
+    copy = RunCopy(MountedRun("s3://feed/run-1", str(tmp_path / "work/run-1")), MemoryStorage())
+    world = World(tmp_path, [])
+    world.controller._writer = RunWriter(copy)
+    manifest = copy.path / "checkpoints/step-000010/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    world.controller._writer.commit()
+    world.controller._close_writer(discards=True)
+    assert set(copy.read_tree().files) == {"checkpoints/step-000010/manifest.json"}
