@@ -33,14 +33,14 @@ class PlannedScaling:
 
     Attributes:
         scenario: The scenario with the new numbers of workers.
-        plan: The plan that begins with the current stage; None if only a checkpoint is to be written.
+        plan: The plan that begins with the current stage.
         text: What changes and why, for the user.
         command: The command that asked for it; None if the cluster has changed.
         is_replay: Whether an earlier part of the run applied the command.
     """
 
     scenario: Scenario
-    plan: Plan | None
+    plan: Plan
     text: str
     command: dict[str, Any] | None = None
     is_replay: bool = False
@@ -87,7 +87,7 @@ class WorkerScaling:
     @property
     def stops_evaluators(self) -> bool:
         """Whether the change that is due stops evaluators, which then lose the calls that they have not answered."""
-        if self._planned is None or self._planned.plan is None:
+        if self._planned is None:
             return False
         groups = self._session.groups
         stops = groups.find_due_change(self._session.stage.name, self._planned.plan).stops
@@ -118,18 +118,15 @@ class WorkerScaling:
             session.save_applied_steps()
             assert session.checkpoint_log.newest is not None
             checkpoint, session.restored = session.checkpoint_log.newest
-            if planned.plan is not None:
-                self._change_groups(planned, planned.plan, checkpoint, session.restored)
+            self._change_groups(planned, checkpoint, session.restored)
         text = f"{planned.text}, from step {step} of {stage.name} on; {time.time() - began:.1f} s"
         if planned.command and not planned.is_replay:
             self._commands.take(planned.command, stage.name, step, text)
         session.add_note(f"taken again: {planned.text}" if planned.is_replay else text)
 
-    def _change_groups(
-        self, planned: PlannedScaling, new_plan: Plan, checkpoint: Path, manifest: Manifest
-    ) -> None:
+    def _change_groups(self, planned: PlannedScaling, checkpoint: Path, manifest: Manifest) -> None:
         """Stop and start the groups that differ in a new plan, and load the checkpoint of the current step into them."""
-        session, name = self._session, self._session.stage.name
+        session, name, new_plan = self._session, self._session.stage.name, planned.plan
         change = session.groups.find_due_change(name, new_plan)
         session.scenario, session.plan = planned.scenario, new_plan
         write_plan(session.run, new_plan, session.add_note)
@@ -198,7 +195,10 @@ class WorkerScaling:
         return PlannedScaling(scenario, planned, text, dict(command), is_replay)
 
     def _plan_for_drained_nodes(self) -> Iterator[PlannedScaling]:
-        """Yield a change that moves groups away from nodes that Ray drains; without room, only a checkpoint."""
+        """Yield a change that moves groups away from nodes that Ray drains; without room, only write a checkpoint.
+
+        Without room, the loop of the stage goes on as it is, because no group changes.
+        """
         nodes = {node for group in self._session.groups.binding.groups for node in group.nodes}
         draining = nodes & list_draining_nodes()
         if not draining:
@@ -214,9 +214,8 @@ class WorkerScaling:
                 return
             self._drained_without_room |= draining
             reason = " ".join(str(error).split())
-            yield PlannedScaling(
-                scenario, None, f"{text}: wrote a checkpoint; its workers stay until it ends, as {reason}"
-            )
+            self._session.save_applied_steps()
+            self._session.add_note(f"{text}: wrote a checkpoint; its workers stay until it ends, as {reason}")
             return
         yield PlannedScaling(scenario, planned, f"{text}: moved its workers")
 
