@@ -10,7 +10,9 @@ from nonet.controller.plan import plan
 from nonet.controller.record import SCALE, CommandQueue
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.session import scaling
 from nonet.controller.session.scaling import WorkerScaling, write_plan
+from nonet.errors import PlacementError
 
 SCENARIO = load_scenario("quickstart", ["roles={trainer: {workers: 2}}"])[0]
 
@@ -69,3 +71,35 @@ def test_a_plan_with_other_numbers_of_threads_than_the_one_before_adds_a_note(tm
     (note,) = notes
     assert note.startswith("the number of threads changes with the cores and workers (trainer 2 to 1")
     assert json.loads((tmp_path / "plan.json").read_text())["groups"][0]["threads"] == 1
+
+
+def test_a_drained_node_without_room_leads_to_one_checkpoint_and_leaves_the_loop_as_it_was(
+    tmp_path, monkeypatch
+):
+    saved, notes = list[int](), list[str]()
+    group = SimpleNamespace(name="trainer", nodes=("node-1234",), workers=1)
+    session = SimpleNamespace(
+        run=RunFolder(tmp_path),
+        scenario=SCENARIO,
+        stage=SimpleNamespace(name="rl", steps=8),
+        applied_steps=4,
+        groups=SimpleNamespace(binding=SimpleNamespace(groups=[group])),
+        save_applied_steps=lambda: saved.append(session.applied_steps),
+        add_note=notes.append,
+    )
+
+    def find_no_room(*_: object, **__: object) -> None:
+        raise PlacementError("no room for group trainer")
+
+    monkeypatch.setattr(scaling, "_LOOK_INTERVAL_S", -1.0)
+    monkeypatch.setattr(scaling, "list_draining_nodes", lambda: {"node-1234"})
+    monkeypatch.setattr(scaling, "read_live_view", lambda: None)
+    monkeypatch.setattr(scaling, "plan", find_no_room)
+    changes = WorkerScaling(session)
+    assert not changes.poll()
+    assert not changes.poll()
+    assert not changes.is_due
+    assert saved == [4]
+    assert notes == [
+        "node node-123 is drained: wrote a checkpoint; its workers stay until it ends, as no room for group trainer"
+    ]

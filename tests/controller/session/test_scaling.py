@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nonet.controller.pipeline import Pipeline
-from nonet.controller.record import Recorder
+from nonet.controller.record import CommandQueue, Recorder
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.session import Session, scaling
@@ -76,6 +76,11 @@ def test_rollouts_grow_onto_free_cpus_leave_a_drained_node_and_stay_if_there_is_
             return False
         places.append(place)
         rollout_nodes.append(find_rollouts())
+        if place == ("rl", 1):  # its process stays when a drained node has no room
+            reward = {"use": "hit", "weight": 0.5}
+            CommandQueue(run).ask(
+                verb="attach", name="extra", stage=None, options=reward, original="hit", sha256=""
+            )
         if place == ("pretrain", 3):
             ray.kill(tenant)
         if place == ("rl", 2):
