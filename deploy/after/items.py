@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from nonet.controller.record import RunFolder, open_for_writing
+from nonet.controller.record import RunFolder, find_run, open_for_writing
 from nonet.controller.setup import get_scenario_folder
 from nonet.deploy.opened import OpenedRun, Vocabulary, read_run_items
 from nonet.errors import ConfigError, DataError
@@ -29,10 +30,12 @@ from nonet.models.generation import Corpus, Trie
 from nonet.models.tokenizer import KnownSids, compute_item_vectors
 from nonet.samples.sequences import Transitions
 from nonet.samples.tables import as_numbers, compute_keys
-from nonet.storage import change_run, find_copy
+from nonet.storage import FILE_LOCKS, change_run, find_copy
 from nonet.workers.roles import store_artifact, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
+
+_LOCK = ".catalogues"  # in the folder of a run: locked by the process that changes its catalogue
 
 # Shapes: I items of the catalogue before, including withdrawn ones, M with the new ones, L levels.
 
@@ -54,12 +57,34 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         DataError: The table is wrong. Nothing has changed then.
     """
     verb = "items add" if items_path is not None else "items add --withdraw"
-    opened = OpenedRun.open(run, verb=verb)
-    folder, scenario, corpus = opened.folder, opened.scenario, opened.catalogues.get_newest()
+    folder = find_run(run)
     if find_copy(folder.path) is not None and not folder.report.exists():
         raise ConfigError(
             f"{verb}: {folder.id} is in object storage and not finished; its process alone may change it. Wait for its end"
         )
+    folder = open_for_writing(folder)
+    # The newest version is read under the lock, so that no version of another process is undone.
+    with _lock_catalogue(folder, verb), change_run(folder.path):
+        return _add_version(OpenedRun.open(folder.path, verb=verb), items_path, withdrawn_ids)
+
+
+@contextmanager
+def _lock_catalogue(folder: RunFolder, verb: str) -> Iterator[None]:
+    """Let one process of this node change the catalogue of a run. Raises ConfigError if another one does."""
+    release = FILE_LOCKS.take(folder.path / _LOCK) if folder.path.is_dir() else None
+    if release is None:
+        raise ConfigError(
+            f"{verb}: another process changes the catalogue of {folder.id}; try again when it has ended"
+        )
+    try:
+        yield
+    finally:
+        release()
+
+
+def _add_version(opened: OpenedRun, items_path: str | None, withdrawn_ids: Sequence[str]) -> dict[str, Any]:
+    """Write a new version of the newest catalogue of a run, and return its record."""
+    folder, scenario, corpus = opened.folder, opened.scenario, opened.catalogues.get_newest()
     artifacts = dict(corpus.folders)
     known_items, known_ids = corpus.items, corpus.item_id
     is_listed_I = np.asarray(corpus.trie.leaf_of_item) >= 0
@@ -95,21 +120,19 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
         sids_ML = known_sids.extend(vectors, keys_M)
     else:
         keys_M, sids_ML = None, corpus.sids
-    folder = open_for_writing(folder)
-    with change_run(folder.path):
-        written_artifacts = _write_artifacts(
-            folder.path / "artifacts", artifacts, items, keys_M, sids_ML, corpus, np.flatnonzero(is_allowed_M)
-        )
-        record = {
-            "version": Trie.load(Path(written_artifacts["catalogue"]["path"])).version,
-            "at": time.time(),
-            "artifacts": written_artifacts,
-            "items": int(is_allowed_M.sum()),
-            "added": len(new_items),
-            "put back": int(is_put_back_I.sum()),
-            "withdrawn": len(withdrawn_indices),
-        }
-        return _record_version(folder, record)
+    written_artifacts = _write_artifacts(
+        folder.path / "artifacts", artifacts, items, keys_M, sids_ML, corpus, np.flatnonzero(is_allowed_M)
+    )
+    record = {
+        "version": Trie.load(Path(written_artifacts["catalogue"]["path"])).version,
+        "at": time.time(),
+        "artifacts": written_artifacts,
+        "items": int(is_allowed_M.sum()),
+        "added": len(new_items),
+        "put back": int(is_put_back_I.sum()),
+        "withdrawn": len(withdrawn_indices),
+    }
+    return _record_version(folder, record)
 
 
 def _record_version(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:

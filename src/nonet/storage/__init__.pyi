@@ -4,6 +4,7 @@ from .local_copy import StoredRun as StoredRun
 from .local_folders import find_local_runs as find_local_runs
 from .local_folders import make_local_folder as make_local_folder
 from .local_folders import read_address as read_address
+from .locks import FILE_LOCKS as FILE_LOCKS
 from .mounts import fetch as fetch
 from .mounts import fetch_arguments as fetch_arguments
 from .mounts import fetch_known as fetch_known

@@ -14,7 +14,7 @@ from run_folders import commit, folder_of
 
 from nonet import yaml
 from nonet.controller.setup import write_start
-from nonet.deploy.after import add_items, recommend_for
+from nonet.deploy.after import add_items, items, recommend_for
 from nonet.deploy.opened import OpenedRun
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation.corpus import Corpus
@@ -111,3 +111,22 @@ def test_wrong_items_are_told_and_nothing_changes(run, tmp_path):
     with pytest.raises(ConfigError, match="nothing changes"):
         add_items(path, None)
     assert not (run.path / "catalogues.json").exists()
+
+
+def test_of_two_processes_that_change_the_catalogue_at_once_one_is_refused_and_nothing_is_undone(
+    run, monkeypatch
+):
+    run, *_ = run
+    real_find, refusals = items._find_withdrawn, list[str]()
+
+    def find_while_another_process_adds(*arguments):
+        monkeypatch.undo()
+        with pytest.raises(ConfigError) as refused:
+            add_items(str(run.path), None, ["1004"])
+        refusals.append(str(refused.value))
+        return real_find(*arguments)
+
+    monkeypatch.setattr(items, "_find_withdrawn", find_while_another_process_adds)
+    assert add_items(str(run.path), None, ["1003"])["items"] == 39
+    assert "another process changes the catalogue of" in refusals[0]
+    assert add_items(str(run.path), None, ["1004"])["items"] == 38
