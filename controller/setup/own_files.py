@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from nonet.plugins import PluginFiles, parse_file
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
+_MAX_KEY_LINE = 100  # bytes of the first line of a file that are read
 
 
 def list_named_files(scenario: Scenario) -> list[str]:
@@ -93,7 +94,7 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
     """
     files: list[Path] = []
     total_bytes = 0
-    for path in _walk(file.parent, excluded):
+    for path in walk_files(file.parent, lambda path: path.resolve() in excluded):
         total_bytes += path.stat().st_size
         files.append(path)
         if total_bytes > _MAX_BYTES or len(files) > _MAX_FILES:
@@ -101,15 +102,44 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
     return sorted(path for path in files if path != file)
 
 
-def _walk(folder: Path, excluded: Collection[Path]) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders, except hidden files, caches, runs, environments and `excluded`."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in _SKIPPED_NAMES or path.resolve() in excluded:
-            continue
-        if path.is_file():
-            yield path
-        elif path.is_dir() and not (path / "scenario.yaml").exists() and not (path / "pyvenv.cfg").exists():
-            yield from _walk(path, excluded)
+def walk_files(folder: Path, is_left_out: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders that may leave this machine, in the order of their names.
+
+    Hidden files, private keys, caches, runs and environments are left out, and so are links that lead out of the folder, and
+    links to a folder that the walk is in, which would have no end.
+
+    Args:
+        folder: The folder.
+        is_left_out: Returns whether a file or folder is left out as well.
+    """
+    root = folder.resolve()
+
+    def walk(current: Path, parents: tuple[Path, ...]) -> Iterator[Path]:
+        for path in sorted(current.iterdir()):
+            if path.name.startswith(".") or path.name in _SKIPPED_NAMES or is_left_out(path):
+                continue
+            resolved = path.resolve()
+            if path.is_symlink() and not resolved.is_relative_to(root):
+                continue
+            if path.is_file():
+                if not _is_private_key(path):
+                    yield path
+            elif path.is_dir() and resolved not in parents and not _is_run_or_environment(path):
+                yield from walk(path, (*parents, resolved))
+
+    yield from walk(folder, (root,))
+
+
+def _is_run_or_environment(folder: Path) -> bool:
+    """Return whether a folder is that of a run, or a Python environment."""
+    return (folder / "scenario.yaml").exists() or (folder / "pyvenv.cfg").exists()
+
+
+def _is_private_key(file: Path) -> bool:
+    """Return whether a file begins as private keys do (PEM and OpenSSH)."""
+    with file.open("rb") as source:
+        first_line = source.readline(_MAX_KEY_LINE)
+    return first_line.startswith(b"-----BEGIN") and b"PRIVATE KEY" in first_line
 
 
 def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:

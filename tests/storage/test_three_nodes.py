@@ -185,7 +185,7 @@ def test_a_submitted_run_is_steered_from_elsewhere_and_continues_on_a_new_cluste
 ):
     (tmp_path / "ring").mkdir()
     ring, run = make_ring(tmp_path / "ring"), f"{BUCKET}/feed/feed-1"
-    changes = [f"storage={BUCKET}/feed", POOLS, ROLES, "checkpoint.every=10", "stages.rl.steps=150"]
+    changes = [f"storage={BUCKET}/feed", POOLS, ROLES, "checkpoint.every=10", "stages.rl.steps=500"]
     options = [f"--set={change}" for change in changes]
     submit = ["submit", ring / "ring.yaml", "--name", "feed-1", "--detach", *options]
     assert "feed-1" in nodes.ask(*submit)

@@ -15,17 +15,16 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nonet.controller.scenario import LIBRARY, Scenario, read_document, to_document
-from nonet.controller.setup import find_files_beside, list_named_files
+from nonet.controller.setup import find_files_beside, list_named_files, walk_files
 from nonet.errors import ConfigError
 
 MAX_PACKAGE_BYTES = 10 << 20
 _LISTING = "submitted.json"  # the `PackageListing` in a package
-# Names that are never sent. If the last two were sent, Ray would again exclude the files that they name.
-_NEVER_SENT = (".git", "__pycache__", "node_modules", "runs", ".gitignore", ".rayignore")
 _SHOWN_FILES = 3  # number of the largest files that an error names
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the archive only depends on their contents
 _CHUNK_BYTES = 1 << 20
@@ -143,24 +142,17 @@ def read_listing(folder: Path) -> PackageListing:
 
 
 def _iterate_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that Ray uploads from a working directory: all that .gitignore and .rayignore do not exclude."""
+    """Yield the files of `walk_files` that neither .gitignore nor .rayignore excludes, as Ray reads these files."""
     from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 
-    def walk(path: Path, excludes: list[Any]) -> Iterator[Path]:
-        """Yield the files below a folder; `excludes` are predicates of the ignore files of the folders above."""
-        excludes = [
-            *excludes,
-            *get_excludes_from_ignore_files(path, include_gitignore=True, logger=_quiet_log),
-        ]
-        for child in sorted(path.iterdir()):
-            if child.name in _NEVER_SENT or any(is_excluded(child) for is_excluded in excludes):
-                continue
-            if child.is_dir() and not (child / "pyvenv.cfg").exists():
-                yield from walk(child, excludes)
-            elif child.is_file():
-                yield child
+    @cache
+    def read_excludes(path: Path) -> tuple[Any, ...]:
+        """Return the predicates of the ignore files of a folder and of those above it."""
+        above = read_excludes(path.parent) if path != root else ()
+        return (*above, *get_excludes_from_ignore_files(path, include_gitignore=True, logger=_quiet_log))
 
-    yield from walk(folder.absolute(), [])
+    root = folder.absolute()
+    yield from walk_files(root, lambda path: any(excludes(path) for excludes in read_excludes(path.parent)))
 
 
 def _find_named_files(value: Any, folder: Path) -> set[Path]:
@@ -192,7 +184,7 @@ def _find_named_files(value: Any, folder: Path) -> set[Path]:
                 f"{value} is outside of {folder}, and only files in that folder are sent with the job; move it there, or give an "
                 "absolute path that all nodes of the cluster have"
             )
-        files |= {path} if path.is_file() else {child for child in path.rglob("*") if child.is_file()}
+        files |= {path} if path.is_file() else set(walk_files(path))
     return files
 
 

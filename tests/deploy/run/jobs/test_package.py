@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import find_files_beside
 from nonet.deploy.run.jobs import package
 from nonet.deploy.run.jobs.package import MAX_PACKAGE_BYTES, read_listing, write_package
 from nonet.errors import ConfigError
@@ -49,6 +50,47 @@ def test_what_a_scenario_names_travels_whatever_gitignore_says_and_the_rest_as_r
 def test_earlier_runs_and_environments_beside_a_scenario_stay_where_they_are(work, monkeypatch):
     _, names = pack(work, monkeypatch)
     assert names == ["notes.txt", "s.yaml", "submitted.json"]
+
+
+def test_secrets_beside_a_scenario_stay_where_they_are(work, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    secrets = [".env", ".aws/credentials", ".ssh/id_ed25519", "data/.env", "sub/.netrc"]
+    for name in secrets:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("AWS_SECRET_ACCESS_KEY=hunter2")
+    for name in ("id_rsa", "server.key", "sub/key.txt"):
+        (work / name).write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n")
+    (home / "notes").mkdir(parents=True)
+    (home / "notes/tokens.txt").write_text("hunter2")
+    (work / "home").symlink_to(home)
+    (work / "tokens.txt").symlink_to(home / "notes/tokens.txt")
+    unpacked, names = pack(work, monkeypatch, ["data"])
+    assert names == ["data/1.parquet", "data/2.parquet", "notes.txt", "s.yaml", "submitted.json"]
+    assert not [file for file in unpacked.rglob("*") if file.is_file() and b"hunter2" in file.read_bytes()]
+    (work / "own.py").write_text("")
+    assert [path.name for path in find_files_beside(work / "own.py")] == [
+        "1.parquet",
+        "2.parquet",
+        "notes.txt",
+        "big.bin",
+        "s.yaml",
+    ]
+
+
+@pytest.mark.timeout(60)
+def test_links_in_a_folder_do_not_make_its_files_travel_again(work, monkeypatch):
+    (work / "big").mkdir()
+    (work / "big/own.txt").write_text("x")
+    (work / "big/link.txt").symlink_to("own.txt")
+    _, without = pack(work, monkeypatch)
+    for folder, name in (("", "here"), ("", "there"), ("big", "up"), ("data", "up")):
+        (work / folder / name).symlink_to(work)
+    (work / "a").mkdir()
+    (work / "a/to-big").symlink_to(work / "big")
+    os.mkfifo(work / "pipe")
+    _, names = pack(work, monkeypatch)
+    assert set(names) - set(without) == {"a/to-big/own.txt", "a/to-big/link.txt"}
+    assert "big/link.txt" in names
 
 
 def test_the_same_files_make_the_same_package_so_that_it_is_uploaded_once(work, monkeypatch):
