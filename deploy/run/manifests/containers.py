@@ -78,7 +78,12 @@ def build_compose_files(request: ManifestRequest) -> dict[str, str]:
     image = request.make_image(HOST)
     node: dict[str, Any] = {
         "image": image,
-        "environment": {"NONET_RUNS": "/runs", "NONET_CACHE": "/cache", "RAY_AUTH_MODE": "disabled"},
+        "environment": {
+            "NONET_RUNS": "/runs",
+            "NONET_CACHE": "/cache",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "${RAY_AUTH_TOKEN:?is not set; export RAY_AUTH_TOKEN=$(openssl rand -hex 32)}",
+        },
         "env_file": [{"path": "nonet.env", "required": False}],
         "volumes": ["runs:/runs"],
         "shm_size": "2gb",

@@ -18,7 +18,7 @@ from nonet.errors import ConfigError
 from nonet.workers.devices import HOST
 
 _MAX_PACKAGE_BYTES = 700_000  # a ConfigMap holds 1 MiB, in which the package has four thirds of its size
-_METRICS_PORT = 8080
+_METRICS_PORT, _DASHBOARD_PORT = 8080, 8265
 _HEALTH_PORT = 52365  # of the agent of a Ray node
 _HEAD_CPUS, _HEAD_GIB = 4, 16
 _KEPT_S = 3600  # how long a finished job and its logs stay
@@ -46,7 +46,32 @@ def build_kuberay_files(request: ManifestRequest) -> dict[str, str]:
         "# Runs a scenario on Kubernetes, by KubeRay: kubectl apply -f rayjob.yaml. The image needs nonet "
         f"{nonet.__version__}.\n# Secrets and sizes of nodes are guesses: change them.\n"
     )
-    return {"rayjob.yaml": comment + yaml.dump(config_map) + "---\n" + yaml.dump(_build_ray_job(request))}
+    documents = (config_map, _build_network_policy(request), _build_ray_job(request))
+    return {"rayjob.yaml": comment + "---\n".join(map(yaml.dump, documents))}
+
+
+def _build_network_policy(request: ManifestRequest) -> dict[str, Any]:
+    """Build the policy by which only pods of the run reach each other, apart from the dashboard, which wants Ray's token.
+
+    The connections of gloo, NCCL and HCCL between trainers have no token.
+    """
+    own_pods = {"podSelector": {"matchLabels": _make_pod_labels(request)}}
+    open_ports = [{"port": port, "protocol": "TCP"} for port in (_DASHBOARD_PORT, _METRICS_PORT)]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": f"{request.name}-pods"},
+        "spec": {
+            **own_pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [own_pods]}, {"ports": open_ports}],
+        },
+    }
+
+
+def _make_pod_labels(request: ManifestRequest) -> dict[str, str]:
+    """Return the labels of the pods of a run."""
+    return {"nonet.io/run": request.name}
 
 
 def _build_ray_job(request: ManifestRequest) -> dict[str, Any]:
@@ -63,6 +88,7 @@ def _build_ray_job(request: ManifestRequest) -> dict[str, Any]:
             "backoffLimit": 2,
             "rayClusterSpec": {
                 "rayVersion": version("ray"),
+                "authOptions": {"mode": "token"},  # KubeRay 1.5.1 makes the token
                 "headGroupSpec": {
                     "rayStartParams": {
                         "num-cpus": "0",
@@ -147,7 +173,8 @@ def _build_pod(
     if name == "head":
         container["volumeMounts"].append({"name": "package", "mountPath": "/package"})
         volumes.append({"name": "package", "configMap": {"name": f"{request.name}-package"}})
-    metadata = {"annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": str(_METRICS_PORT)}}
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_METRICS_PORT)}
+    metadata = {"labels": _make_pod_labels(request), "annotations": annotations}
     return {"metadata": metadata, "spec": {"containers": [container], "volumes": volumes}}
 
 

@@ -23,7 +23,10 @@ _SCRIPT = """\
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-$PWD}}"
-export NONET_RUNS="${{NONET_RUNS:-$PWD/runs}}" RAY_AUTH_MODE=disabled
+export NONET_RUNS="${{NONET_RUNS:-$PWD/runs}}"
+# Ray's ports answer only processes with this token, which the steps of the job inherit.
+RAY_AUTH_TOKEN="$(python -c 'import secrets; print(secrets.token_hex(32))')"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 run="$NONET_RUNS/{name}-$SLURM_JOB_ID"  # the same after a requeue
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

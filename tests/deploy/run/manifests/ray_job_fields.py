@@ -20,7 +20,12 @@ WORKER_GROUP = {
     "template": POD,
 }
 HEAD_GROUP = {"rayStartParams": TEXTS, "template": POD}
-RAY_CLUSTER = {"rayVersion": str, "headGroupSpec": HEAD_GROUP, "workerGroupSpecs": [WORKER_GROUP]}
+RAY_CLUSTER = {
+    "rayVersion": str,
+    "authOptions": {"mode": str},  # since KubeRay 1.5.1
+    "headGroupSpec": HEAD_GROUP,
+    "workerGroupSpecs": [WORKER_GROUP],
+}
 RAY_JOB_SPEC = {
     "entrypoint": str,
     "backoffLimit": int,

@@ -26,7 +26,7 @@ FEED, QUICK = "nightly-feed", "quickstart"
 
 def read_job(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the ConfigMap and the RayJob of rayjob.yaml."""
-    config_map, job = YAML(typ="safe").load_all((folder / "rayjob.yaml").read_text())
+    config_map, _, job = YAML(typ="safe").load_all((folder / "rayjob.yaml").read_text())
     return config_map, job
 
 
@@ -126,6 +126,40 @@ def test_the_package_of_a_ray_job_is_that_of_a_submitted_job(ring, tmp_path):
     assert (listing.scenario, listing.changes) == ("ring.yaml", ["stages.pretrain.epochs=7"])
     assert "rewards/own.py" in listing.checksums
     assert job["spec"]["entrypoint"].endswith("exec nonet job ring'")
+
+
+def test_ports_of_a_ray_job_want_a_token_or_answer_pods_of_the_run_alone(tmp_path):
+    write(FEED, tmp_path, "kuberay")
+    _, policy, job = YAML(typ="safe").load_all((tmp_path / "rayjob.yaml").read_text())
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    label = policy["spec"]["podSelector"]["matchLabels"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["template"]["metadata"]["labels"] == label
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    own, opened = policy["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": label}}]}
+    assert {port["port"] for port in opened["ports"]} == {8265, 8080}
+
+
+@pytest.mark.parametrize(("form", "file"), [("slurm", "slurm.sh"), ("compose", "compose.yaml")])
+def test_generated_clusters_keep_the_token_of_ray_and_write_none_down(tmp_path, ring, form, file):
+    write(ring / "ring.yaml", tmp_path, form)
+    text = (tmp_path / file).read_text()
+    assert "disabled" not in text
+    if form == "compose":
+        services = YAML(typ="safe").load(text)["services"]
+        for name in ("head", "worker", "run"):
+            environment = services[name]["environment"]
+            assert environment["RAY_AUTH_MODE"] == "token"
+            assert environment["RAY_AUTH_TOKEN"].startswith("${RAY_AUTH_TOKEN:?")
+        return
+    (line,) = [line for line in text.splitlines() if line.startswith("RAY_AUTH_TOKEN=")]
+    shown = f"{line}\necho $RAY_AUTH_TOKEN"
+    tokens = [subprocess.check_output(["bash", "-c", shown], text=True).strip() for _ in range(2)]
+    assert [len(token) for token in tokens] == [64, 64]
+    assert tokens[0] != tokens[1]
+    assert "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN\n" in text
 
 
 def test_a_slurm_script_is_one_that_bash_reads_and_asks_for_the_nodes_of_the_scenario(tmp_path):
