@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +23,10 @@ sys.path[:0] = [
 _OUTERMOST = "NONET_TEST_SESSION" not in os.environ
 os.environ.setdefault("NONET_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}")
 _GONE_S = 60.0
+
+# What these tests approve is forgotten with them, and what their user has approved is not known to them.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="nonet-tests-")
+os.environ.pop("NONET_TRUST", None)
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")

@@ -26,6 +26,7 @@ from nonet.storage import (
     open_storage,
     read_address,
 )
+from nonet.trust import guard_folder
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
 
@@ -139,7 +140,10 @@ def _open_run(run: RunFolder) -> RunFolder:
         ConfigError: The storage cannot be read, or has no such run.
     """
     address = None if find_copy(run.path) else read_address(run.path)
-    return _open_stored(address) if address else run
+    if address:
+        return _open_stored(address)
+    guard_folder(run.path)
+    return run
 
 
 def _open_stored(address: str) -> RunFolder:
@@ -149,13 +153,15 @@ def _open_stored(address: str) -> RunFolder:
         ConfigError: The storage cannot be read, or has no such run.
     """
     try:
-        return RunFolder(mount_view(address, OPENING_TIMEOUT_S).path)
+        run = RunFolder(mount_view(address, OPENING_TIMEOUT_S).path)
     except StorageError as error:
         place, _, run_id = address.rpartition("/")
         work_folder = RunFolder(make_local_folder(place, run_id))
         if is_running(work_folder):
             return work_folder
         raise ConfigError(f"storage: {error}") from None
+    guard_folder(run.path)
+    return run
 
 
 def _is_run(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, to_document
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, parse_file
+from nonet.trust import approve_code
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
@@ -69,6 +71,8 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
                 sha256 = hashlib.sha256(copy_beside.read_bytes()).hexdigest()
                 records.append({"use": None, "copy": name_beside, "sha256": sha256})
     run.write_json(run.sources_list.name, records)
+    with suppress(OSError):  # a home that cannot be written: --trust is asked for later
+        approve_code(run.path)
 
 
 def copy_with_siblings(file: Path, copy: Path) -> None:

@@ -22,6 +22,7 @@ from nonet.deploy.run.status import is_run_elsewhere
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
+from nonet.trust import approve_code, is_approved
 
 _POLL_S = 0.1
 _REWARD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
@@ -69,7 +70,10 @@ def attach(
             f"attach: {use} is a file of this machine, and another one runs {folder.id}; attach it there, or name a module that "
             "both machines have"
         )
-    copied_use, digest = _copy_source(open_for_writing(folder), use)
+    was_approved, target_folder = is_approved(folder.path), open_for_writing(folder)
+    copied_use, digest = _copy_source(target_folder, use)
+    if was_approved:
+        approve_code(target_folder.path)
     command_options = reward_options.model_dump(exclude_unset=True) | {"use": copied_use}
     return folder, CommandQueue(folder).ask(
         verb="attach", name=reward_name, stage=stage, options=command_options, original=use, sha256=digest

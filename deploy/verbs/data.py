@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nonet.deploy.verbs.installed import TrustOption
 from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption
 from nonet.errors import ConfigError, DataError
 
@@ -29,6 +30,7 @@ def add(
         list[str] | None, typer.Option(metavar="ID", help="An item to withdraw; may be repeated.")
     ] = None,
     as_json: JsonOption = False,
+    trust: TrustOption = False,
 ) -> None:
     """Add a new version of a run's catalogue with new items, and without withdrawn ones."""
     from nonet.deploy.after import add_items

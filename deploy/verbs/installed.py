@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,9 +11,43 @@ from typer.core import TyperGroup
 from nonet.contracts import find_entry_point, list_entry_points
 from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
+from nonet.trust import approve_opened_folders
 
 _ENTRY_POINTS = "nonet.verbs"  # the group of entry points
 _PAGE = "docs/how-to/extend.md"  # for errors
+_RUNNING = ("run", "plan", "tune", "submit", "resume", "tradeoff", "parity", "chaos")
+_STEERING = ("attach", "detach", "set", "scale")
+_ASKING = ("evaluate", "recommend", "score", "report", "serve", "publish", "export")
+_RUNS_CODE = frozenset(
+    (*_RUNNING, *_STEERING, *_ASKING)
+)  # commands that may run code of a run or of an export
+TRUST_HELP = "Approve the code of the runs and exports that the command opens; it is remembered."
+
+
+def approve(given: bool) -> None:
+    """Approve the code of the runs and exports that this command opens, if the option --trust is given."""
+    if given:
+        approve_opened_folders()
+
+
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help=TRUST_HELP, is_eager=True, expose_value=False, callback=approve)
+]
+
+
+def _add_trust_option(command: Any) -> None:
+    """Add the option --trust to a command, once."""
+    if any(parameter.name == "trust" for parameter in command.params):
+        return
+
+    def take_option(trust: TrustOption = False) -> None:
+        """Take the option alone."""
+
+    app = typer.Typer(add_completion=False)
+    app.command()(take_option)
+    command.params += [
+        parameter for parameter in typer.main.get_command(app).params if parameter.name == "trust"
+    ]
 
 
 class VerbGroup(TyperGroup):
@@ -32,7 +66,10 @@ class VerbGroup(TyperGroup):
         """
         entry_point = find_entry_point(cmd_name, _ENTRY_POINTS, f"verb {cmd_name!r}", self.commands)
         if entry_point is None:
-            return super().get_command(ctx, cmd_name)
+            command = super().get_command(ctx, cmd_name)
+            if command is not None and cmd_name in _RUNS_CODE:
+                _add_trust_option(command)
+            return command
         verb = load_heavy(entry_point.value)
         if isinstance(verb, typer.Typer):
             app = verb

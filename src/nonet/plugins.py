@@ -33,6 +33,7 @@ from typing import Any, Generic, TypeVar
 from nonet.contracts import check_spec, find_entry_point, list_entry_points
 from nonet.errors import ConfigError
 from nonet.suggest import suggest_inline
+from nonet.trust import check_import
 
 T = TypeVar("T")
 
@@ -252,6 +253,7 @@ def import_file(path: Path, title: str) -> ModuleType:
         raise ConfigError(
             f"{title}: there is no file {path}. Relative paths start from the folder of the scenario."
         )
+    check_import(path, title)
     digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()
     module_name = f"{OWN}{path.stem}_{digest[:12]}"
     if module_name in sys.modules:

@@ -64,7 +64,7 @@ while True:
 PYTHON
 
 if compgen -G "$run/checkpoints/step-*" > /dev/null; then
-  nonet resume "$run" &
+  nonet resume "$run" --trust &  # the job has started this run itself
 else
   nonet run {scenario}{changes} --run-dir "$run" &
 fi

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from nonet.models import MODELS, ModelSpec
 from nonet.models.generation import Corpus
 from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
+from nonet.trust import approve_code
 
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 # Options of a model whose spec opens the exported folder by its own options.
@@ -92,6 +94,8 @@ def export_run(run: str, target: Path, version: int | None = None, form: str = "
     except BaseException:
         shutil.rmtree(target)  # a part of an export is of no use
         raise
+    with suppress(OSError):  # a home that cannot be written: opening the export asks for --trust later
+        approve_code(target)
     size_bytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return {
         "run": exported.run.folder.id,

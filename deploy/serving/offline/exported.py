@@ -17,6 +17,7 @@ from nonet.models import MODELS
 from nonet.models.generation import Corpus, Recommender
 from nonet.models.inference import InferenceEngine, Question
 from nonet.plugins import load_heavy
+from nonet.trust import guard_folder
 from nonet.workers.registry import COUNTS, load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
 
@@ -151,6 +152,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             "open it with the version that wrote it, or export the run again"
         )
     _check_files(folder, description.get("files", {}))  # exports of format 1 do not list their files
+    guard_folder(folder)
     return description
 
 

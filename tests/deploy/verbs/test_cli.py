@@ -64,7 +64,7 @@ COMMANDS = {
     "pack": "--key --time --column --set",
     "bench": "--json --seeds --device --set",
     "reward test": "--scenario --weight --set --users --json",
-    "items add": "--withdraw --json",
+    "items add": "--withdraw --json --trust",
     "samples explain": "--set",
     "samples stats": "--format --where --json",
     "store put": "--key --time --column --set",
