@@ -12,9 +12,10 @@ import pytest
 from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.opened import JournalOptions, RequestFeatures, StorageFull, UserHistories
+from nonet.deploy.opened import RequestFeatures, UserHistories
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
+from nonet.journal import JournalOptions, StorageFull
 
 
 @pytest.fixture(scope="module")
