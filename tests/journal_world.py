@@ -66,6 +66,10 @@ class World:
     def __init__(self, path: Path, seed: int, *, faults: bool = True, retention_days: float | None = None):
         self.path, self.draw, self.faults = path, random.Random(seed), faults
         self.options = JournalOptions(self.draw.choice([1, 60, 200]), retention_days)
+        # The probabilities that an operation kills its process or suspends it, that a write kills it, and that a disk fails.
+        self.kills, self.pauses, self.torn_writes, self.disk_faults = self.draw.choice(
+            [(0.01, 0.03, 0.05, 0.05), (0.0, 0.03, 0.0, 0.3), (0.0, 0.03, 0.2, 0.0)]
+        )
         self.now_s, self.events = 1e9, 0
         self.lines: dict[bytes, Line] = {}
         self.reads: list[
@@ -107,15 +111,15 @@ class World:
     monotonic = time
 
     def sleep(self, seconds: float) -> None:
-        """Let a second pass, since nobody wants to look 500 times."""
+        """Let more time pass than was asked for, since nobody wants to look 1,500 times."""
         self.stop()
-        self.now_s += 1.0
+        self.now_s += 0.2
 
     # --- actors -------------------------------------------------------------------------------------------------------
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Add an actor that does some work."""
-        actor = Actor()
+    def start(self, work: Callable[[], None], *, latest_start: int = 1) -> None:
+        """Add an actor that does some work, from one of the next turns on."""
+        actor = Actor(suspended=self.draw.randrange(latest_start))
 
         def run() -> None:
             actor.go.acquire()
@@ -152,8 +156,9 @@ class World:
             actor = self.draw.choice(ready)
             if self.faults:
                 chance = self.draw.random()
-                actor.killed |= chance < 0.01
-                actor.suspended = self.draw.choice([0, 0, 30, 400]) if 0.01 < chance < 0.05 else 0
+                actor.killed |= chance < self.kills
+                if self.kills < chance < self.kills + self.pauses:
+                    actor.suspended = self.draw.choice([20, 60, 400])
                 if chance > 0.99:
                     self.now_s += self.draw.choice([1.0, 3600.0, 0.1 * DAY_S])
             self._current = actor
@@ -268,6 +273,8 @@ def _close(world: World, real: Callable[[int], None], file: int) -> None:
 
 def _write(world: World, real: Callable[..., int], file: int, content: bytes) -> int:
     """Write all or some bytes; a killed process and a full disk leave any number of them."""
+    if world.faults and world._current and world.draw.random() < world.torn_writes:
+        world._current.killed = True
     fault = world.draw.random() if world.faults else 1.0
     part = bytes(content)[: world.draw.randrange(len(content) + 1)]
     try:
@@ -275,10 +282,10 @@ def _write(world: World, real: Callable[..., int], file: int, content: bytes) ->
     except Killed:
         _put(world, real, file, part)
         raise
-    if fault < 0.05:
+    if fault < world.disk_faults:
         _put(world, real, file, part)
         raise OSError(errno.ENOSPC, "No space left on device")
-    return _put(world, real, file, part if fault < 0.2 and part else content)
+    return _put(world, real, file, part if fault > 0.8 and part else content)
 
 
 def _put(world: World, real: Callable[..., int], file: int, content: bytes) -> int:
@@ -298,7 +305,7 @@ def _truncate(world: World, real: Callable[..., None], file: int, size: int) -> 
 def _sync(world: World, real: Callable[[int], None], file: int) -> None:
     """Wait for a disk that may fail."""
     world.stop()
-    if world.faults and world.draw.random() < 0.03:
+    if world.faults and world.draw.random() < world.disk_faults:
         raise OSError(errno.EIO, "Input/output error")
 
 

@@ -26,8 +26,8 @@ def test_processes_that_are_killed_and_suspended_anywhere_lose_no_line(tmp_path,
             world.install(patch)
             for number in range(world.draw.choice([2, 3, 4])):
                 world.start(partial(world.append_lines, f"w{number}", 6))
-            for _ in range(3):
-                world.start(world.read)
+            for _ in range(6):
+                world.start(world.read, latest_start=300)
             world.run()
             world.faults = False
             if retention_days is not None:
@@ -75,6 +75,24 @@ def test_a_reader_beside_a_process_that_seals_misses_no_line_and_reads_none_twic
     lines = [line for _, line in reader.iterate_lines()]
     assert lines == [b"line %d" % number for number in range(len(lines))]
     assert len(lines) >= 5
+
+
+def test_a_listing_with_a_gap_is_made_again(tmp_path, monkeypatch):
+    """A folder that is listed while segments are renamed into it may show the second of two new names alone."""
+    path, options, scan = tmp_path / "events.jsonl", JournalOptions(1), LineJournal._scan_sealed_segments
+    opened, listings = LineJournal(path, options), []
+    for number in range(5):
+        opened.append(b"line %d" % number)
+
+    def list_with_gap(this: LineJournal):
+        listings.append(scan(this))
+        found = dict(listings[-1])
+        if len(listings) == 1:
+            found.pop(tmp_path / "events" / "000003.jsonl")
+        return found
+
+    monkeypatch.setattr(LineJournal, "_scan_sealed_segments", list_with_gap)
+    assert read(path, options) == [b"line %d" % number for number in range(5)]
 
 
 def test_a_process_appends_to_the_new_segment_after_another_one_has_sealed_the_old_one(tmp_path):

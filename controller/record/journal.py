@@ -1,8 +1,8 @@
 """Journals of records: append-only files with one JSON record and its CRC for each line.
 
 The journal of a run records which steps were applied and which checkpoints were written; the newest complete checkpoint is
-authoritative. It is a sequence, which the first damaged line ends. The other journal has the commands that a run received. Each of
-its records has a meaning of its own, so damaged lines are skipped.
+authoritative. It is a sequence, which the first damaged line ends. The other journal has the commands that a run received. Each
+of its records has a meaning of its own, so damaged lines are skipped.
 """
 
 from __future__ import annotations

@@ -92,10 +92,10 @@ class LineJournal:
         self.appended_lines = self.cut_bytes = self.dropped_segments = 0
         if not read_only:
             make_folder(path.parent)
-            if options is not None:
-                sync(
-                    path.parent.parent
-                )  # the folder may be that of a process that was killed before it could sync the name
+            if (
+                options is not None
+            ):  # the folder may be that of a process that was killed before it could sync its name
+                sync(path.parent.parent)
             self._open()
             try:
                 self.delete_old_segments()
