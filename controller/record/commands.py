@@ -13,8 +13,9 @@ import time
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record.journal import Journal, read_journal
+from nonet.controller.record.journal import encode_record, read_intact_records
 from nonet.controller.record.run_folder import RunFolder
+from nonet.journal import LineJournal
 from nonet.storage import receive_command, send_command
 
 SCALE = "scale"
@@ -26,7 +27,7 @@ class CommandQueue:
 
     def __init__(self, run: RunFolder):
         self._folder, self._journal_path = run.path / "commands", run.path / "commands.jsonl"
-        self._journal: Journal | None = None
+        self._journal: LineJournal | None = None
 
     def ask(self, **command: Any) -> str:
         """Add a command to the queue.
@@ -74,7 +75,7 @@ class CommandQueue:
 
         A taken command has the fields `stage`, `step` and `text`; a refused one has `refused` instead.
         """
-        return list(read_journal(self._journal_path))
+        return list(read_intact_records(self._journal_path))
 
     def take(self, command: dict[str, Any], stage: str, step: int, text: str) -> None:
         """Record that a command applies from a step of a stage on, and answer it."""
@@ -99,8 +100,8 @@ class CommandQueue:
     def _record(self, **record: Any) -> None:
         """Append a record to commands.jsonl, which is created with the first one."""
         if self._journal is None:
-            self._journal = Journal(self._journal_path)
-        self._journal.write(**record)
+            self._journal = LineJournal(self._journal_path)
+        self._journal.append(encode_record(record))
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         """Write a JSON file in RUN/commands atomically."""

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
+from nonet.journal import LineJournal
 from nonet.workers.runtime import ActorGroup
 
 CONTROLLER = "controller"  # the lane of the controller
 COLLECT_S = 10.0  # interval at which spans are fetched
+_MAX_UNWRITTEN_LINES = 100  # events in memory, which a crash loses
 
 
 class ChromeTrace:
@@ -35,10 +37,8 @@ class ChromeTrace:
         self._returned_bytes: dict[str, int] = defaultdict(int)
         self._first_start: dict[str, float] = {}
         self._last_end: dict[str, float] = {}
-        is_new = not path.exists() or path.stat().st_size == 0
-        self._file = path.open("a", encoding="utf-8")
-        if is_new:
-            self._file.write("[\n")
+        self._journal = LineJournal(path, durable=False)  # which removes what a crash left of the last line
+        self._unwritten_lines: list[bytes] = [] if path.stat().st_size else [b"["]
         self._collect_time = time.monotonic()  # of the last call of `collect`
         self._write_event(
             name="process_name", ph="M", tid=0, args={"name": f"controller process {os.getpid()}"}
@@ -95,7 +95,7 @@ class ChromeTrace:
                         self._returned_bytes[role] += size_bytes
                     self._first_start[role] = min(start, self._first_start.get(role, start))
                     self._last_end[role] = max(end, self._last_end.get(role, end))
-        self._file.flush()
+        self._write_lines()
 
     def compute_idle_shares(self) -> dict[str, float]:
         """Return, by role, the fraction of the time between its first and last span in which its workers were idle."""
@@ -111,9 +111,10 @@ class ChromeTrace:
 
     def close(self) -> None:
         """Close the array, so that the file is valid JSON; a second call does nothing."""
-        if not self._file.closed:
+        if not self._journal.closed:
             self._write_event(name="end", ph="i", ts=round(time.time() * 1e6), tid=0, s="g", last=True)
-            self._file.close()
+            self._write_lines()
+            self._journal.close()
 
     def _get_lane_id(self, name: str) -> int:
         """Return the thread id of a lane; a new lane is written to the trace."""
@@ -123,18 +124,23 @@ class ChromeTrace:
         return self._lane_ids[name]
 
     def _write_event(self, *, last: bool = False, **event: Any) -> None:
-        """Write one event of Chrome's format; with `last`, also the end of the array."""
-        self._file.write(
-            json.dumps({"pid": os.getpid(), "cat": "nonet", **event}) + ("\n]\n" if last else ",\n")
-        )
+        """Add one event of Chrome's format to the lines to be written; with `last`, also the end of the array."""
+        text = json.dumps({"pid": os.getpid(), "cat": "nonet", **event})
+        self._unwritten_lines.append((text + ("]" if last else ",")).encode())
+        if len(self._unwritten_lines) >= _MAX_UNWRITTEN_LINES:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        """Append the lines that are not in the file yet."""
+        self._journal.append(*self._unwritten_lines)
+        self._unwritten_lines = []
 
 
 def open_trace(path: Path) -> ChromeTrace:
-    """Open the trace of a run for appending; a trace that an earlier part of the run closed or left damaged is continued."""
+    """Open the trace of a run for appending; a trace that an earlier part of the run closed is continued."""
     if path.exists():
-        text = path.read_text(encoding="utf-8").rstrip()
-        if text.endswith("]"):  # closed: remove the end of the array
-            write_whole(path, (text.removesuffix("]").rstrip() + ",\n").encode())
-        elif text and not text.endswith((",", "[")):  # a crash cut the last line: remove it
-            write_whole(path, text[: text.rfind("\n") + 1].encode())
+        content = path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].rstrip()
+        if lines and not lines.endswith((b",", b"[")):  # closed: remove the end of the array
+            write_whole(path, lines.removesuffix(b"]").rstrip() + b",\n")
     return ChromeTrace(path)

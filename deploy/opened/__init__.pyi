@@ -10,8 +10,6 @@ from .items import CatalogueItems as CatalogueItems
 from .items import Refused as Refused
 from .joins import HistoryJoins as HistoryJoins
 from .joins import select_joins as select_joins
-from .journal import JournalOptions as JournalOptions
-from .journal import StorageFull as StorageFull
 from .opened_run import OpenedRun as OpenedRun
 from .vocabulary import Vocabulary as Vocabulary
 from .vocabulary import iterate_user_ids as iterate_user_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

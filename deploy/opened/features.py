@@ -18,10 +18,10 @@ from nonet.deploy.opened.events import MAX_PER_REQUEST, EventReader
 from nonet.deploy.opened.histories import UserHistories
 from nonet.deploy.opened.items import CatalogueItems, Refused
 from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin
-from nonet.deploy.opened.journal import JournalOptions
 from nonet.deploy.opened.opened_run import OpenedRun
 from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import DeadlineExceeded
+from nonet.journal import JournalOptions
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import EventHistory, Question, choose_beam_width
 from nonet.plugins import load_heavy

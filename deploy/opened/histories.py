@@ -1,6 +1,6 @@
 """UserHistories: the events of users from the run's data, and the events that clients have posted since.
 
-Posted events are on disk before they are acknowledged (`journal.py`) and are read again when a process starts. Memory
+Posted events are on disk before they are acknowledged (`nonet.journal`) and are read again when a process starts. Memory
 has each user's newest posted events, as many as a model reads, and the items of older ones, which are not recommended
 again if `repeats` is `mask`. Entries of the journal that this run cannot read are quarantined: they are listed in a
 file next to the journal and affect no answer.
@@ -19,9 +19,9 @@ import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.deploy.opened.items import Away, Refused
-from nonet.deploy.opened.journal import EventJournal, JournalOptions
 from nonet.deploy.opened.posted import PostedEvents, check_event
-from nonet.errors import ConfigError, StoreError
+from nonet.errors import ConfigError, NonetError, StoreError
+from nonet.journal import JournalOptions, LineJournal
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory, find_default_values
 from nonet.samples.sequences import ALLOW
@@ -30,6 +30,7 @@ from nonet.samples.tokenised import UserEvents
 
 _MAX_POST_IDS = 1 << 17  # newest ids of posts that are remembered, to recognize repeated posts
 _MIN_EVENTS = 20  # newest posted events that memory keeps at least, because answers with `explain` show them
+_EXPIRE_S = 3600.0  # interval at which segments beyond the retention are deleted while nothing is posted
 _log = logging.getLogger(__name__)
 
 
@@ -70,12 +71,14 @@ class UserHistories:
         self._masks_seen_items = self._seq.repeats != ALLOW
         self._posted_by_user: dict[str, PostedEvents] = {}
         self._post_ids: dict[str, None] = {}  # oldest first
-        self._lock = threading.Lock()
-        self._journal: EventJournal | None = None
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._journal: LineJournal | None = None
         self.quarantined = 0
         if journal is not None:
-            self._journal = EventJournal(journal, options, read_only=read_only)
+            self._journal = LineJournal(journal, options or JournalOptions(), read_only=read_only)
             self._replay(self._journal, len(corpus.item_id) if n_items is None else n_items, read_only)
+            if options is not None and options.retention_days is not None and not read_only:
+                threading.Thread(target=self._expire_segments, name="retention", daemon=True).start()
 
     def __contains__(self, user: str) -> bool:
         return (
@@ -182,6 +185,7 @@ class UserHistories:
         Raises:
             ConfigError: There is no journal.
             StorageFull: The disk is full.
+            DeadlineExceeded: Another process holds the lock of the journal.
         """
         if self._journal is None:
             raise ConfigError("these histories are read-only because they were opened without a journal")
@@ -195,8 +199,18 @@ class UserHistories:
 
     def close(self) -> None:
         """Close the journal."""
+        self._closed.set()
         if self._journal is not None:
             self._journal.close()
+
+    def _expire_segments(self) -> None:
+        """Delete segments beyond the retention every hour until `close`, because a post does so only if there is one."""
+        assert self._journal is not None
+        while not self._closed.wait(_EXPIRE_S):
+            try:
+                self._journal.delete_old_segments()
+            except (NonetError, OSError) as error:  # it is tried again
+                _log.warning("%s: old posts were not deleted: %s", self._journal.path, error)
 
     def _add_to_memory(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
         """Add a post's id, and its events to those of a user in memory, atomically for concurrent readers."""
@@ -210,7 +224,7 @@ class UserHistories:
             while len(self._post_ids) > _MAX_POST_IDS:
                 self._post_ids.pop(next(iter(self._post_ids)))
 
-    def _replay(self, journal: EventJournal, n_items: int, read_only: bool) -> None:
+    def _replay(self, journal: LineJournal, n_items: int, read_only: bool) -> None:
         """Read the journal into memory, and quarantine lines and events that do not fit this run.
 
         Quarantined entries are written to a file beside the journal, unless `read_only` is set.

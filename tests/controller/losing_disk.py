@@ -1,9 +1,9 @@
 """A folder on a disk that loses what was not synced: what is left of it after the power fails.
 
-`os.fsync` of a file keeps its bytes, of a folder the names in it, as POSIX promises and no more. What was never synced may be
-there or not, so a test looks at two ends: `left("synced")`, where only synced names are there, and `left("named")`, where every
-name is there (renames and deletions included, as journalling filesystems write them first) over the bytes that were synced.
-`before` stops the work in front of any one call that changes the disk.
+`os.fsync` and `os.fdatasync` of a file keep its bytes, `os.fsync` of a folder the names in it, as POSIX promises and no more.
+What was never synced may be there or not, so a test looks at two ends: `left("synced")`, where only synced names are there, and
+`left("named")`, where every name is there (renames and deletions included, as journalling filesystems write them first) over the
+bytes that were synced. `before` stops the work in front of any one call that changes the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class LosingDisk:
         self._open: list[int] = []  # numbers of inodes are given again once nobody holds them
         for path in (root, *root.rglob("*")):
             self._keep(path)
-        monkeypatch.setattr(os, "fsync", self._fsync)
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._fsync)
 
     def _fsync(self, file) -> None:
         number = file if isinstance(file, int) else file.fileno()

@@ -9,13 +9,17 @@ from pathlib import Path
 
 MUSEUM = Path(__file__).parent
 PLACEHOLDER = b"@MUSEUM@"
+OLDEST = "fe1e6d5"
 NAMES = ("shop", "stopped", "clicks", "hugging_face", "mine", "exports", "store")
+NEWER = "b37ab36"
+NEWER_NAMES = ("labels", "keras", "scaled", "served", "stored", "stored_stopped")
 
 
-def open_exhibit(name: str, folder: Path, version: str = "fe1e6d5") -> Path:
+def open_exhibit(name: str, folder: Path, version: str = OLDEST) -> Path:
     """Unpack an exhibit below a folder and give its files the paths that they have there.
 
     Checkpoints name the SHA-256 of their run's scenario, in which paths are absolute, so that name follows the new text.
+    An exhibit of a bucket is the subfolder `bucket_NAME`, with a file for each object.
 
     Returns:
         `folder`, in which a run exhibit is the subfolder of its own name.

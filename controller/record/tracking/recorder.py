@@ -1,6 +1,6 @@
 """The metrics and events that a run publishes while it is running.
 
-Metrics are written to metrics.jsonl and flushed with every record, so that they survive a kill. Trackers receive them too:
+Metrics are appended to metrics.jsonl without a buffer, so that they survive a kill. Trackers receive them too:
 TensorBoard and Prometheus always, others if the scenario names them. Events (stage, step, note, result) are kept in a feed that
 the driver polls, and written to events.jsonl, except steps, which metrics.jsonl has.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from nonet.controller.record.tracking.feed import EventFeed
 from nonet.controller.record.tracking.follower import MetricsFollower
 from nonet.controller.record.tracking.kinds import MetricPoint, TrackedRun, Tracker, TrackerSink
+from nonet.journal import LineJournal
 from nonet.plugins import load_heavy
 from nonet.renamed import keep_old_name
 
@@ -61,9 +62,11 @@ class Recorder:
         run: TrackedRun | None = None,
     ):
         self._folder, self._run_id, self._start_time = folder, run_id, time.time()
-        self._metrics_file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events_file = (folder / "events.jsonl").open("a", encoding="utf-8")
-        self._lock = threading.Lock()  # trackers add notes on their threads
+        self._metrics_journal = LineJournal(folder / "metrics.jsonl", durable=False)
+        self._events_journal = LineJournal(folder / "events.jsonl", durable=False)
+        self._lock = (
+            threading.Lock()
+        )  # trackers add notes on their threads, also while the recorder is closed
         self._feed = EventFeed()
         tracked_run = run or TrackedRun(run_id, folder)
         options_by_name = {name: Tracker(use=name) for name in _LOCAL} | dict(trackers or {})
@@ -102,7 +105,7 @@ class Recorder:
     def record_metrics(
         self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer"
     ) -> None:
-        """Write the metrics of a step to metrics.jsonl, flush it, and give them to the local trackers.
+        """Append the metrics of a step to metrics.jsonl, and give them to the local trackers.
 
         A line of metrics.jsonl holds one value: {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}.
 
@@ -113,20 +116,15 @@ class Recorder:
             role: The role that measured them.
         """
         now = time.time()
-        for name, value in values.items():
-            record = {
-                "t": now,
-                "run": self._run_id,
-                "stage": stage,
-                "step": step,
-                "role": role,
-                "rank": 0,
-                "name": name,
-            }
-            self._metrics_file.write(
-                json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n"
+        record = {"t": now, "run": self._run_id, "stage": stage, "step": step, "role": role, "rank": 0}
+        self._metrics_journal.append(
+            *(
+                json.dumps(
+                    record | {"name": name, "value": float(value), "unit": _UNITS.get(name, "1")}
+                ).encode()
+                for name, value in values.items()
             )
-        self._metrics_file.flush()
+        )
         points = [MetricPoint(stage, step, role, name, float(value), now) for name, value in values.items()]
         for sink in self._sinks:
             sink.write(points)
@@ -180,25 +178,24 @@ class Recorder:
         Args:
             state: How the run ended: done, stopped or failed.
         """
-        if self._metrics_file.closed:
+        if self._metrics_journal.closed:
             return
         self._write_event(time.time(), "end", {"state": state})
-        self._metrics_file.close()
+        self._metrics_journal.close()
         for sink in self._sinks:
             sink.close(state)
         for follower in self._followers:
             follower.close(state, _FLUSH_S)
         with self._lock:
-            self._events_file.close()
+            self._events_journal.close()
 
     def _write_event(self, now: float, kind: str, fields: Mapping[str, Any]) -> None:
         """Write an event to events.jsonl, unless the recorder is closed."""
         written = {name: fields[name] for name in EVENT_FIELDS[kind]}
         with self._lock:
-            if not self._events_file.closed:
+            if not self._events_journal.closed:
                 record = {"t": now, "run": self._run_id, "event": kind, **written}
-                self._events_file.write(json.dumps(record) + "\n")
-                self._events_file.flush()
+                self._events_journal.append(json.dumps(record).encode())
 
     def _warn(self, text: str) -> None:
         """Show a warning about a tracker as a note."""

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from nonet.deploy.opened import Refused, StorageFull
+from nonet.deploy.opened import Refused
 from nonet.deploy.serving.access import AccessPolicy, CallerResolver
 from nonet.deploy.serving.service.requests import (
     Event,
@@ -28,6 +28,7 @@ from nonet.deploy.serving.service.requests import (
 )
 from nonet.deploy.serving.service.service import RecommendationService, TooManyRequests, get_refused_status
 from nonet.errors import NonetError
+from nonet.journal import StorageFull
 from nonet.suggest import suggest_sentence
 
 MAX_BODY_BYTES = 2 << 20

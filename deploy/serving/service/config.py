@@ -249,8 +249,8 @@ class ServeConfig(StrictModel):
         return {name: store.model_dump() for name, store in self.join.items()}
 
     def make_journal_options(self) -> Any:
-        """Return the options of the `EventJournal`."""
-        from nonet.deploy.opened import JournalOptions
+        """Return the options of the journal of posted events."""
+        from nonet.journal import JournalOptions
 
         return JournalOptions(**self.journal.model_dump())
 

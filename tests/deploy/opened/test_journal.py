@@ -12,9 +12,12 @@ import pytest
 from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.opened import JournalOptions, RequestFeatures, StorageFull, UserHistories
+from nonet import journal as line_journal
+from nonet.deploy.opened import RequestFeatures, UserHistories
+from nonet.deploy.opened import histories as module
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
+from nonet.journal import JournalOptions, LineJournal, StorageFull
 
 
 @pytest.fixture(scope="module")
@@ -300,3 +303,33 @@ def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(serv
         assert all(row["score"] is not None for row in answer["items"])
     app.state.service.engines.close()
     assert journal.read_bytes().count(b"\n") == before.count(b"\n") + 1
+
+
+def test_posts_older_than_the_retention_are_deleted_while_nothing_is_posted(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_EXPIRE_S", 0.01)
+    journal = tmp_path / "events.jsonl"
+    options = JournalOptions(retention_days=30)
+    histories = UserHistories(served.ring.corpus(), journal, options=options)
+    reader = LineJournal(journal, options, read_only=True)
+    histories.post("new", [event(1)])
+    old = time.time() - 31 * 86_400
+    os.utime(journal, (old, old))
+    deadline = time.monotonic() + 60
+    while list(reader.iterate_lines()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not list(reader.iterate_lines())
+    histories.close()
+
+
+def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(served, monkeypatch):
+    monkeypatch.setattr(line_journal, "_LOCK_WAIT_S", 0.02)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    suspended = LineJournal(served.open().beside / "events.jsonl", JournalOptions())
+    post = {"user": 996, "events": [{"item": 1001}], "id": "beside"}
+    with TestClient(app, raise_server_exceptions=False) as client:
+        with suspended._hold_lock():
+            error = ask(client, "/events", 503, **post)["error"]
+        assert "nothing was stored; it may be suspended" in error["message"]
+        assert ask(client, user=996, k=3)["cold_start"]
+        assert not ask(client, "/events", **post)["again"]
+    app.state.service.engines.close()
