@@ -11,6 +11,7 @@ from .model import ClickSetup as ClickSetup
 from .model import save_clicks as save_clicks
 from .results import ClickResults as ClickResults
 from .results import HeldOutClicks as HeldOutClicks
+from .results import count_labels as count_labels
 from .results import name_array as name_array
 from .results import read_predictions as read_predictions
 from .scorer import ClickRequest as ClickRequest
