@@ -36,6 +36,12 @@ class KerasOptions(StrictModel):
             description="features whose rows are not pooled: the rows of the newest ids, [data.history, dim], and NAME_mask"
         ),
     ] = []
+    from_logits: Annotated[
+        bool,
+        Field(
+            description="whether the outputs of the model are logits; false for probabilities, such as those of a sigmoid"
+        ),
+    ] = True
 
     @field_validator("path")
     @classmethod
