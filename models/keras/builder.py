@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, NonetError
 from nonet.models.keras.backends import load_keras
 from nonet.models.keras.compiled import MASK, CompiledModel
 from nonet.models.keras.probes import ModelProbe
@@ -66,8 +66,9 @@ def build(
     values, frozen = _copy_values(compiled)
     probe = ModelProbe(compiled, values, frozen)
     names = [f"the output of the task {task!r}" for task in tasks]
-    probe.check_outputs(title, ["the output of the target", *names] if tasks else ["the output"])
-    compiled.layer_losses = probe.find_layer_losses(title)
+    names = ["the output of the target", *names] if tasks else ["the output"]
+    _run_keras_code(title, probe.check_outputs, title, names)
+    compiled.layer_losses = _run_keras_code(title, probe.find_layer_losses, title)
     return KerasRanker(compiled, values, frozen, reference)
 
 
@@ -83,7 +84,10 @@ def _compile_architecture(
     """Make the functions of a model from its configuration."""
     keras, backend = load_keras(backend_name, torch.get_num_threads())
     keras.backend.clear_session()
-    hint = f"{title}: the stored model cannot be made; layers of your own are in a file beside the run's scenario"
+    hint = (
+        f"{title}: the stored model cannot be made; layers of your own are in a file beside the run's scenario, with "
+        "@keras.saving.register_keras_serializable() and get_config"
+    )
     model = _run_keras_code(
         hint, keras.saving.deserialize_keras_object, json.loads(architecture), safe_mode=True
     )
@@ -117,6 +121,9 @@ def _run_keras_code(title: str, function: Any, *arguments: Any, **options: Any) 
     """Call the user's code or Keras's, and turn its errors into a ConfigError of one line."""
     try:
         return function(*arguments, **options)
+    except NonetError:
+        raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        # Keras puts what it was about to do, at length, before an error inside.
+        reason = " ".join(str(error).rpartition("Exception encountered:")[2].split())[:300]
         raise ConfigError(f"{title}: {type(error).__name__}: {reason}") from error

@@ -53,6 +53,7 @@ class CompiledModel:
         backend: The backend.
         shapes: Shape of each input of the model without the rows, by name.
         from_logits: Whether the outputs are logits.
+        n_outputs: The number of outputs T.
         architecture: The configuration of the model as JSON.
         variables: The Keras variables of the weights; their values mean nothing.
         frozen: The Keras variables that training does not change, such as the weights of layers with trainable=False.
@@ -71,6 +72,7 @@ class CompiledModel:
         from_logits: bool,
     ):
         self.keras, self.backend, self.from_logits, self._model = keras, backend, from_logits, model
+        self.n_outputs = 1 if len(model.output.shape) == 1 else int(model.output.shape[1])
         self.architecture: str = model.to_json()
         self.optimizer = getattr(model, "optimizer", None)
         self.variables: Sequence[Any] = model.trainable_variables

@@ -22,7 +22,8 @@ from nonet.muon import EagerOptimizer
 _NAME = "optimizer"  # Replaces the name of an optimizer in the paths of its variables.
 _STEPS = "iteration"  # The last part of the path of the variable that counts steps.
 _WEIGHTS = "weights/"  # Before the paths of weights in a state that has averages.
-_RULES = 2  # Rules of 1 left out losses of layers, exclusions from weight decay and averages.
+RULES = 2
+"""Number of the rules by which a checkpoint was trained; 1 left out losses of layers, exclude_from_weight_decay and use_ema."""
 
 
 class CompiledOptimizer:
@@ -97,7 +98,7 @@ class KerasOptimizer(EagerOptimizer):
         self, weights: Mapping[str, torch.nn.Parameter], compiled: CompiledModel, weight_decay: float
     ):
         self._weights, self._paths, self._backend = list(weights.values()), list(weights), compiled.backend
-        super().__init__(self._weights, {"lr": 0.0, "rules": _RULES})
+        super().__init__(self._weights, {"lr": 0.0, "rules": RULES})
         self._optimizer = CompiledOptimizer.get_shared(compiled, weight_decay)
         self._has_layer_losses = bool(compiled.layer_losses)
         self._rate, self._steps = (_find_key(self._optimizer.keys, name) for name in (LEARNING_RATE, _STEPS))
@@ -165,7 +166,7 @@ class KerasOptimizer(EagerOptimizer):
 
     def _check_rules(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError if a version of Nonet wrote a state that left out what this one counts."""
-        if groups[0].get("rules", 1) >= _RULES:
+        if groups[0].get("rules", 1) >= RULES:
             return
         left_out = {
             "losses of layers": self._has_layer_losses,

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,7 @@ _WEIGHT_NOISE = (
     1.0,
 )  # Standard deviations of what is added to the initial weights, one for each probe.
 _TOLERANCE = 1e-4  # Relative difference of results that are the same but for rounding.
+_SIZE_TOLERANCE = 1e-2  # The same for another number of rows, which changes the order of sums, relative to the largest result.
 _SEED = 7
 
 Rows = dict[str, Tensor]
@@ -70,6 +71,10 @@ class ModelProbe:
         self._compiled, self._initial, self._frozen = compiled, weights, frozen
         self._generator = torch.Generator().manual_seed(_SEED)
 
+    def predict(self, rows: Rows) -> Tensor:
+        """Compute outputs [K, T] without dropout."""
+        return self._call(self._initial, rows, None, training=False).output
+
     def check_outputs(self, title: str, names: Sequence[str]) -> None:
         """Check that outputs depend on their own row alone, and are what `from_logits` says.
 
@@ -89,11 +94,11 @@ class ModelProbe:
                 if not _are_close(whole.output[:_ROWS], padded.output[:_ROWS]):
                     raise ConfigError(f"{title}: {_OTHER_ROWS}")
                 outputs.append(whole.output)
-        # Another number of rows: results differ by rounding, which large rows and weights would magnify, and by dropout.
+        # Another number of rows changes the masks of dropout.
         weights, rows = self._draw_weights(_WEIGHT_NOISE[1]), self._draw_rows(ordinary=True)
         for training in (False,) if self._compiled.has_seeds else (False, True):
             alone, padded = (self._call(weights, rows, half, training).output for half in (None, padding))
-            if not _are_close(alone, padded[:_ROWS], alone.abs().max()):
+            if not _are_close(alone, padded[:_ROWS], alone.abs().max(), _SIZE_TOLERANCE):
                 raise ConfigError(f"{title}: {_OTHER_ROWS}")
         self._check_range(title, names, torch.cat(outputs))
 
@@ -196,13 +201,28 @@ class ModelProbe:
 
     def _draw_rows(self, *, ordinary: bool = False) -> Rows:
         """Draw K rows of each input, of several scales or ordinary ones."""
-        rows = {}
-        scale = torch.ones(_ROWS) if ordinary else torch.tensor(_SCALES)
-        for name, shape in self._compiled.shapes.items():
-            drawn = torch.randn((_ROWS, *shape), generator=self._generator)
-            rows[name] = (
-                (drawn > 0).float() if name.endswith(MASK) else drawn * scale.view(-1, *[1] * len(shape))
-            )
+        scales = None if ordinary else torch.tensor(_SCALES)
+        return self.draw_rows(self._compiled.shapes, self._generator, scales)
+
+    @staticmethod
+    def draw_rows(
+        shapes: Mapping[str, tuple[int, ...]],
+        generator: torch.Generator | None = None,
+        scales: Tensor | None = None,
+    ) -> Rows:
+        """Draw K rows of inputs.
+
+        Args:
+            shapes: Shape of each input without the rows, by name.
+            generator: A generator of random numbers; None for one with a fixed seed.
+            scales: The scale of each row [K]; None for 1.
+        """
+        generator = generator or torch.Generator().manual_seed(_SEED)
+        scales, rows = torch.ones(_ROWS) if scales is None else scales, {}
+        for name, shape in shapes.items():
+            drawn = torch.randn((_ROWS, *shape), generator=generator)
+            is_mask = name.endswith(MASK)
+            rows[name] = (drawn > 0).float() if is_mask else drawn * scales.view(-1, *[1] * len(shape))
         return rows
 
 
@@ -213,8 +233,8 @@ _OTHER_ROWS = (
 )
 
 
-def _are_close(a: Tensor, b: Tensor, scale: Tensor | float = 0.0) -> bool:
+def _are_close(a: Tensor, b: Tensor, scale: Tensor | float = 0.0, tolerance: float = _TOLERANCE) -> bool:
     """Return whether two results are the same but for rounding, relative to the larger one of them and `scale`."""
     scales = torch.maximum(torch.maximum(a.abs(), b.abs()).nan_to_num(), torch.as_tensor(scale))
-    same = (a - b).abs() <= _TOLERANCE * scales.clamp_min(1e-30)
+    same = (a - b).abs() <= tolerance * scales.clamp_min(1e-30)
     return bool((same | (a == b) | (a.isnan() & b.isnan())).all())

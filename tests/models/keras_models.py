@@ -103,6 +103,14 @@ def build_mean(features: Shapes):
     return finish(inputs, Penalty("mean")(layers.Dense(8, "tanh")(layers.Dropout(0.2)(rows))))
 
 
+def build_shared(features: Shapes):
+    """A layer without bias that is called twice, and adds the mean of the squares of its outputs each time."""
+    inputs, rows = make_rows(features)
+    twice, penalty = layers.Dense(4, name="twice", use_bias=False), Penalty("mean", 1.0)
+    parts = [penalty(twice(inputs[name])) for name in ("user", "item")]
+    return finish(inputs, layers.Concatenate()([*parts, rows]))
+
+
 def build_average(features: Shapes):
     return build_plain(features, optimizers.Adam(use_ema=True, ema_momentum=0.9))
 

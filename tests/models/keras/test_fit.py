@@ -200,6 +200,20 @@ def test_losses_of_layers_are_those_of_the_real_rows_on_any_number_of_ranks():
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_a_layer_that_is_called_twice_adds_both_of_its_losses():
+    ranker = make("build_shared")
+    assert ranker.compiled.layer_losses == [LayerLoss.MEAN] * 2
+    rows, label = draw(1)
+    with_losses = ranker.compute_loss(rows, label).item()
+    ranker.compiled.layer_losses = []
+    plain = torch.nn.functional.binary_cross_entropy_with_logits(ranker(rows), label, reduction="sum").item()
+    squares = sum(
+        float((value @ ranker.get_parameter("twice/kernel").detach()).square().mean())
+        for value in (rows["user"], rows["item"])
+    )
+    assert with_losses == pytest.approx(plain + ROWS * squares, rel=1e-5)
+
+
 def test_a_batch_is_padded_unless_a_loss_of_a_layer_depends_on_its_rows(monkeypatch):
     traced = []
     plain = CompiledModel._make_keras_inputs
@@ -231,7 +245,7 @@ def check_continues(name: str) -> None:
         np.testing.assert_array_equal(get_values(again)[path], value)
 
 
-@pytest.mark.parametrize("name", ["build_penalties", "build_accumulated", "build_Nadam"])
+@pytest.mark.parametrize("name", ["build_penalties", "build_accumulated", "build_Nadam", "build_Adafactor"])
 def test_a_checkpoint_goes_on_with_the_same_bits(name):
     check_continues(name)
 
@@ -288,16 +302,18 @@ def test_the_next_stage_begins_with_the_averages_whether_or_not_a_checkpoint_is_
 
 def test_an_export_has_averages_and_frozen_weights(tmp_path):
     keras, _ = load_keras(BACKEND, 1)
-    for name in ("build_average", "build_penalties"):
-        ranker = make(name)
+    for name in ("build_average", "build_penalties", "build_probabilities"):
+        options = {"from_logits": name != "build_probabilities"}
+        ranker = make(name, **options)
         train(ranker, ranker.make_optimizer(0.1), range(3))
-        loaded = make("build_other", **ranker.stored_options)
+        loaded = make("build_other", **ranker.stored_options, **options)
         loaded.load_state_dict(ranker.state_dict())
         write_keras_file(loaded, {}, 0, tmp_path)
         exported = keras.saving.load_model(tmp_path / "model.keras", compile=False)
         rows, _ = draw(9)
         expected = exported.predict({key: value.numpy() for key, value in rows.items()}, verbose=0)[:, 0]
-        np.testing.assert_allclose(loaded(rows).numpy(), expected, rtol=1e-5, atol=1e-6)
+        output = loaded(rows) if options["from_logits"] else torch.sigmoid(loaded(rows))
+        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-5, atol=1e-6)
         values = get_values(ranker)
         for variable in exported.variables:
             np.testing.assert_allclose(np.asarray(variable), values[variable.path], rtol=1e-6)
