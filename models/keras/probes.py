@@ -22,22 +22,13 @@ from torch import Tensor
 from nonet.errors import ConfigError
 from nonet.models.keras.compiled import MASK, CompiledModel, LayerLoss
 
-_ROWS = 6  # K: the rows that are compared.
-_SCALES = (
-    0.1,
-    1.0,
-    1.0,
-    10.0,
-    100.0,
-    1000.0,
-)  # Of the K rows of a probe, so that outputs reach their extremes.
-_WEIGHT_NOISE = (
-    0.0,
-    0.3,
-    1.0,
-)  # Standard deviations of what is added to the initial weights, one for each probe.
+_SCALES = (0.1, 1.0, 1.0, 10.0, 100.0, 1000.0)
+"""Scales of the K rows of a probe, so that outputs reach their extremes."""
+_ROWS = len(_SCALES)
+_WEIGHT_NOISE = (0.0, 0.3, 1.0)
+"""Standard deviation of what is added to the initial weights, by probe."""
 _TOLERANCE = 1e-4  # Relative difference of results that are the same but for rounding.
-_SIZE_TOLERANCE = 1e-2  # The same for another number of rows, which changes the order of sums, relative to the largest result.
+_SIZE_TOLERANCE = 1e-2  # The same for another number of rows, which changes the order of sums.
 _SEED = 7
 
 Rows = dict[str, Tensor]
