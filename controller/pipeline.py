@@ -263,7 +263,11 @@ class Pipeline:
             baseline=subject not in self.session.stages,
         )
         for ranking, metrics_by_segment in result["detail"].get("test", {}).items():
-            values = {f"{subject}/{key}": value for key, value in metrics_by_segment["all"].items()}
+            values = {
+                f"{subject}/{key}": value
+                for key, value in metrics_by_segment["all"].items()
+                if value is not None  # its metric is not defined
+            }
             self.recorder.record_metrics(f"evaluate/{ranking}", 0, values, role="evaluator")
 
     def _fetch_shown_users(self) -> list[dict[str, Any]]:

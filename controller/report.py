@@ -99,8 +99,11 @@ def make_report(
     return report
 
 
-def select_headline(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics over all test events of a result, from the exhaustive ranking if there was one, else by beams."""
+def select_headline(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics over all test events of a result, from the exhaustive ranking if there was one, else by beams.
+
+    A metric is None where the labels do not define it.
+    """
     test = result["detail"].get("test", {})
     return test.get("exhaustive", test.get("beam", {})).get("all", {})
 

@@ -239,13 +239,20 @@ class ModelSpec:
             items: Arrow schema of the items.
         """
 
-    def check_events(self, scenario: Any, seq: Any) -> None:
-        """Raise DataError if the model cannot be trained or tested on the events of the data.
+    def check_events(self, scenario: Any, seq: Any) -> Sequence[str] | None:
+        """Check that the model can be trained and tested on the events of the data, and return warnings, if there are any.
 
         Args:
             scenario: The scenario.
             seq: The prepared `Sequences`.
+
+        Raises:
+            DataError: It cannot.
         """
+
+    def list_data_notes(self, scenario: Any, facts: Mapping[str, Any]) -> Sequence[str]:
+        """Return sentences about the data of a run, from the facts that the model's tokenise role returned as "data"."""
+        return ()
 
 
 def _build_module(options: Any, codes: Any, features: Any, seed: Any) -> Any:

@@ -9,6 +9,7 @@ from nonet.controller.record import checkpoint
 from nonet.deploy.serving.offline import export
 from nonet.embedding.storage import segments
 from nonet.models.generation import trie
+from nonet.models.keras import optimizer
 from nonet.samples.batches.graphs import graphs
 from nonet.samples.ledger import ledger
 from nonet.samples.sequences import flat, sequences
@@ -25,6 +26,7 @@ WRITTEN = {
     "catalogue trie": trie.FORMAT,
     "ledger of samples": ledger._FORMAT,
     "packed store": base._FORMAT,
+    "optimizer of a keras model": optimizer.RULES,
     "published version": version.FORMAT,
     "export": export.FORMAT,
 }

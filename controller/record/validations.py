@@ -160,6 +160,11 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
         value = None if best_entry is None else _get_value(best_entry, metric)
         value_text = "" if value is None else f" ({value:.4f})"
         text = f"{stage} was best at step {best_step} of {summary['steps']} by {metric} of validation{value_text}"
+        if best_entry is not None and value is None:
+            text = (
+                f"{stage} ended with its last step, {best_step} of {summary['steps']}: the labels of the validation events "
+                f"do not define {metric}"
+            )
         if guard is not None and value is not None and any(reward > value for reward, _ in rewards_with_step):
             text += f", of the steps that keep {guard['least']:.0%} of {guard['metric']} ({guard['before']:.4f} before the stage)"
     if summary["ran"] < summary["steps"]:

@@ -3,13 +3,16 @@
 The evaluator works while the next steps run. At a validation point, the stage waits for the results of all earlier points
 and decides by them whether to stop. Results that happen to have arrived early are not used, so that the same seed leads to
 the same decisions.
+
+If the labels of the validation events do not define the metric that decides, such as AUC if all are the same, the nats decide. If
+they are not defined either, the stage does not stop early, and its last step counts as the best.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ class StageValidation:
     """The validation requests and results of one stage.
 
     Attributes:
-        rule: The rule by which the stage is validated.
+        rule: The rule by which the stage is validated; another one if the metric is not defined.
         points: The numbers of applied steps after which the stage is validated, in ascending order.
         record: The results so far.
         served: The served lists that rewards were computed from, by step.
@@ -80,6 +83,7 @@ class StageValidation:
         self._pending: dict[int, GroupFuture] = {}  # requested validations without a recorded result, by step
         self._start_future: GroupFuture | None = None  # its validation, until the result is recorded
         self._popped_count = len(record.history)  # entries of the history that `pop_news` has returned
+        self._replace_undefined_metric()
 
     def find_next_point(self, step: int) -> int:
         """Return the first validation point after a step, or the last step of the stage."""
@@ -221,12 +225,23 @@ class StageValidation:
         if self._start_future is not None:
             future, self._start_future = self._start_future, None
             self.record.begin(future.get(self._deadline))
+            self._replace_undefined_metric()
         return self.get_value(self.record.start) if self.record.start else None
 
     def get_value(self, entry: Mapping[str, Any]) -> float:
         """Return the value of the rule's metric in a history entry, or NaN if it is null."""
-        value = entry[NATS] if self.rule.metric == NATS else entry["metrics"][self.rule.metric]
+        value = _get_metric(entry, self.rule.metric)
         return float("nan") if value is None else value
+
+    def _replace_undefined_metric(self) -> None:
+        """Decide by the nats, or by the last step, if the metric that decides is null in the first results."""
+        results = next(filter(None, (*self.record.history[:1], self.record.start)), None)
+        if results is None or self.rule.reward or _get_metric(results, self.rule.metric) is not None:
+            return
+        if _get_metric(results, NATS) is None:
+            self.rule = replace(self.rule, last=True, patience=None)
+        else:
+            self.rule = replace(self.rule, metric=NATS, lower=True)
 
     def list_kept_steps(self) -> frozenset[int]:
         """Return the global steps whose checkpoints must be kept: the best one, and the points without a result yet."""
@@ -242,7 +257,13 @@ class StageValidation:
             if step > wait_for and not self._pending[step].done():
                 return
             self.record.add(step, self._pending.pop(step).get(self._deadline))
+            self._replace_undefined_metric()
 
     def _list_validated_steps(self) -> set[int]:
         """Return the steps of the stage that have a result."""
         return {entry["step"] for entry in self.record.history}
+
+
+def _get_metric(results: Mapping[str, Any], metric: str) -> float | None:
+    """Return the value of a metric in the results of a validation; None if it is not defined."""
+    return results[NATS] if metric == NATS else results["metrics"][metric]

@@ -27,6 +27,7 @@ def make_start_notes(session: Session) -> Iterator[str]:
         yield unknown
     yield from _make_data_notes(facts)
     yield from _make_validation_notes(scenario, facts, validates=hasattr(session.evaluator, "validate"))
+    yield from scenario.model.spec.list_data_notes(scenario, data)
     yield from make_evaluation_notes(scenario, data)
     yield from session.groups.notes
     if repeats := describe_repeats(data):

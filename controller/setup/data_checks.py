@@ -93,7 +93,9 @@ def check_data(
         check_tokenizer(items, data.tokenizer, folder)
     if seq is not None:
         _check_sequence_lengths(scenario, seq)
-        scenario.model.spec.check_events(scenario, seq)
+        notes = scenario.model.spec.check_events(scenario, seq)
+        if checks.max_table_bytes is not None:  # A run shows these notes when it begins.
+            checks.warnings += notes or ()
         profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
         checks.warnings += list_data_warnings(profile, options.split, scenario.sparse.get_feature_dims())
 

@@ -6,6 +6,7 @@ checkpoint if one is due, and the validations that the evaluator has finished.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -218,13 +219,15 @@ def _record_finished_validations(
     validation = session.validation
     if validation is None:
         return
-    metric = validation.rule.metric
     for entry in validation.pop_news():
-        metrics = {f"validation {name}": value for name, value in entry["metrics"].items()}
-        if entry["nats"] is not None:
-            metrics["validation nats"] = entry["nats"]
-        recorder.record_metrics(stage, entry["step"], metrics, role="evaluator")
-        shown = {f"valid {metric}": validation.get_value(entry)}
+        metrics = {
+            f"validation {name}": value
+            for name, value in (*entry["metrics"].items(), ("nats", entry["nats"]))
+        }
+        defined = {name: value for name, value in metrics.items() if value is not None}
+        recorder.record_metrics(stage, entry["step"], defined, role="evaluator")
+        metric, value = validation.rule.metric, validation.get_value(entry)
+        shown = {} if math.isnan(value) else {f"valid {metric}": value}
         recorder.add_event("step", stage=stage, step=step, metrics=shown)
     if over and (end := validation.record.end):
         text = describe_selection(stage, {**end, "history": validation.record.history})

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nonet.controller.record import RunFolder, find_run, name_run
 from nonet.deploy.after.ranks import TestedRun, check_same_events
+from nonet.deploy.report import format_aligned
 from nonet.errors import ConfigError
 from nonet.models.ranking import is_significant
 
@@ -25,7 +28,7 @@ def compare_runs(
     Returns:
         {"a": {run, subject}, "b": {run, subject}, "events": number of test events, "metrics": {name: {a, b, diff,
         low, high}}, "lower_is_better": names of such metrics}. `a` and `b` are scores on the test events; `diff` is a - b,
-        and `low` to `high` is its 95 % interval from resampling users.
+        and `low` to `high` is its 95 % interval from resampling users. All are None where the labels do not define the metric.
 
     Raises:
         ConfigError: The runs were tested on different events or predict different things, or a subject was not evaluated.
@@ -39,23 +42,23 @@ def compare_runs(
         )
     values_a = a.load_results(subject_a)[None]
     values_b = b.load_results(subject_b, a.results)[None]
-    # Without the metrics of tasks that one of the runs does not have.
-    differences = a.results.compare(a.results.select_metrics(a.metrics), values_a, values_b)
-    names = list(differences)
-    metrics = {
-        name: {
-            "a": float(a.results.compute(name, values_a)[0]),
-            "b": float(b.results.compute(name, values_b)[0]),
-            **differences[name],
-        }
-        for name in names
-    }
+    selected = a.results.select_metrics(a.metrics)
+    differences = a.results.compare(selected, values_a, values_b)
+    metrics: dict[str, dict[str, float | None]] = {}
+    for name in selected:
+        score_a, score_b = (
+            float(run.results.compute(name, values)[0]) for run, values in ((a, values_a), (b, values_b))
+        )
+        if name in differences:
+            metrics[name] = {"a": score_a, "b": score_b, **differences[name]}
+        elif name in b.metrics and np.isnan(score_a):  # Else one of the runs does not have the task.
+            metrics[name] = dict.fromkeys(("a", "b", "diff", "low", "high"))
     return {
         "a": {"run": _label(a.run), "subject": subject_a},
         "b": {"run": _label(b.run), "subject": subject_b},
         "events": len(a.events),
         "metrics": metrics,
-        "lower_is_better": sorted(a.lower_is_better & set(names)),
+        "lower_is_better": sorted(a.lower_is_better & set(metrics)),
     }
 
 
@@ -73,8 +76,9 @@ def format_comparison(comparison: dict[str, Any]) -> str:
     width = max(14, 2 + max(map(len, comparison["metrics"])))
     lines.append(f"\n{'':<{width}}{'a':>10}{'b':>10}{'a - b':>10}   interval")
     for metric, row in comparison["metrics"].items():
-        interval = f"[{row['low']:+.4f}, {row['high']:+.4f}]"
-        lines.append(f"{metric:<{width}}{row['a']:>10.4f}{row['b']:>10.4f}{row['diff']:>+10.4f}   {interval}")
+        interval = "-" if row["low"] is None else f"[{row['low']:+.4f}, {row['high']:+.4f}]"
+        scores = "".join(format_aligned(row[side], 10) for side in "ab")
+        lines.append(f"{metric:<{width}}{scores}{format_aligned(row['diff'], 10, sign=True)}   {interval}")
     lines.append("\n" + _summarise_comparison(comparison, names))
     return "\n".join(lines)
 
@@ -85,7 +89,7 @@ def _summarise_comparison(comparison: dict[str, Any], names: list[str]) -> str:
     a_is_better = {
         name: (row["diff"] > 0) != (name in comparison["lower_is_better"])
         for name, row in comparison["metrics"].items()
-        if is_significant(row)
+        if row["diff"] is not None and is_significant(row)
     }
     better = [name for name, is_better in a_is_better.items() if is_better]
     worse = [name for name, is_better in a_is_better.items() if not is_better]

@@ -21,6 +21,7 @@ import pyarrow.compute
 from nonet.controller.record import Checkpoints, RunFolder
 from nonet.controller.setup import make_baseline_options, make_data_setup
 from nonet.deploy.opened import OpenedRun, read_run_interactions
+from nonet.deploy.report import format_aligned
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.plugins import load_heavy
@@ -52,8 +53,9 @@ def evaluate_run(
         stages: Stages to evaluate, by default all.
 
     Returns:
-        {"run": id, "data": {users, events, test, dropped_events}: numbers, "subjects": {name: {metric: value}} of
-        stages and baselines, "lists": {name: properties of its lists, for a model that makes lists}}.
+        {"run": id, "data": {users, events, test, dropped_events}: numbers, "subjects": {name: {metric: value}} of stages
+        and baselines, "lists": {name: properties of its lists, for a model that makes lists}}. The value of a metric that the
+        labels do not define is None.
 
     Raises:
         ConfigError: The run has not prepared its data, does not have the verb, or a metric or stage is unknown.
@@ -96,7 +98,7 @@ def format_evaluation(evaluation: dict[str, Any]) -> str:
     title = "test, full ranking" if evaluation["lists"] else "test"
     lines.append(f"{title:<20}" + "".join(f"{metric:>14}" for metric in metrics))
     lines += [
-        f"{name:<20}" + "".join(f"{values[metric]:>14.4f}" for metric in metrics)
+        f"{name:<20}" + "".join(format_aligned(values.get(metric), 14) for metric in metrics)
         for name, values in subjects.items()
     ]
     return "\n".join(lines)
@@ -214,7 +216,7 @@ def _renumber_items(seq: Sequences, seq_items: Any, corpus: Corpus | ClickData) 
     return replace(seq, item=item, item_key=corpus.seq.item_key, joined=corpus.seq.joined)
 
 
-def _select_test_metrics(result: dict[str, Any]) -> dict[str, float]:
+def _select_test_metrics(result: dict[str, Any]) -> dict[str, float | None]:
     """Return the metrics over all test events, by exhaustive scoring if possible. Raises DataError without test events."""
     detail = result["detail"]
     if "test" not in detail:

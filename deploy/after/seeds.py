@@ -177,7 +177,8 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
     Returns:
         {"stages": names, "subjects": {name: {metric: {mean, sd, values}}} of all stages and baselines, "paired":
-        {"a-b": {metric: {diff, low, high}}}, "events": number of test events, "lower_is_better": names of such metrics}.
+        {"a-b": {metric: {diff, low, high}}}, "events": number of test events, "lower_is_better": names of such metrics}. Means
+        and values are None where the labels do not define the metric, and "paired" leaves it out.
     """
     tested = [TestedRun.from_run(run) for run in runs]
     for other in tested[1:]:
@@ -207,7 +208,10 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def _summarise_values(values_S: np.ndarray) -> dict[str, Any]:
-    """Return the mean and the standard deviation of one value per seed, and the values."""
+    """Return the mean and the standard deviation of one value per seed, and the values; None for those that are NaN."""
+    if np.isnan(values_S).any():
+        values = [None if np.isnan(value) else float(value) for value in values_S]
+        return {"mean": None, "sd": None, "values": values}
     sd = float(values_S.std(ddof=1)) if len(values_S) > 1 else 0.0
     return {"mean": float(values_S.mean()), "sd": sd, "values": [float(value) for value in values_S]}
 
@@ -220,7 +224,10 @@ def format_seeds(pooled: Mapping[str, Any]) -> str:
     ]
     lines.append(f"\n{'':<20}" + "".join(f"{metric:>20}" for metric in metrics))
     for name, by_metric in pooled["subjects"].items():
-        cells = (f"{row['mean']:.4f} +- {row['sd']:.4f}" for row in by_metric.values())
+        cells = (
+            "-" if row["mean"] is None else f"{row['mean']:.4f} +- {row['sd']:.4f}"
+            for row in by_metric.values()
+        )
         lines.append(f"{name:<20}" + "".join(f"{cell:>20}" for cell in cells))
     lines.append("")
     for pair, by_metric in pooled["paired"].items():

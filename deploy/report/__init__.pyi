@@ -2,6 +2,7 @@ from .charts import choose_ticks as choose_ticks
 from .charts import format_ticks as format_ticks
 from .page import load_template as load_template
 from .report import write_report as write_report
+from .scores import format_aligned as format_aligned
 from .several import render_seeds_page as render_seeds_page
 from .summaries import format_summary as format_summary
 from .summaries import suggest_command as suggest_command

@@ -22,11 +22,13 @@ class ScoreRow:
         name: The name of the stage or baseline, such as "finetune".
         kind: "stage" or "baseline".
         scores: Scores by metric.
+        metrics: Names of all metrics, including those that the test events do not define.
     """
 
     name: str
     kind: str
     scores: dict[str, float]
+    metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,13 @@ def format_number(value: Any, digits: int = 4, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
+def format_aligned(value: float | None, width: int, sign: bool = False) -> str:
+    """Format a number with four decimals for a column of a terminal; one that is not defined becomes "-"."""
+    if value is None or math.isnan(value):
+        return f"{'-':>{width}}"
+    return f"{value:>{'+' if sign else ''}{width}.4f}"
+
+
 def select_scores(
     report: Mapping[str, Any], *, split: str = "test", search: str = "exhaustive", events: str = "all"
 ) -> list[ScoreRow]:
@@ -99,15 +108,15 @@ def select_scores(
         scores = _get_nested(report, "detail", name, split, search, events)
         if not scores and (split, search, events) == ("test", "exhaustive", "all"):
             scores = _get_nested(report, "baselines" if kind == "baseline" else "stages", name)
-        scores = {metric: float(value) for metric, value in (scores or {}).items() if _is_number(value)}
         if scores:
-            rows.append(ScoreRow(name, kind, scores))
+            numbers = {metric: float(value) for metric, value in scores.items() if _is_number(value)}
+            rows.append(ScoreRow(name, kind, numbers, tuple(scores)))
     return rows
 
 
 def list_metrics(rows: list[ScoreRow]) -> list[str]:
-    """Return the metrics that any row has, in order of first appearance."""
-    return list(dict.fromkeys(metric for row in rows for metric in row.scores))
+    """Return the metrics of all rows, in order of first appearance."""
+    return list(dict.fromkeys(metric for row in rows for metric in row.metrics))
 
 
 def list_subjects(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -137,7 +146,7 @@ def is_lower_better(report: Mapping[str, Any], metric: str) -> bool:
 def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
     """Return the metrics that the report's sentences mention: recall@10 and ndcg@10 if available, else the first two."""
     metrics = list(dict.fromkeys(difference.metric for difference in iterate_differences(report)))
-    metrics = metrics or list_metrics(select_scores(report))
+    metrics = metrics or list(dict.fromkeys(metric for row in select_scores(report) for metric in row.scores))
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 

@@ -5,7 +5,7 @@ The functions have no side effects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -71,27 +71,37 @@ def _build_mean_table(pooled: Mapping[str, Any]) -> ReportTable:
     """Build the table of each subject's mean and standard deviation by metric."""
     subjects = pooled["subjects"]  # scores by metric of each baseline and stage
     metrics = _list_metrics(pooled)
-    means = {metric: [scores[metric]["mean"] for scores in subjects.values()] for metric in metrics}
-    best = {
-        metric: min(values) if is_lower_better(pooled, metric) else max(values)
-        for metric, values in means.items()
+    means = {
+        metric: [scores[metric]["mean"] for scores in subjects.values() if scores[metric]["mean"] is not None]
+        for metric in metrics
     }
     rows = [
         [
             TableCell(format_name(name), "stage" if name in pooled["stages"] else "baseline"),
             *(
-                TableCell(
-                    format_number(scores[metric]["mean"]),
-                    f"± {format_number(scores[metric]['sd'])}",
-                    bold=scores[metric]["mean"] == best[metric] > 0,
-                    share=scores[metric]["mean"] / max(means[metric]) if max(means[metric]) > 0 else None,
-                )
+                _make_mean_cell(scores[metric], means[metric], is_lower_better(pooled, metric))
                 for metric in metrics
             ),
         ]
         for name, scores in subjects.items()
     ]
     return ReportTable(["", *metrics], rows, "Test events, mean over the seeds")
+
+
+def _make_mean_cell(
+    score: Mapping[str, Any], means: Sequence[float], lower_is_better: bool
+) -> TableCell | str:
+    """Make the cell of one subject's mean; the best of all `means` is bold, and a bar shows the ratio to the highest."""
+    mean = score["mean"]
+    if mean is None:  # The labels do not define the metric.
+        return "–"
+    highest = max(means)
+    return TableCell(
+        format_number(mean),
+        f"± {format_number(score['sd'])}",
+        bold=mean == (min(means) if lower_is_better else highest) > 0,
+        share=mean / highest if highest > 0 else None,
+    )
 
 
 def _build_seed_table(pooled: Mapping[str, Any]) -> ReportTable:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from nonet.controller.record import RunFolder, name_run
 from nonet.controller.scenario import find_verb_limit, load_scenario
+from nonet.deploy.report.scores import format_aligned
 from nonet.deploy.report.verdicts import get_verdict
 from nonet.errors import ConfigError
 from nonet.storage import fetch, read_address
@@ -37,8 +38,7 @@ def format_summary(report: Mapping[str, Any]) -> str:
     title = "test" if report.get("lists") == {} else "test, full ranking"
     lines.append(f"{title:<20}" + "".join(f"{metric:>{widths[metric]}}" for metric in metrics))
     lines += [
-        f"{name:<20}"
-        + "".join(f"{scores.get(metric, float('nan')):>{widths[metric]}.4f}" for metric in metrics)
+        f"{name:<20}" + "".join(format_aligned(scores.get(metric), widths[metric]) for metric in metrics)
         for name, scores in scores_by_name.items()
     ]
     for name, readers in (report.get("joins") or {}).items():

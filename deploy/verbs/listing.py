@@ -69,7 +69,7 @@ def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
             row["seconds"] = round(report["wall_s"]["total"], 1)
         if report and report["stages"]:
             stage, metrics = list(report["stages"].items())[-1]
-            row |= {"stage": stage, **{name: round(value, 4) for name, value in metrics.items()}}
+            row |= {"stage": stage, **{name: value and round(value, 4) for name, value in metrics.items()}}
         rows.append(row)
     return rows
 
@@ -92,7 +92,11 @@ def format_runs(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows of `describe_runs` as a table, with a column for each metric of any of the runs."""
     shown_rows = []
     for row in rows:
-        facts = {**row, **({"started": row["started"][:16].replace("T", " ")} if "started" in row else {})}
+        # A metric is None where the labels do not define it.
+        facts = {
+            **{name: value for name, value in row.items() if value is not None},
+            **({"started": row["started"][:16].replace("T", " ")} if "started" in row else {}),
+        }
         numbers = {name: f"{value:.4f}" for name, value in facts.items() if isinstance(value, float)}
         seconds = {"seconds": f"{row['seconds']:.0f}"} if "seconds" in row else {}
         shown_rows.append({**facts, **numbers, **seconds})

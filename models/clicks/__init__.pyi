@@ -3,7 +3,6 @@ from .click_spec import ClickSpec as ClickSpec
 from .labels import EventLabeller as EventLabeller
 from .leaks import find_columns as find_columns
 from .leaks import find_separating_columns as find_separating_columns
-from .metrics import METRICS as METRICS
 from .metrics import summarise_clicks as summarise_clicks
 from .model import ClickContexts as ClickContexts
 from .model import ClickModel as ClickModel
@@ -11,6 +10,7 @@ from .model import ClickSetup as ClickSetup
 from .model import save_clicks as save_clicks
 from .results import ClickResults as ClickResults
 from .results import HeldOutClicks as HeldOutClicks
+from .results import count_labels as count_labels
 from .results import name_array as name_array
 from .results import read_predictions as read_predictions
 from .scorer import ClickRequest as ClickRequest

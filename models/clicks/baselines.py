@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.models.clicks.known_clicks import compute_rate
 from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TRAIN, VALID
 from nonet.types import Jagged
@@ -29,8 +30,10 @@ _PRIOR_ROWS = 5.0  # Additional rows with the mean rate, by which an item's like
 def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray, fitted: ClickRows) -> np.ndarray:
     """Fit the baseline `name` on the TRAIN rows of `fitted`, and predict probabilities [P] for events [P] of `clicks`.
 
-    Both have the same items.
+    Both have the same items. If no TRAIN row has a label, all probabilities are 0.5.
     """
+    if not len(fitted.find_rows(TRAIN)):
+        return np.full(len(index), compute_rate(fitted))
     if name == "popularity":
         return _estimate_like_rates(fitted, "item")[clicks.seq.item[index]]
     if name == NEIGHBOURS:
@@ -44,7 +47,7 @@ def _estimate_like_rates(clicks: ClickRows, kind: str) -> np.ndarray:
     node, n_nodes = (seq.item, len(clicks.items.year)) if kind == "item" else (seq.user, len(seq))
     label = clicks.label[rows]
     total, liked = (np.bincount(node[rows], weights, minlength=n_nodes) for weights in (None, label))
-    return (liked + _PRIOR_ROWS * label.mean()) / (total + _PRIOR_ROWS)
+    return (liked + _PRIOR_ROWS * compute_rate(clicks)) / (total + _PRIOR_ROWS)
 
 
 def _average_like_rates(clicks: ClickRows, index: np.ndarray, fitted: ClickRows) -> np.ndarray:
@@ -52,7 +55,7 @@ def _average_like_rates(clicks: ClickRows, index: np.ndarray, fitted: ClickRows)
 
     The rates of items are those of `fitted`; the rates of users are of `clicks`, whose users they are.
     """
-    seq, mean = clicks.seq, float(fitted.label[fitted.find_rows(TRAIN)].mean())
+    seq, mean = clicks.seq, compute_rate(fitted)
     rates = {"item": _estimate_like_rates(fitted, "item"), "user": _estimate_like_rates(clicks, "user")}
     total, count = np.zeros(len(index)), np.zeros(len(index))
     found = seq.graphs.find_neighbours(

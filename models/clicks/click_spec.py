@@ -136,12 +136,25 @@ class ClickSpec(ModelSpec):
             except ConfigError as error:
                 raise ConfigError(f"sparse.tables.{name}: {error}") from None
 
-    def check_events(self, scenario: Any, seq: Any) -> None:
-        """Raise DataError unless test events have both labels of the target and of each task."""
-        from nonet.models.clicks.results import check_labels
+    def check_events(self, scenario: Any, seq: Any) -> Sequence[str]:
+        """Check that test events have labels, and return a sentence for each target or task whose metrics are not defined."""
+        from nonet.models.clicks.results import check_labels, count_labels
 
         for stage in scenario.stages:
             check_labels(seq, stage)
+        return self.list_data_notes(scenario, {"labels": count_labels(seq)})
+
+    def list_data_notes(self, scenario: Any, facts: Mapping[str, Any]) -> Sequence[str]:
+        """Return a sentence for each split in which a target or task has one class of labels."""
+        from nonet.models.clicks.results import describe_undefined_metrics
+
+        labels = facts.get("labels") or {}
+        return [
+            text
+            for stage in scenario.stages
+            if stage in labels
+            for text in describe_undefined_metrics(labels, stage, scenario.evaluate.metrics)
+        ]
 
     def _check_tasks(self, scenario: Any, stage: str, tasks: Collection[str]) -> None:
         """Raise ConfigError unless a stage has the tasks of the first one, and each task has a metric."""

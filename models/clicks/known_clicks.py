@@ -24,7 +24,7 @@ class KnownClicks:
     Attributes:
         item_id: Ids of the items.
         user_id: Ids [U] of the users, sorted.
-        rates: Mean label of the target, then of each task.
+        rates: Mean label of the target, then of each task; 0.5 without labels.
         pair: (user, item) pairs of the events, as keys user * I + item, ascending.
         liked: Newest label of each pair.
         columns: Newest value [U] of each user by column; a missing value for users without events.
@@ -45,7 +45,7 @@ class KnownClicks:
         """
         rows, seq = clicks.find_rows(TRAIN), clicks.seq
         tasks = [clicks.select_task(task) for task in ("", *clicks.tasks)]
-        rates = tuple(float(task.label[task.find_rows(TRAIN)].mean()) for task in tasks)
+        rates = tuple(compute_rate(task) for task in tasks)
         newest_index = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
         users_with_rows = seq.user[rows][newest_index]
         # The row of a compressed log that is asked about has no repeats yet: a count of 1 and a span of 0.
@@ -82,6 +82,12 @@ class KnownClicks:
             else np.full(len(user), get_missing_value(values), values.dtype)
             for name, values in self.columns.items()
         }
+
+
+def compute_rate(clicks: ClickRows) -> float:
+    """Return the mean label of the TRAIN events; 0.5 if none has a label."""
+    label = clicks.label[clicks.find_rows(TRAIN)]
+    return float(label.mean()) if len(label) else 0.5
 
 
 def find_first_held_out(seq: Sequences) -> np.ndarray:

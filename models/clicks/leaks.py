@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nonet.models.clicks.metrics import auc
+from nonet.models.clicks.metrics import auc, is_defined
 
 _MIN_VALUE_ROWS = 5  # Rows that a value must have to be considered.
 _MIN_ROW_SHARE = 0.5  # Share of the rows that such values must have for a column to be considered.
@@ -44,7 +44,7 @@ def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarr
         _, value_index, count_by_value = np.unique(value_P, return_inverse=True, return_counts=True)
         is_frequent_P = count_by_value[value_index] >= _MIN_VALUE_ROWS
         label = label_P[is_frequent_P] > 0
-        if is_frequent_P.mean() < _MIN_ROW_SHARE or label.all() or not label.any():
+        if not is_defined("auc", label) or is_frequent_P.mean() < _MIN_ROW_SHARE:
             continue
         index, n_values = value_index[is_frequent_P], len(count_by_value)
         label_sum = np.bincount(index, label, n_values)

@@ -1,10 +1,11 @@
 """AUC, log loss and calibration of predicted clicks, and paired differences with an interval from resampling users.
 
 AUC is the probability that a clicked row has a higher score than one without a click, where ties count half. The rows of all
-users are pooled. A metric of a task is METRIC@TASK, such as auc@bought.
+users are pooled. A metric of a task is METRIC@TASK, such as auc@bought. AUC is not defined if all rows have the same label, and
+no metric is defined without rows.
 """
 
-# Shapes: P rows, U users, R resamples, B bins.
+# Shapes: P rows, S seeds, U users, R resamples, B bins.
 
 from __future__ import annotations
 
@@ -39,20 +40,15 @@ def check_metric(name: str, tasks: Sequence[str] = ()) -> None:
         )
 
 
+def is_defined(metric: str, label_P: np.ndarray) -> bool:
+    """Return whether a metric is defined for rows with these labels: AUC compares clicked rows with others."""
+    clicked = np.asarray(label_P) > 0
+    return bool(clicked.any() and not clicked.all()) if metric == "auc" else len(clicked) > 0
+
+
 def auc(score_P: np.ndarray, label_P: np.ndarray) -> float:
-    """Compute the AUC in [0, 1].
-
-    Raises:
-        DataError: All labels are the same.
-    """
-    return _check_auc(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
-
-
-def _check_auc(value: float) -> float:
-    """Return an AUC, or a difference of two. Raises DataError if it is NaN, because all labels are the same."""
-    if np.isnan(value):
-        raise DataError("all labels are the same: AUC compares clicked rows with others")
-    return float(value)
+    """Compute the AUC in [0, 1]; NaN if all labels are the same."""
+    return float(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
 
 
 def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
@@ -61,12 +57,19 @@ def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
     return -np.where(np.asarray(label_P) > 0, np.log(probability), np.log1p(-probability))
 
 
-def summarise_clicks(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, float]:
-    """Compute the metrics "auc" and "log_loss", the mean in nats."""
+def summarise_clicks(
+    chance_P: np.ndarray, label_P: np.ndarray, metrics: Sequence[str] = METRICS
+) -> dict[str, float | None]:
+    """Compute metrics: "auc", and "log_loss", the mean in nats. One that is not defined for these labels is None."""
     return {
-        "auc": auc(chance_P, label_P),
-        "log_loss": float(log_losses(chance_P, label_P).mean()),
+        metric: _compute_metric(metric, chance_P, label_P) if is_defined(metric, label_P) else None
+        for metric in metrics
     }
+
+
+def _compute_metric(metric: str, chance_P: np.ndarray, label_P: np.ndarray) -> float:
+    """Compute a metric that is defined for these labels."""
+    return auc(chance_P, label_P) if metric == "auc" else float(log_losses(chance_P, label_P).mean())
 
 
 def measure_calibration(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, Any]:
@@ -107,18 +110,37 @@ def measure_calibration(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, 
 
 
 def compare_clicks(
-    a: np.ndarray, b: np.ndarray, label_P: np.ndarray, user_P: np.ndarray, seed: int, resamples: int = 2000
+    a: np.ndarray,
+    b: np.ndarray,
+    label_P: np.ndarray,
+    user_P: np.ndarray,
+    seed: int,
+    resamples: int = 2000,
+    metrics: Sequence[str] = METRICS,
 ) -> dict[str, dict[str, float]]:
     """Compare two models' click metrics on the same rows, with a paired bootstrap over users.
 
-    `a` and `b` are the predicted probabilities of the models, [P] each, or [S, P] of S seeds, whose metrics are averaged. Returns
-    for each metric the difference a - b, "diff", and the limits "low" and "high" of its 95 % interval.
+    Args:
+        a: Predicted probabilities of the first model [P], or [S, P] of S seeds, whose metrics are averaged.
+        b: Those of the second model.
+        label_P: Labels of the rows.
+        user_P: Users of the rows.
+        seed: Seed of the bootstrap.
+        resamples: Number of resamples of the users.
+        metrics: The metrics that are compared.
+
+    Returns:
+        For each of `metrics` that is defined for these labels, the difference a - b, "diff", and the limits "low" and "high" of
+        its 95 % interval.
     """
+    metrics = [metric for metric in metrics if is_defined(metric, label_P)]
+    if not metrics:
+        return {}
     a_SP, b_SP = np.atleast_2d(a), np.atleast_2d(b)
     _, user_index = np.unique(user_P, return_inverse=True)
     n_users, generator = int(user_index.max()) + 1, rng(seed, "bootstrap")
     losses = (log_losses(a_SP, label_P) - log_losses(b_SP, label_P)).mean(0)
-    differences: dict[str, list[np.ndarray]] = {"auc": [], "log_loss": []}
+    differences: dict[str, list[np.ndarray]] = {metric: [] for metric in metrics}
     chunk_resamples = max(1, _CHUNK_WEIGHTS // len(user_index))
     for start in range(0, resamples, chunk_resamples):
         n_resamples = min(chunk_resamples, resamples - start)
@@ -126,18 +148,19 @@ def compare_clicks(
         times_drawn_RU = np.zeros((n_resamples, n_users))
         np.add.at(times_drawn_RU, (np.arange(n_resamples)[:, None], user_RU), 1.0)
         weight_RP = times_drawn_RU[:, user_index]
-        differences["auc"].append(_compute_auc_differences(a_SP, b_SP, label_P, weight_RP))
-        differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
-    whole = _compute_auc_differences(a_SP, b_SP, label_P, np.ones((1, len(label_P))))
-    estimates = {"auc": _check_auc(whole[0]), "log_loss": float(losses.mean())}
-    # A resample of few clicks may have none, so that it has no AUC and is left out.
-    bounds = {
-        name: np.nanquantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()
-    }
-    return {
-        name: {"diff": estimates[name], "low": float(low), "high": float(high)}
-        for name, (low, high) in bounds.items()
-    }
+        if "auc" in differences:
+            differences["auc"].append(_compute_auc_differences(a_SP, b_SP, label_P, weight_RP))
+        if "log_loss" in differences:
+            differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
+    compared = {}
+    for metric, parts in differences.items():
+        # A resample of few clicks may have none, so that it has no AUC and is left out.
+        low, high = np.nanquantile(np.concatenate(parts), [0.025, 0.975])
+        difference = losses.mean()
+        if metric == "auc":
+            (difference,) = _compute_auc_differences(a_SP, b_SP, label_P, np.ones((1, len(label_P))))
+        compared[metric] = {"diff": float(difference), "low": float(low), "high": float(high)}
+    return compared
 
 
 def _compute_auc_differences(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,19 @@ from nonet.errors import DataError
 from nonet.models.clicks.metrics import (
     METRICS,
     compare_clicks,
+    is_defined,
     measure_calibration,
     split_metric,
     summarise_clicks,
 )
-from nonet.samples.sequences import TEST, Sequences, find_tasks, name_task
+from nonet.samples.sequences import TEST, TRAIN, VALID, Sequences, find_tasks
+from nonet.suggest import join_names
 
 Predictions = Mapping[str, np.ndarray]
 """Probabilities of the held-out events by task, "" for the target; [P_task] each, or [S, P_task] of S subjects."""
+LabelCounts = Mapping[str, Mapping[str, Sequence[int]]]
+"""Numbers [events with a label, events with the label 1] by name of a target and by split."""
+_SPLITS = {"training": TRAIN, "validation": VALID, "test": TEST}
 
 
 class HeldOutClicks:
@@ -69,17 +74,29 @@ class HeldOutClicks:
             for column, (task, index) in enumerate(self.index_by_task.items())
         }
 
-    def summarise(self, metrics: Sequence[str], predictions: Predictions) -> dict[str, float]:
-        """Compute metrics of one subject; those of tasks that it does not predict, or of no event, are left out."""
-        all_metrics = {
-            task: summarise_clicks(chances, self.label_by_task[task])
-            for task, chances in predictions.items()
-            if len(chances)
-        }
-        parts = {metric: split_metric(metric) for metric in metrics}
-        return {
-            metric: all_metrics[task][name] for metric, (name, task) in parts.items() if task in all_metrics
-        }
+    def summarise(self, metrics: Sequence[str], predictions: Predictions) -> dict[str, float | None]:
+        """Compute metrics of one subject: None where one is not defined; those of tasks that it does not predict are left out.
+
+        Raises:
+            DataError: A prediction is not finite.
+        """
+        summary = {}
+        for metric in metrics:
+            name, task = split_metric(metric)
+            if task in predictions:
+                self._check_finite(task, predictions[task])
+                summary |= {
+                    metric: summarise_clicks(predictions[task], self.label_by_task[task], [name])[name]
+                }
+        return summary
+
+    def _check_finite(self, task: str, chances: np.ndarray) -> None:
+        """Raise DataError if a predicted probability of a task is not finite."""
+        if n_bad := int((~np.isfinite(chances)).sum()):
+            label = f"the task {task!r}" if task else "the target"
+            raise DataError(
+                f"{n_bad} of {len(chances)} predicted probabilities of {label} are not finite; lower the learning rate"
+            )
 
     def measure_calibration(self, predictions: Predictions) -> dict[str, dict[str, Any]]:
         """Measure the calibration of one subject, by task."""
@@ -90,30 +107,77 @@ class HeldOutClicks:
         }
 
     def compare(self, metrics: Sequence[str], a: Predictions, b: Predictions) -> dict[str, dict[str, float]]:
-        """Compare two subjects, or the means of S each, by metrics of tasks that both predict (`compare_clicks`)."""
-        tasks = {split_metric(metric)[1] for metric in metrics} & a.keys() & b.keys()
+        """Compare two subjects, or the means of S each, by defined metrics of tasks that both predict (`compare_clicks`)."""
+        metrics_by_task: dict[str, list[str]] = {}
+        for name, task in map(split_metric, metrics):
+            if task in a and task in b:
+                metrics_by_task.setdefault(task, []).append(name)
         differences = {
             task: compare_clicks(
-                a[task], b[task], self.label_by_task[task], self.user_by_task[task], self._seed
+                a[task],
+                b[task],
+                self.label_by_task[task],
+                self.user_by_task[task],
+                self._seed,
+                metrics=names,
             )
-            for task in tasks
+            for task, names in metrics_by_task.items()
         }
         parts = {metric: split_metric(metric) for metric in metrics}
         return {
-            metric: differences[task][name] for metric, (name, task) in parts.items() if task in differences
+            metric: differences[task][name]
+            for metric, (name, task) in parts.items()
+            if name in differences.get(task, ())
         }
 
 
 def check_labels(seq: Sequences, target: str) -> None:
-    """Raise DataError unless both labels of a stage's target and of each of its tasks occur among the test events."""
-    for task, label in HeldOutClicks(seq, target, TEST, seed=0).label_by_task.items():
-        if not len(label) or label.all() or not label.any():
-            state = "has a label" if not len(label) else f"has the label {int(label[0])}"
-            name = name_task(target, task) if task else target
-            raise DataError(
-                f"stages.{name}.target: {'no' if not len(label) else 'every'} test event {state}, so that nothing can be "
-                "measured; change the condition, or hold out more events with data.split"
-            )
+    """Raise DataError if no test event has a label of a stage's target, so that nothing can be measured."""
+    if not len(HeldOutClicks(seq, target, TEST, seed=0).label_by_task[""]):
+        raise DataError(
+            f"stages.{target}.target: no test event has a label, so that nothing can be measured; change the condition, or hold "
+            "out more events with data.split"
+        )
+
+
+def count_labels(seq: Sequences) -> dict[str, dict[str, list[int]]]:
+    """Count the events with a label, and those with the label 1, by name of a target or task and by split."""
+    counts: dict[str, dict[str, list[int]]] = {}
+    for name, labels in seq.targets.items():
+        is_labelled, label = seq.find_labelled(name), np.asarray(labels)
+        counts[name] = {
+            split: [
+                int((selected := is_labelled & (seq.split == code)).sum()),
+                int((label[selected] > 0).sum()),
+            ]
+            for split, code in _SPLITS.items()
+            if (seq.split == code).any()
+        }
+    return counts
+
+
+def describe_undefined_metrics(counts: LabelCounts, target: str, metrics: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each split in which labels of a stage's target or of a task are all the same, or there are none.
+
+    Args:
+        counts: The result of `count_labels`.
+        target: The stage whose target labels the events.
+        metrics: The metrics of the scenario, of which the undefined ones are named.
+    """
+    for task, name in {"": target, **find_tasks(target, counts)}.items():
+        for split, (n_labelled, n_clicked) in counts[name].items():
+            if 0 < n_clicked < n_labelled:
+                continue
+            state = f"every {split} event has the label {int(n_clicked > 0)}"
+            state = state if n_labelled else f"no {split} event has a label"
+            label = np.repeat([1, 0], [n_clicked, n_labelled - n_clicked])
+            asked = [metric for metric in metrics if split_metric(metric)[1] == task]
+            undefined = [metric for metric in asked if not is_defined(split_metric(metric)[0], label)]
+            if split == "training":
+                yield f"stages.{name}.target: {state}, so that a model learns nothing from it"
+            elif undefined:
+                verb = "is" if len(undefined) == 1 else "are"
+                yield f"stages.{name}.target: {state}, so that {join_names(undefined)} {verb} not defined there"
 
 
 def name_array(array: str, task: str) -> str:
@@ -170,13 +234,12 @@ class ClickResults:
         return np.concatenate(parts)
 
     def compute(self, metric: str, probabilities_SP: np.ndarray) -> np.ndarray:
-        """Compute a metric of each subject, [S] float64; NaN for a task that it does not predict."""
-        return np.array(
-            [
-                self._held_out.summarise([metric], self._split_by_task(probabilities)).get(metric, np.nan)
-                for probabilities in probabilities_SP
-            ]
-        )
+        """Compute a metric of each subject, [S] float64; NaN where it is not defined, or for a task without predictions."""
+        summaries = [
+            self._held_out.summarise([metric], self._split_by_task(probabilities))
+            for probabilities in probabilities_SP
+        ]
+        return np.array([summary.get(metric) for summary in summaries], np.float64)
 
     def compare(
         self, metrics: Sequence[str], a_SP: np.ndarray, b_SP: np.ndarray

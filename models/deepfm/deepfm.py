@@ -76,9 +76,16 @@ class DeepFM(nn.Module):
         return self.bias + first_B + pairs_B + deep_BT[:, 0]
 
     def compute_loss(
-        self, pooled: Mapping[str, Tensor], label: Tensor, weight: Tensor | None = None
+        self,
+        pooled: Mapping[str, Tensor],
+        label: Tensor,
+        weight: Tensor | None = None,
+        step_rows: int | None = None,
     ) -> Tensor:
-        """Compute the sum of the log losses of rows with labels [B] or [B, T], with weights of the same shape, in nats."""
+        """Compute the sum of the log losses of rows with labels [B] or [B, T], with weights of the same shape, in nats.
+
+        The number of rows of the step on all ranks, `step_rows`, is not used: no loss depends on several rows.
+        """
         return functional.binary_cross_entropy_with_logits(self(pooled), label, weight, reduction="sum")
 
     def hidden_matrices(self) -> list[Tensor]:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, NonetError
 from nonet.models.keras.backends import load_keras
 from nonet.models.keras.compiled import MASK, CompiledModel
+from nonet.models.keras.probes import ModelProbe
 from nonet.models.keras.ranker import KerasRanker
+from nonet.models.keras.structure import check_structure, check_training
 from nonet.plugins import HERE, import_file, load_reference, parse_file
 
 ARCHITECTURE = "architecture"
@@ -40,7 +43,7 @@ def build(
         ConfigError: The function cannot be called, or returns something else than a Keras model of these inputs with one logit,
             or with one for the target and each task.
     """
-    n_logits = 1 + len(options.get("tasks", ()))
+    tasks, from_logits = tuple(options.get("tasks", ())), options.get("from_logits", True)
     shapes = describe_inputs(features, options["sequences"], options["length"])
     reference = Path(options["path"]).name
     title = f"model.path: {reference}"
@@ -51,19 +54,22 @@ def build(
             for file in Path(options["sources"]).rglob(str(parse_file(reference))):
                 import_file(file, title)
         compiled = _compile_architecture(
-            title, options["backend"], architecture, tuple(shapes.items()), n_logits
+            title, options["backend"], architecture, tuple(shapes.items()), 1 + len(tasks), from_logits
         )
-        return KerasRanker(
-            compiled, [torch.zeros(tuple(variable.shape)) for variable in compiled.variables], reference
-        )
+        return KerasRanker(compiled, *_copy_values(compiled), reference)
     keras.utils.set_random_seed(seed % (1 << 31))
     keras.backend.clear_session()  # Names of layers, and so of weights, do not depend on what was built before.
     model = _run_keras_code(title, load_reference(options["path"], HERE, title), dict(shapes))
-    compiled = CompiledModel(_check_model(title, keras, model, shapes, n_logits), keras, backend, shapes)
-    values = [
-        torch.from_numpy(keras.ops.convert_to_numpy(variable)).clone() for variable in compiled.variables
-    ]
-    return KerasRanker(compiled, values, reference)
+    check_structure(title, keras, model, shapes, 1 + len(tasks))
+    check_training(title, keras, model, tasks, from_logits)
+    compiled = CompiledModel(model, keras, backend, shapes, from_logits)
+    values, frozen = _copy_values(compiled)
+    probe = ModelProbe(compiled, values, frozen)
+    names = [f"the output of the task {task!r}" for task in tasks]
+    names = ["the output of the target", *names] if tasks else ["the output"]
+    _run_keras_code(title, probe.check_outputs, title, names)
+    compiled.layer_losses = _run_keras_code(title, probe.find_layer_losses, title)
+    return KerasRanker(compiled, values, frozen, reference)
 
 
 @lru_cache(maxsize=_MAX_CACHED)
@@ -72,18 +78,30 @@ def _compile_architecture(
     backend_name: str,
     architecture: str,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    n_logits: int,
+    n_outputs: int,
+    from_logits: bool,
 ) -> CompiledModel:
     """Make the functions of a model from its configuration."""
     keras, backend = load_keras(backend_name, torch.get_num_threads())
     keras.backend.clear_session()
-    hint = f"{title}: the stored model cannot be made; layers of your own are in a file beside the run's scenario"
+    hint = (
+        f"{title}: the stored model cannot be made; layers of your own are in a file beside the run's scenario, with "
+        "@keras.saving.register_keras_serializable() and get_config"
+    )
     model = _run_keras_code(
         hint, keras.saving.deserialize_keras_object, json.loads(architecture), safe_mode=True
     )
-    return CompiledModel(
-        _check_model(title, keras, model, dict(shapes), n_logits), keras, backend, dict(shapes)
+    check_structure(title, keras, model, dict(shapes), n_outputs)
+    return CompiledModel(model, keras, backend, dict(shapes), from_logits)
+
+
+def _copy_values(compiled: CompiledModel) -> tuple[list[Tensor], list[Tensor]]:
+    """Return copies of the values of a model's weights, and of its frozen variables."""
+    weights, frozen = (
+        [torch.from_numpy(compiled.keras.ops.convert_to_numpy(variable).copy()) for variable in variables]
+        for variables in (compiled.variables, compiled.frozen)
     )
+    return weights, frozen
 
 
 def describe_inputs(
@@ -103,52 +121,9 @@ def _run_keras_code(title: str, function: Any, *arguments: Any, **options: Any) 
     """Call the user's code or Keras's, and turn its errors into a ConfigError of one line."""
     try:
         return function(*arguments, **options)
+    except NonetError:
+        raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        # Keras puts what it was about to do, at length, before an error inside.
+        reason = " ".join(str(error).rpartition("Exception encountered:")[2].split())[:300]
         raise ConfigError(f"{title}: {type(error).__name__}: {reason}") from error
-
-
-def _check_model(
-    title: str, keras: Any, model: Any, shapes: Mapping[str, tuple[int, ...]], n_logits: int
-) -> Any:
-    """Return the model if it has inputs of these shapes by name and so many logits, and changes nothing but by gradients.
-
-    Raises:
-        ConfigError: It is not so.
-    """
-    if not isinstance(model, keras.Model):
-        raise ConfigError(f"{title}: wanted a keras.Model, got {type(model).__name__}")
-    inputs = getattr(model, "input", None)
-    if not isinstance(inputs, dict):
-        raise ConfigError(
-            f"{title}: the inputs of the model are not a dictionary by feature; write keras.Model({{name: input, ...}}, logit)"
-        )
-    for name, tensor in inputs.items():
-        if name not in shapes:
-            raise ConfigError(
-                f"{title}: the model has an input {name!r}, which is no feature; features: {', '.join(shapes)}"
-            )
-        if tuple(tensor.shape[1:]) != shapes[name]:
-            raise ConfigError(
-                f"{title}: the input {name!r} has the shape {tuple(tensor.shape[1:])}, its rows have {shapes[name]}"
-            )
-    output = getattr(model, "output", None)
-    allowed: list[tuple[int | None, ...]] = [(None, n_logits)]
-    wanted = f"a logit of the target and of each task, a tensor of (None, {n_logits})"
-    if n_logits == 1:
-        allowed.append((None,))
-        wanted = "one logit for each row, a tensor of the shape (None,) or (None, 1)"
-    if tuple(getattr(output, "shape", ())) not in allowed:
-        raise ConfigError(f"{title}: wanted {wanted}, got {getattr(output, 'shape', type(output).__name__)}")
-    last = model.layers[-1]
-    if getattr(last, "activation", None) is keras.activations.sigmoid:
-        raise ConfigError(
-            f"{title}: the layer {last.name!r} ends with a sigmoid; return logits, without activation"
-        )
-    for variable in model.non_trainable_variables:
-        if not variable.path.endswith("seed_generator_state"):
-            raise ConfigError(
-                f"{title}: {variable.path} is not changed by gradients, and would depend on the padding of batches. "
-                "Use LayerNormalization in place of BatchNormalization, and no frozen weights"
-            )
-    return model

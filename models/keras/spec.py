@@ -36,6 +36,12 @@ class KerasOptions(StrictModel):
             description="features whose rows are not pooled: the rows of the newest ids, [data.history, dim], and NAME_mask"
         ),
     ] = []
+    from_logits: Annotated[
+        bool,
+        Field(
+            description="whether the outputs of the model are logits; false for probabilities, such as those of a sigmoid"
+        ),
+    ] = True
 
     @field_validator("path")
     @classmethod
@@ -109,10 +115,10 @@ class KerasSpec(ClickSpec):
         return dict.fromkeys(("keras", backend.package), backend.extra)
 
     def check_files(self, scenario: Any) -> None:
-        """Build the model in a process of the trainers' interpreter, if it is on this machine and has the packages.
+        """Build and step the model in a process of the trainers' interpreter, if it is on this machine and has the packages.
 
         Raises:
-            ConfigError: The model cannot be built.
+            ConfigError: The model cannot be built or stepped, or a stage has an option without effect.
         """
         from nonet.models.keras.check import check_ranker
 
@@ -126,7 +132,14 @@ class KerasSpec(ClickSpec):
             return
         tasks = self.list_tasks(scenario)
         around = ModelContext(levels=0, codes=0, history=scenario.data.history, tasks=tasks)
-        check_ranker(python, self.make_build_options(options, around), scenario.sparse.get_feature_dims())
+        # A stored scenario has all defaults, so that only other values are known to be set.
+        weight_decay = {
+            f"stages.{name}.optimizer.weight_decay": stage.optimizer.weight_decay
+            for name, stage in scenario.stages.items()
+            if stage.optimizer.weight_decay != type(stage.optimizer)().weight_decay
+        }
+        build_options = self.make_build_options(options, around)
+        check_ranker(python, build_options, scenario.sparse.get_feature_dims(), weight_decay)
 
 
 SPEC = KerasSpec()

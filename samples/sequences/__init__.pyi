@@ -36,6 +36,7 @@ from .labels import add_labels as add_labels  # pyright: ignore[reportUnknownVar
 from .labels import check_label_ids as check_label_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import drop_unlabelled_events as drop_unlabelled_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import find_tasks as find_tasks
+from .labels import is_task as is_task
 from .labels import name_task as name_task
 from .pairs import PairCounter as PairCounter
 from .pairs import select_top_neighbours as select_top_neighbours

@@ -48,6 +48,7 @@ from nonet.samples.sequences import (
     build_sequences,
     check_kinds,
     drop_unknown_events,
+    is_task,
 )
 from nonet.samples.sources import SOURCES
 from nonet.samples.tables import (
@@ -368,7 +369,7 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
 
     Raises:
         DataError: No item is known to the run that `init` names, no user is left to test, or no training event of a stage is a
-            target.
+            target. A task may have none.
         ConfigError: A kind of event does not exist.
     """
     check_kinds(seq, data.transitions.get("events", ()))
@@ -384,7 +385,7 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
             f"have (the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
     for stage, target_events in totals.taught.items():
-        if not target_events:
+        if not target_events and not is_task(stage):
             raise DataError(
                 f"stages.{stage}.target: {data.options.targets[stage]!r} holds for none of the {totals.events[TRAIN]} training "
                 "events: the stage would train on nothing. Widen the condition, or remove it"

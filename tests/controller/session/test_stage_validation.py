@@ -73,7 +73,10 @@ class Trainer:
 
 
 class World:
-    """scores: what validation finds after a step; delay: looks until an answer is there; kill_before: a step that is not done."""
+    """scores: what validation finds after a step; delay: looks until an answer is there; kill_before: a step that is not done.
+
+    undefined: the metrics that are null in every validation.
+    """
 
     def __init__(
         self,
@@ -85,10 +88,12 @@ class World:
         resume=False,
         valid=1,
         keep_last=1,
+        undefined=(),
         **keys: Any,
     ):
         self.run, self.scores, self.delay, self.kill_before = RunFolder(folder), scores, delay, kill_before
         self.asked: list[int] = []
+        self.undefined = undefined
         folder.mkdir(exist_ok=True)
         body = {
             "name": "validated",
@@ -151,7 +156,8 @@ class World:
         def answer() -> dict[str, Any]:
             assert _weights(Path(folder)), "it is there until it is validated"
             score = self.scores[manifest.stage_step]
-            return {"metrics": {"ndcg@10": score}, "nats": 10 * score, "events": 1}
+            values = {"ndcg@10": score, "nats": 10 * score} | dict.fromkeys(self.undefined)
+            return {"metrics": {"ndcg@10": values["ndcg@10"]}, "nats": values["nats"], "events": 1}
 
         return Late(answer, self.delay)
 
@@ -204,6 +210,29 @@ def test_a_stage_whose_validation_falls_stops_after_its_patience_and_its_best_co
     assert notes == [
         "pretrain was best at step 4 of 12 by ndcg@10 of validation (0.3000); stopped after 10; its last 6 steps are not used"
     ]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_where_the_labels_do_not_define_the_metric_the_nats_decide(tmp_path, resume):
+    """The nats of `World` are ten times its score, and lower ones are better: best at 2, and no better one up to 6."""
+    if resume:
+        with pytest.raises(KilledError):
+            World(tmp_path, undefined=("ndcg@10",), kill_before=4).play()
+    world = World(tmp_path, undefined=("ndcg@10",), resume=resume).play()
+    end = {"metric": "nats", "best": 2, "ran": 8, "steps": 12}
+    assert world.run.read_json("results/pretrain.validation.json")["end"] == end
+    assert world.end() == steps(2)
+    assert "by nats of validation (1.0000)" in world.recorder.events[-1][1]["text"]
+    assert all("validation ndcg@10" not in body for _, body in world.recorder.events)
+
+
+def test_where_the_labels_define_nothing_a_stage_ends_with_its_last_step(tmp_path):
+    world = World(tmp_path, undefined=("ndcg@10", "nats")).play()
+    end = {"metric": "ndcg@10", "best": 12, "ran": 12, "steps": 12}
+    assert world.run.read_json("results/pretrain.validation.json")["end"] == end
+    assert world.end() == steps(12)
+    text = "pretrain ended with its last step, 12 of 12: the labels of the validation events do not define ndcg@10"
+    assert world.recorder.events[-1][1]["text"] == text
 
 
 def test_the_next_stage_counts_its_steps_on_from_the_best_commit(tmp_path):

@@ -15,6 +15,22 @@ from nonet.errors import ConfigError
 RANKERS = Path(__file__).parents[3] / "examples" / "keras" / "rankers.py"
 
 
+def test_a_weight_decay_that_a_scenario_sets_is_checked_against_the_optimizer_of_the_model(
+    tmp_path, monkeypatch
+):
+    folder = make_likes(tmp_path, users=20, events=10)
+    shutil.copy(RANKERS, folder)
+    given = []
+    monkeypatch.setattr(
+        "nonet.models.keras.check.check_ranker", lambda *arguments: given.append(arguments[3])
+    )
+    model = "model={use: keras, path: 'rankers.py:build_deepfm', backend: jax, from_logits: false}"
+    for changes in ([], ["stages.train.optimizer={weight_decay: 0.3}"]):
+        scenario, _ = load_scenario(folder / "likes.yaml", [model, *changes])
+        scenario.model.spec.check_files(scenario)
+    assert given == [{}, {"stages.train.optimizer.weight_decay": 0.3}]
+
+
 @pytest.mark.parametrize(("backend", "extra"), [("jax", "keras-jax"), ("tensorflow", "keras")])
 def test_the_extra_is_that_of_the_backend_and_a_pool_of_its_own_needs_no_package_here(
     tmp_path, monkeypatch, backend, extra

@@ -15,7 +15,6 @@ RUNNING = [
     ["recommend", "--user=1"],
     ["export", "out"],
     ["resume"],
-
     ["publish", "--step", "3"],
     ["serve", "--port", "18080"],
     ["tradeoff", "stages.rl.rewards.own.weight=1,2"],

@@ -93,9 +93,21 @@ def test_resamples_without_a_click_are_left_out_of_the_interval():
     assert -0.5 <= found["auc"]["low"] <= found["auc"]["diff"] <= found["auc"]["high"] <= 0.5
 
 
+def test_a_metric_that_the_labels_do_not_define_is_null_and_not_compared():
+    chance, user = np.array([0.1, 0.2]), np.arange(2)
+    for label in (np.array([1, 1]), np.array([0, 0])):
+        assert np.isnan(auc(chance, label))
+        summary = summarise_clicks(chance, label)
+        assert (summary["auc"], list(summary)) == (None, ["auc", "log_loss"])
+        assert summary["log_loss"] == pytest.approx(log_losses(chance, label).mean())
+        assert list(compare_clicks(chance, chance[::-1], label, user, 7, 10)) == ["log_loss"]
+    empty = np.empty(0)
+    assert summarise_clicks(empty, empty) == {"auc": None, "log_loss": None}
+    assert compare_clicks(empty, empty, empty, empty, 7) == {}
+    assert list(compare_clicks(chance, chance, np.array([0, 1]), user, 7, 10, ["auc"])) == ["auc"]
+
+
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(DataError, match="same"):
-        auc(np.array([0.1, 0.2]), np.array([1, 1]))
     with pytest.raises(DataError, match="1 of 2"):
         auc(np.array([0.1, np.nan]), np.array([0, 1]))
     with pytest.raises(ConfigError, match=r"'acu'.*auc"):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
 from nonet.models.clicks.metrics import compare_clicks, summarise_clicks
-from nonet.models.clicks.results import ClickResults, HeldOutClicks, check_labels
+from nonet.models.clicks.results import (
+    ClickResults,
+    HeldOutClicks,
+    check_labels,
+    count_labels,
+    describe_undefined_metrics,
+)
 from nonet.random import rng
 from nonet.samples.batches.clicks import ClickRows
-from nonet.samples.sequences.labels import name_task
+from nonet.samples.sequences.labels import NEVER, name_task
 from nonet.samples.sequences.sequences import TEST, build_sequences
 
 USERS, EVENTS, SEED = 40, 5, 3
@@ -83,11 +91,37 @@ def test_predictions_of_all_tasks_are_computed_once_for_events_that_have_any_lab
     assert found["loved"].tolist() == (1 - held_out.index_by_task["loved"] / 1000).tolist()
 
 
-def test_labels_that_are_all_alike_are_refused_before_a_run():
+def test_predictions_that_are_not_finite_are_refused_with_the_name_of_their_task():
+    seq, _ = build()
+    held_out = HeldOutClicks(seq, "train", TEST, SEED)
+    predictions = draw_predictions(held_out, "a")
+    predictions["loved"][:2] = np.nan
+    assert held_out.summarise(["auc", "log_loss"], predictions)
+    count = len(predictions["loved"])
+    with pytest.raises(
+        DataError, match=f"2 of {count} predicted probabilities of the task 'loved' are not finite"
+    ):
+        held_out.summarise(METRICS, predictions)
+
+
+def test_labels_that_are_all_alike_are_described_with_their_task_and_the_metrics_that_they_do_not_define():
     seq, _ = build()
     check_labels(seq, "train")
-    with pytest.raises(DataError, match=r"stages.train.tasks.loved.target: every test event has the label 1"):
-        check_labels(build(stars=5.0)[0], "train")
-    nothing = build(**{name_task("train", "loved"): "stars > 9 and stars < 0"})[0]
-    with pytest.raises(DataError, match=r"every test event has the label 0"):
-        check_labels(nothing, "train")
+    assert list(describe_undefined_metrics(count_labels(seq), "train", METRICS)) == []
+    liked = count_labels(build(stars=5.0)[0])
+    assert list(describe_undefined_metrics(liked, "train", METRICS)) == [
+        "stages.train.tasks.loved.target: every training event has the label 1, so that a model learns nothing from it",
+        "stages.train.tasks.loved.target: every test event has the label 1, so that auc@loved is not defined there",
+    ]
+    nothing = count_labels(build(**{name_task("train", "loved"): "stars > 9 and stars < 0"})[0])
+    (_, text) = describe_undefined_metrics(nothing, "train", METRICS)
+    assert "every test event has the label 0, so that auc@loved is not defined there" in text
+    (text,) = describe_undefined_metrics(nothing, "train", ["auc", "log_loss@loved"])
+    assert "training" in text, "the log loss is defined"
+
+
+def test_a_target_that_no_test_event_has_a_label_of_is_refused_before_a_run():
+    seq, _ = build()
+    never = {"label time:train": np.where(seq.split == TEST, NEVER, seq.time)}
+    with pytest.raises(DataError, match=r"stages.train.target: no test event has a label"):
+        check_labels(replace(seq, columns={**seq.columns, **never}), "train")

@@ -243,7 +243,7 @@ WRONG = {
     "return 5": "wanted a keras.Model, got int",
     "return keras.Model(list(inputs.values()), logit)": "not a dictionary by feature",
     "return keras.Model(inputs, layers.Dense(2)(rows))": r"one logit for each row, .* got \(None, 2\)",
-    "return keras.Model(inputs, layers.Dense(1, activation='sigmoid')(rows))": "ends with a sigmoid; return logits",
+    "return keras.Model(inputs, layers.Dense(1, activation='sigmoid')(rows))": "always between 0 and 1 .*Return logits",
     "return keras.Model(inputs, layers.Dense(1)(layers.BatchNormalization()(rows)))": "LayerNormalization",
     "return keras.Model(inputs | {'age': (age := keras.Input((1,), name='age'))}, logit + age)": "'age', which is no feature",
     "return keras.Model({'user': (two := keras.Input((2,), name='user'))}, layers.Dense(1)(two))": r"the shape \(2,\)",

@@ -35,7 +35,8 @@ def tensorflow():
 
 def test_rankers_do_with_tensorflow_what_they_do_with_jax():
     run(
-        *(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/models/keras/test_rankers.py"),
+        *(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow"),
+        *(f"tests/models/keras/{name}" for name in ("test_rankers.py", "test_fit.py", "test_refusals.py")),
         NONET_KERAS_BACKEND="tensorflow",
         PYTHONPATH=str(ROOT / "src"),
     )

@@ -89,6 +89,19 @@ def test_a_step_is_rows_of_events_and_an_epoch_is_all_of_them(likes):
     assert records[-1]["loss"] < records[0]["loss"]
 
 
+def test_a_loss_is_given_the_rows_of_the_step_on_all_ranks(likes, monkeypatch):
+    trainer, _ = likes.trainer()
+    given, real = [], trainer.model.compute_loss
+
+    def compute_loss(pooled, label, weight, step_rows):
+        given.append((len(label), step_rows))
+        return real(pooled, label, weight, step_rows)
+
+    monkeypatch.setattr(trainer.model, "compute_loss", compute_loss)
+    trainer.train(likes.stage, 0, 2)
+    assert given == [(128, 128)] * 2
+
+
 def test_mapped_pages_of_the_log_are_released_while_a_click_model_trains(likes, monkeypatch):
     trainer, _ = likes.trainer()
     released = []

@@ -2,7 +2,7 @@
 
 The metrics are AUC, log loss and calibration of the predicted probabilities, for the target and for each task. A probability is
 predicted from the user's earlier events only. Probabilities are stored in one file per subject, so that any two subjects can be
-compared by a paired bootstrap over users.
+compared by a paired bootstrap over users. A metric is None where the labels do not define it, such as AUC if all are the same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_arrays
+from nonet.models import NATS
 from nonet.models.clicks import (
-    METRICS,
     ClickModel,
     HeldOutClicks,
     name_array,
@@ -34,6 +34,7 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 # Shapes: P held-out events, T tasks with the target.
 
 _SPLITS = {"valid": VALID, "test": TEST}
+_NATS_METRIC = "log_loss"  # The metric that a validation stores as nats.
 _VALIDATED = "chances"  # The arrays of a file with the probabilities of a validation.
 
 
@@ -121,17 +122,17 @@ class ClickEvaluator(DistributeWorker):
             folder: Folder of the checkpoint.
 
         Returns:
-            {"metrics": the metrics of the options, "nats": mean log loss, "events": number of events}.
+            {"metrics": the metrics of the options, "nats": mean log loss of the target, "events": number of events}.
         """
         held_out = self._validation_events
         predictions = held_out.predict(partial(ClickModel(Path(folder)).predict_events, self._clicks))
         file = self._results / f"{name}.valid.{Path(folder).name}.npz"
         write_arrays(file, **{name_array(_VALIDATED, task): chances for task, chances in predictions.items()})
         put(file)
-        metrics = held_out.summarise([*self.options.metrics, "log_loss"], predictions)
+        metrics = held_out.summarise([*self.options.metrics, _NATS_METRIC], predictions)
         return {
             "metrics": {metric: metrics[metric] for metric in self.options.metrics},
-            "nats": metrics["log_loss"],
+            "nats": metrics[_NATS_METRIC],
             "events": len(predictions[""]),
         }
 
@@ -143,20 +144,25 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
-        """Compare two checkpoints of a stage on the validation events, as `Evaluator.compare_validated` does."""
+        """Compare two checkpoints of a stage on the validation events, as `Evaluator.compare_validated` does.
+
+        Metrics that the labels do not define are left out.
+        """
         files = [self._results / f"{name}.valid.{folder}.npz" for folder in (a, b)]
         if not all(file.exists() for file in files):
             return {}
         predictions_a, predictions_b = (read_predictions(file, _VALIDATED) for file in files)
-        metrics = [*self.options.metrics, *METRICS]
-        return self._validation_events.compare(metrics, predictions_a, predictions_b)
+        metrics = [*self.options.metrics, _NATS_METRIC]
+        differences = self._validation_events.compare(metrics, predictions_a, predictions_b)
+        nats = {NATS: differences[_NATS_METRIC]} if _NATS_METRIC in differences else {}
+        return differences | nats
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
         """Compare pairs of subjects on all test events by a paired bootstrap over users.
 
         Returns:
-            {"a-b": {metric: {diff, low, high}}} for each pair (a, b).
+            {"a-b": {metric: {diff, low, high}}} for each pair (a, b), without metrics that the labels do not define.
         """
         differences = {}
         for a, b in pairs:
@@ -186,7 +192,7 @@ class ClickEvaluator(DistributeWorker):
         put(self._results / f"{name}.npz")
         detail, calibration = {}, {}
         for split, by_task in predictions.items():
-            if len(by_task[""]):
+            if any(map(len, by_task.values())):
                 held_out = self._held_out[split]
                 detail[split] = {"exhaustive": {"all": held_out.summarise(self.options.metrics, by_task)}}
                 calibration[split] = held_out.measure_calibration(by_task)

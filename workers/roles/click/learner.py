@@ -1,6 +1,7 @@
 """ClickLearner: trains a click model on batches of events, with one dense and one sparse step per batch.
 
 Losses are divided by the number of rows on all ranks. With tasks, the loss of a row is the weighted sum over its known labels.
+A Keras model adds the losses of its layers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ClickLearner(SupervisedLearner):
             # A rank's share may be empty; it still takes part in the collectives.
             if len(label) or is_divided(context.model):
                 with self.precision.cast(device):
-                    loss = context.model.compute_loss(pooled, label.to(device), weight)
+                    loss = context.model.compute_loss(pooled, label.to(device), weight, all_events)
                 scaled_loss = self.precision.scale_loss(loss / all_events)
                 run_backward(context.dense, scaled_loss, is_last=not self.precision.scales)
         total_loss = context.member.sum_over_trainers(float(loss.detach()))[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.clicks import find_columns, find_separating_columns
+from nonet.models.clicks import count_labels, find_columns, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.storage import put
@@ -33,7 +33,7 @@ class ClickTokeniser(DistributeWorker):
             run_folder: Folder of the run.
 
         Returns:
-            The same as `Tokeniser.prepare`, with an empty "tokenizer".
+            The same as `Tokeniser.prepare`, with an empty "tokenizer", and with the numbers of labels (`count_labels`) in "data".
         """
         if self.rank != 0:
             return {}
@@ -41,6 +41,7 @@ class ClickTokeniser(DistributeWorker):
         seq, items, artifact = make_sequences(data, root)
         artifacts = {"sequences": artifact}
         facts = describe_data(seq, items, data)
+        facts["data"] = {**facts["data"], "labels": count_labels(seq)}
         if data.graphs:
             graphs: list[Graphs] = []
             artifacts["graphs"] = store_artifact(
@@ -60,7 +61,7 @@ class ClickTokeniser(DistributeWorker):
 def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     is_train = np.asarray(seq.split) == TRAIN
-    auc_by_column: dict[str, float] = {}
+    texts: list[str] = []
     condition_columns = set().union(*map(find_columns, data.options.targets.values()))
     for target in data.options.targets:
         if target not in seq.targets:
@@ -71,8 +72,10 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
             for column, values in seq.columns.items()
             if column not in condition_columns
         }
-        auc_by_column |= find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_labelled])
-    if not auc_by_column:
-        return ""
-    listed = ", ".join(f"{column} (AUC {auc:.4f})" for column, auc in auc_by_column.items())
-    return f"columns that separate the training labels: {listed}; as a feature such a column is the label, known before its time"
+        auc_by_column = find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_labelled])
+        if auc_by_column:
+            listed = ", ".join(f"{column} (AUC {auc:.4f})" for column, auc in auc_by_column.items())
+            texts.append(f"columns that separate the training labels of stages.{target}.target: {listed}")
+    return (
+        f"{'; '.join(texts)}; as a feature such a column is the label, known before its time" if texts else ""
+    )
