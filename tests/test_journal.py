@@ -112,15 +112,22 @@ def test_while_the_holder_of_the_lock_is_suspended_nothing_is_appended_and_reade
     path, options = tmp_path / "events.jsonl", JournalOptions()
     suspended, other = LineJournal(path, options), LineJournal(path, options)
     other.append(b"before")
-    monkeypatch.setattr(journal, "_LOCK_WAIT_S", 0.02)
+    waits: list[float] = []
+    monkeypatch.setattr(journal, "_LOCK_WAIT_S", 0.5)
+    monkeypatch.setattr(journal, "_STUCK_LOCK_WAIT_S", 0.0)
     with suspended._hold_lock():
         with pytest.raises(
             DeadlineExceeded, match=r"another process .* nothing was stored; it may be suspended"
         ):
             other.append(b"meanwhile")
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", waits.append)
+            with pytest.raises(DeadlineExceeded):
+                other.append(b"later, which does not wait again")
         with pytest.raises(DeadlineExceeded):
             LineJournal(path, options)
         assert read(path) == [b"before"]
+    assert len(waits) < 5
     other.append(b"after")
     assert read(path) == [b"before", b"after"]
 

@@ -33,6 +33,9 @@ _SEGMENT_BYTES = 64 << 20
 _DAY_S = 86_400.0
 _SEGMENT_SHARE = 0.1  # of the retention: the longest time between the first and the last line of a segment
 _LOCK_WAIT_S = 3.0  # the longest wait for another process that appends
+_STUCK_LOCK_WAIT_S = (
+    0.05  # the same after a wait that was in vain, so that appends do not queue behind each other
+)
 _LOCK_POLL_S = 0.002
 _CHUNK_BYTES = 1 << 16
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -88,7 +91,7 @@ class LineJournal:
         self.path, self._options, self._durable = path, options, durable
         self._sealed_folder = path.with_suffix("")
         self._file = -1  # descriptor of the open segment; -1 while it is not open
-        self._thread_lock = threading.Lock()
+        self._thread_lock, self._is_lock_stuck = threading.Lock(), False
         self.appended_lines = self.cut_bytes = self.dropped_segments = 0
         if not read_only:
             make_folder(path.parent)
@@ -231,9 +234,11 @@ class LineJournal:
 
     def _lock_segment(self) -> None:
         """Lock the open segment, and open the next one if another process has sealed it."""
-        deadline = time.monotonic() + _LOCK_WAIT_S
+        deadline = time.monotonic() + (_STUCK_LOCK_WAIT_S if self._is_lock_stuck else _LOCK_WAIT_S)
         while True:
+            self._is_lock_stuck = True
             self._wait_for_lock(deadline)
+            self._is_lock_stuck = False
             try:
                 if os.path.samestat(os.stat(self.path), os.fstat(self._file)):
                     return
@@ -255,8 +260,8 @@ class LineJournal:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"another process has been appending to {self.path} for {_LOCK_WAIT_S:g} s, so nothing was stored; it "
-                        "may be suspended: continue or end it, and try again"
+                        f"another process is appending to {self.path} and does not end, so nothing was stored; it may be "
+                        "suspended: continue or end it, and try again"
                     ) from None
             except OSError:  # a filesystem without locks
                 if self._options is not None:
