@@ -220,5 +220,8 @@ def _select_test_metrics(result: dict[str, Any]) -> dict[str, float | None]:
     """Return the metrics over all test events, by exhaustive scoring if possible. Raises DataError without test events."""
     detail = result["detail"]
     if "test" not in detail:
-        raise DataError("there are no test events: data.split holds out more events than these users have")
+        raise DataError(
+            "there are no test events, or none with a label: data.split holds out more events than these users have, or columns "
+            "of the target are missing"
+        )
     return dict(detail["test"].get("exhaustive", detail["test"].get("beam"))["all"])

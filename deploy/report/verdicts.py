@@ -117,10 +117,12 @@ def _select_pairs(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> li
 
 def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
     """Return a list with the name of the baseline with the best first headline metric; empty if there is none."""
-    metric = select_headline_metrics(report)[0]
+    metric = next(iter(select_headline_metrics(report)), None)  # None if no metric is defined
     rows = [row for row in select_scores(report) if row.name in baselines and metric in row.scores]
+    if metric is None or not rows:
+        return []
     select_best = min if is_lower_better(report, metric) else max
-    return [select_best(rows, key=lambda row: row.scores[metric]).name] if rows else []
+    return [select_best(rows, key=lambda row: row.scores[metric]).name]
 
 
 def _describe_comparison(

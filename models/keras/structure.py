@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nonet.errors import ConfigError
+from nonet.models.keras.compiled import is_seed
 
 LEARNING_RATE = "learning_rate"
 """The last part of the path of the variable that has an optimizer's learning rate."""
@@ -78,7 +79,8 @@ def _check_precision(title: str, model: Any) -> None:
 
 def _check_names(title: str, model: Any) -> None:
     """Raise ConfigError unless each weight has a path of its own, under which checkpoints have it."""
-    paths = Counter(variable.path for variable in model.variables)
+    variables = (*model.trainable_variables, *model.non_trainable_variables)
+    paths = Counter(variable.path for variable in variables if not is_seed(variable))
     for path, count in paths.items():
         if count > 1 or "." in path:
             what = (

@@ -152,6 +152,14 @@ def test_the_report_and_the_list_of_runs_show_a_dash(run, monkeypatch):
     assert "auc@paid" in listed
 
 
+def test_a_report_without_any_metric_that_is_defined_says_so():
+    scores = {"auc": None}
+    detail = {name: {"test": {"exhaustive": {"all": scores}}} for name in ("popularity", "train")}
+    report = {"stages": {"train": scores}, "baselines": {"popularity": scores}, "detail": detail, "lists": {}}
+    assert "The stages have no scores, so there is nothing to compare." in format_summary(report)
+    assert render_page(report).count("<td>–</td>") == 2
+
+
 def test_a_plan_and_a_run_name_each_task_and_split_without_both_labels(run):
     scenario, _ = load_scenario(run.scenario)
     notes = scenario.model.spec.list_data_notes(scenario, run.read_facts()["data"])
