@@ -23,7 +23,7 @@ from nonet.embedding.tables import NativeUnavailable
 
 _TOKEN_BYTES = 16
 # What a rank sends to all others: the hash of its machine (zeros without the core), the address of its socket, and the token.
-_CONTACT = struct.Struct(f"32s38s{_TOKEN_BYTES}s")
+_CONTACT = struct.Struct(f"32s39s{_TOKEN_BYTES}s")
 _CONNECT_TIMEOUT_S = 10.0
 
 

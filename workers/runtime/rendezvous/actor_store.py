@@ -68,11 +68,11 @@ class ActorStore(Store):
         Raises:
             DistStoreError: The time-out has passed.
         """
-        self._ask_until("check", list(keys), timeout or self.timeout)
+        self._ask_until("check", list(keys), timeout.total_seconds() if timeout else self._timeout_s)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Wait for several keys, and return their values."""
-        return self._ask_until("multi_get", list(keys), self.timeout)
+        return self._ask_until("multi_get", list(keys), self._timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set the values of several keys."""
@@ -97,14 +97,17 @@ class ActorStore(Store):
     # The names by which torch's C++ calls these two.
     deleteKey, getNumKeys = delete_key, num_keys
 
-    def _ask_until(self, operation: str, keys: list[str], timeout: timedelta) -> Any:
+    @property
+    def _timeout_s(self) -> float:
+        """The time-out in seconds, which torch may have changed by `set_timeout`."""
+        return self.timeout.total_seconds()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _ask_until(self, operation: str, keys: list[str], timeout_s: float) -> Any:
         """Repeat an operation on keys until its result is neither None nor False."""
-        deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
+        deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
         while not (result := self._ask(operation, keys)):
             if time.monotonic() > deadline:
-                raise DistStoreError(
-                    f"wait timeout after {timeout.total_seconds():g} s for the keys {', '.join(keys[:8])}"
-                )
+                raise DistStoreError(f"wait timeout after {timeout_s:g} s for the keys {', '.join(keys[:8])}")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return result
@@ -116,7 +119,7 @@ class ActorStore(Store):
             DistStoreError: The actor does not answer within the time-out.
             DistNetworkError: The actor's process ended, or holds this store no longer.
         """
-        timeout_s = self.timeout.total_seconds()
+        timeout_s = self._timeout_s
         try:
             return ray.get(
                 self._actor.access_store.remote(self._name, operation, *arguments), timeout=timeout_s
