@@ -97,8 +97,8 @@ class TrainerHandle:
         shard_count = self.shards.world if self.apart else 0
         if self.group.world + shard_count == 1:
             return
-        host, port = self.group.open_rendezvous().get(self.deadlines.step)
-        rendezvous = Rendezvous(host, port, epoch, self.group.world, shard_count, self.deadlines.step)
+        store = self.group.open_rendezvous().get(self.deadlines.step)
+        rendezvous = Rendezvous(store, epoch, self.group.world, shard_count, self.deadlines.step)
         joins = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
         if self.apart:
             joins.append(self.shards.join_process_group(PerRank([rendezvous] * shard_count)))

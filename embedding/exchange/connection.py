@@ -1,11 +1,13 @@
 """Connects the ranks of one machine for exchanges through shared memory.
 
 Each rank opens a Unix socket with a random abstract address and sends the address with a random token to the others through
-the process group. A rank connects to the sockets of the lower ranks and proves itself by their tokens.
+the process group, as bytes of fixed layout: nothing from a network is unpickled. A rank connects to the sockets of
+the lower ranks and proves itself by their tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
@@ -20,6 +22,8 @@ from nonet.embedding.exchange.shared_memory import LocalWire, load_core
 from nonet.embedding.tables import NativeUnavailable
 
 _TOKEN_BYTES = 16
+# What a rank sends to all others: the hash of its machine (zeros without the core), the address of its socket, and the token.
+_CONTACT = struct.Struct(f"32s39s{_TOKEN_BYTES}s")
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -37,24 +41,29 @@ def connect(rank: int, group: Any) -> LocalWire | None:
         listener.bind(address)
         listener.listen(world)
         listener.settimeout(_CONNECT_TIMEOUT_S)
-        # By rank: the machine (None without the core), the address and the token.
-        contacts: list[Any] = [None] * world
-        machine = _get_machine_id() if _has_core() else None
-        dist.all_gather_object(contacts, (machine, address, token), group=group)
+        machine = _hash_machine() if _has_core() else bytes(32)
+        contacts = _gather_contacts(_CONTACT.pack(machine, address.encode(), token), world, group)
         peers: dict[int, socket.socket] | None = None
-        if {machine for machine, *_ in contacts} == {_get_machine_id()}:
+        if {machine for machine, *_ in contacts} == {_hash_machine()}:
             peers = _connect_peers(rank, listener, contacts)
-        connected: list[Any] = [None] * world
-        dist.all_gather_object(connected, peers is not None, group=group)
-    if peers is not None and all(connected):
+        all_connected = torch.tensor(peers is not None, dtype=torch.uint8)
+        dist.all_reduce(all_connected, dist.ReduceOp.MIN, group=group)
+    if peers is not None and all_connected:
         return LocalWire(rank, peers, _get_timeout_s(group))
     for peer in (peers or {}).values():
         peer.close()
     return None
 
 
+def _gather_contacts(own: bytes, world: int, group: Any) -> list[tuple[bytes, bytes, bytes]]:
+    """Return the machine, address and token of every rank. Collective."""
+    received = [torch.empty(_CONTACT.size, dtype=torch.uint8) for _ in range(world)]
+    dist.all_gather(received, torch.frombuffer(bytearray(own), dtype=torch.uint8), group=group)
+    return [_CONTACT.unpack(bytes(contact.tolist())) for contact in received]
+
+
 def _connect_peers(
-    rank: int, listener: socket.socket, contacts: list[Any]
+    rank: int, listener: socket.socket, contacts: list[tuple[bytes, bytes, bytes]]
 ) -> dict[int, socket.socket] | None:
     """Connect to every lower rank and accept every higher one, if it sends this rank's token.
 
@@ -91,10 +100,11 @@ def _has_core() -> bool:
         return False
 
 
-def _get_machine_id() -> str:
-    """Return an identifier of this machine and its boot."""
+def _hash_machine() -> bytes:
+    """Return a hash of this machine's name and boot, 32 bytes."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+    name = f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+    return hashlib.sha256(name.encode()).digest()
 
 
 def _get_timeout_s(group: Any) -> float:

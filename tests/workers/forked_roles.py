@@ -130,20 +130,20 @@ class Rank:
 
     def _join_process_group(self, epoch=0):
         from nonet.workers.runtime.process_group import Rendezvous
+        from nonet.workers.runtime.rendezvous import StoreAddress
 
         trainers, shards = self.ask["trainers"], self.ask["shards"]
         if trainers + shards == 1:
             return
         where = Path(self.ask["folder"]) / ("store.json" if not epoch else f"store-{epoch}.json")
         if self.rank == 0:
-            found = self.trainer.open_rendezvous()
-            where.with_suffix(".tmp").write_text(json.dumps(found))
+            where.with_suffix(".tmp").write_text(json.dumps(self.trainer.open_rendezvous().name))
             where.with_suffix(".tmp").rename(where)
         until = time.monotonic() + WAIT_S
         while not where.exists() and time.monotonic() < until:
             time.sleep(0.01)
-        host, port = json.loads(where.read_text())
-        (self.trainer or self.shard).join_process_group(Rendezvous(host, port, epoch, trainers, shards))
+        store = StoreAddress(json.loads(where.read_text()))
+        (self.trainer or self.shard).join_process_group(Rendezvous(store, epoch, trainers, shards))
 
     def rejoin(self, epoch):
         self._join_process_group(epoch)

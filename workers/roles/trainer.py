@@ -37,6 +37,8 @@ from nonet.workers.runtime import (
     Rendezvous,
     Replicate,
     Shard,
+    StoreAddress,
+    close_store,
     join_process_group,
     leave_process_group,
     method,
@@ -52,7 +54,7 @@ class Trainer(DistributeWorker):
     def __init__(self, run: RunSetup):
         self.run = run
         self._member = Membership(0, 1)
-        self._store: Any = None  # The rendezvous store, which exists as long as this reference.
+        self._store: StoreAddress | None = None  # The rendezvous store that this process holds.
         self._sparse: ShardedTables | None = (
             None  # A client of shards in separate processes; None if they are fused.
         )
@@ -80,12 +82,14 @@ class Trainer(DistributeWorker):
         self.run = replace(self.run, tables=tables)
 
     @method(collect="first")
-    def open_rendezvous(self) -> tuple[str, int]:
-        """Open a rendezvous store on rank 0 and return its host and port; ("", 0) on other ranks."""
+    def open_rendezvous(self) -> StoreAddress | None:
+        """Open a rendezvous store on rank 0, in place of an older one, and return its address; None on other ranks."""
         if self.rank:
-            return "", 0
-        host, port, self._store = open_store()
-        return host, port
+            return None
+        if self._store is not None:
+            close_store(self._store)
+        self._store = open_store()
+        return self._store
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:

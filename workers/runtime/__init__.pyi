@@ -21,7 +21,9 @@ from .process_group import Membership as Membership
 from .process_group import Rendezvous as Rendezvous
 from .process_group import join_process_group as join_process_group
 from .process_group import leave_process_group as leave_process_group
-from .process_group import open_store as open_store
+from .rendezvous import StoreAddress as StoreAddress
+from .rendezvous import close_store as close_store
+from .rendezvous import open_store as open_store
 from .timeline import SpanRecorder as SpanRecorder
 from .timeline import count_bytes as count_bytes
 from .worker import DistributeWorker as DistributeWorker

@@ -163,7 +163,10 @@ class ActorGroup:
     def _send_build(self, ranks: Sequence[int]) -> list[Any]:
         """Send the call that builds the roles to some ranks. Returns the references to the results of `build`."""
         locations = [actor.get_location.remote() for actor in self.actors]
-        return [self.actors[rank].build.remote(self.specs, *locations) for rank in ranks]
+        head = self.actors[0]
+        return [
+            self.actors[rank].build.remote(self.specs, head if rank else None, *locations) for rank in ranks
+        ]
 
     def wait_until_ready(self) -> list[dict[str, Any]]:
         """Wait until every role of every rank is set up.

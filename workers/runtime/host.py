@@ -1,15 +1,14 @@
 """The Ray actor of one worker process, which holds one role or several fused ones.
 
 It has four concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads:
-ping, stacks, counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods
-declared with `concurrent`). The last three never touch a process group, so a worker inside a collective still answers.
-A host (this process) that Ray restarted holds no roles and rejects calls until its group has built them again.
+ping, stacks, counters, keys of a rendezvous), `read` (two threads: rows of a published version) and `beside` (eight
+threads: methods declared with `concurrent`). The last three never touch a process group, so a worker inside a collective
+still answers. A host (this process) that Ray restarted holds no roles and rejects calls until its group has built them again.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 import traceback
@@ -43,6 +42,7 @@ from nonet.workers.runtime.dispatch import assemble_arguments, parse_task_name, 
 from nonet.workers.runtime.methods import get_declaration
 from nonet.workers.runtime.orphan_guard import OrphanGuard
 from nonet.workers.runtime.payload import count_rows, register_tensor_serializer
+from nonet.workers.runtime.rendezvous import StoreAddress, access_store, reserve_store
 from nonet.workers.runtime.timeline import SpanRecorder
 from nonet.workers.runtime.worker import DistributeWorker, Place, RoleSpec
 
@@ -57,13 +57,13 @@ class HostLocation:
     Attributes:
         node: Ray's node id, shortened.
         address: Address of the node.
-        port: A port that the host listens on, so that its group can open its store there.
+        store: Name of the store that its group uses if this is the host of rank 0 (`join_role_process_group`).
         devices: Ids of its devices.
     """
 
     node: str
     address: str
-    port: int
+    store: str
     devices: tuple[str, ...]
 
 
@@ -88,9 +88,6 @@ class WorkerActor:
         self._epoch = 0
         self._context = ray.get_runtime_context()
         self._spans = SpanRecorder(place.role)
-        self._socket = socket.socket()
-        self._socket.bind(("", 0))
-        self._socket.listen(place.world + 8)  # All ranks may connect at the same time.
         self._location = self._determine_location()
         self._orphan_guard = OrphanGuard(orphan_timeout_s)
         self._offloader: RoleOffloader | None = None
@@ -111,11 +108,12 @@ class WorkerActor:
         return self._location
 
     @ray.method(concurrency_group="work")
-    def build(self, specs: dict[str, RoleSpec], *locations: HostLocation) -> dict[str, Any]:
+    def build(self, specs: dict[str, RoleSpec], head: Any, *locations: HostLocation) -> dict[str, Any]:
         """Construct every role, give each its peers, then set up all of them in order.
 
         Args:
             specs: By role, its class and arguments.
+            head: The actor of rank 0, None for rank 0 itself.
             *locations: The location of each rank, in rank order.
 
         Returns:
@@ -133,8 +131,7 @@ class WorkerActor:
             self._place,
             node=self._location.node,
             local_rank=ranks_on_node.index(self._place.rank) if locations else 0,
-            meeting=(locations[0].address, locations[0].port) if locations else ("", 0),
-            listener=self._socket,
+            meeting=StoreAddress(locations[0].store, head) if locations else None,
         )
         try:
             self._run_guarded(f"{place.role}.mount", _mount_all, (place.mounts,), {})
@@ -245,6 +242,11 @@ class WorkerActor:
             copy.fetch_small_files()
 
     @ray.method(concurrency_group="control")
+    def access_store(self, name: str, operation: str, *arguments: Any) -> Any:
+        """Apply an operation to a rendezvous store that this process holds, which does not wait (`ActorStore`)."""
+        return access_store(name, operation, *arguments)
+
+    @ray.method(concurrency_group="control")
     def take_spans(self) -> list[tuple[str, float, float, int]]:
         """Return the spans since the last call: (role.method, start, end, bytes of the result), times in unix seconds."""
         return self._spans.take()
@@ -276,7 +278,7 @@ class WorkerActor:
         return HostLocation(
             self._context.get_node_id()[:8],
             ray.util.get_node_ip_address(),
-            self._socket.getsockname()[1],
+            reserve_store(),
             tuple(ids),
         )
 

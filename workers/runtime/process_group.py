@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed: opening the store, joining and leaving.
+"""Process groups of torch.distributed: joining and leaving.
 
 Trainers are the first ranks, and embedding shards in processes of their own are the last ones. The time-out of a group
 is twice the step deadline instead of torch's 30 minutes. When a rank is lost, all ranks join a new group with a new
@@ -8,14 +8,14 @@ epoch, which is the prefix of its keys in the store (docs/explanation/design.md,
 from __future__ import annotations
 
 import datetime
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.workers.devices import get_device
+from nonet.workers.runtime.rendezvous import StoreAddress, choose_interfaces, connect_store, host_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,14 @@ class Rendezvous:
     """The store and the layout of a process group that ranks join.
 
     Attributes:
-        host: Address of the store.
-        port: Port of the store.
+        store: Address of the store.
         epoch: Number of the group; every group that is formed after the loss of a rank has a new number.
         trainers: Number of trainer ranks.
         shards: Number of embedding shards in processes of their own, 0 if they are fused with trainers.
         step_s: Step deadline in seconds.
     """
 
-    host: str
-    port: int
+    store: StoreAddress
     epoch: int
     trainers: int
     shards: int
@@ -53,7 +51,6 @@ class Membership:
         world: Number of ranks.
         world_group: The group of all ranks.
         trainers: The process group of the trainers, None in a world of one.
-        store: The store that the ranks joined through.
         n_trainers: Number of trainers.
         trainers_backend: Backend of the trainers' group.
         timeout: Time-out of the groups.
@@ -65,7 +62,6 @@ class Membership:
     world: int
     world_group: Any = None
     trainers: Any = None
-    store: Any = field(default=None, repr=False)
     n_trainers: int = 1
     trainers_backend: str = "gloo"
     timeout: datetime.timedelta = datetime.timedelta(seconds=2 * DEFAULTS.step)
@@ -156,15 +152,6 @@ class Membership:
         return torch.cat(unpadded).unique()
 
 
-def open_store() -> tuple[str, int, Any]:
-    """Open a rendezvous store in this process, and return (host, port, store). The caller must keep the store alive."""
-    from torch.distributed import TCPStore
-
-    host = _get_node_address()
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return host, store.port, store
-
-
 def join_process_group(
     rendezvous: Rendezvous,
     rank: int,
@@ -187,10 +174,11 @@ def join_process_group(
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=2 * rendezvous.step_s)
-    store = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=timeout)
     if dist.is_initialized():
         dist.destroy_process_group()
+    store = connect_store(rendezvous.store, rendezvous.world, timeout)
     prefixed = dist.PrefixStore(f"epoch-{rendezvous.epoch}", store)
+    choose_interfaces(prefixed, rank, rendezvous.world)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=rendezvous.world, timeout=timeout)
     trainers = dist.new_group(list(range(rendezvous.trainers)), timeout=timeout, backend=trainers_backend)
     membership = Membership(
@@ -198,7 +186,6 @@ def join_process_group(
         rendezvous.world,
         dist.group.WORLD,
         trainers,
-        store,
         rendezvous.trainers,
         trainers_backend,
         timeout,
@@ -211,19 +198,18 @@ def join_process_group(
 
 
 class _RolePlace(Protocol):
-    """The fields of a worker's `Place` that its role's process group needs; `meeting` is the address of the store."""
+    """The fields of a worker's `Place` that its role's process group needs; `meeting` is that of its store."""
 
     role: str
     rank: int
     world: int
     device: str
-    meeting: tuple[str, int]
-    listener: Any
+    meeting: StoreAddress | None
     deadline_s: float
 
 
 def join_role_process_group(place: _RolePlace) -> Any:
-    """Return the process group of a role's ranks; the first call creates it, with the store on rank 0's listening socket.
+    """Return the process group of a role's ranks; the first call creates it, and rank 0 holds its store.
 
     Raises:
         ConfigError: The worker does not belong to a `WorkerGroup`.
@@ -232,14 +218,16 @@ def join_role_process_group(place: _RolePlace) -> Any:
 
     if dist.is_initialized():
         return dist.group.WORLD
-    address, port = place.meeting
-    if not port:
+    if place.meeting is None:
         raise ConfigError(
             f"{place.role}-{place.rank} does not belong to a WorkerGroup, which a process group needs: start it in one"
         )
     timeout = datetime.timedelta(seconds=2 * place.deadline_s)
-    listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
-    store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
+    if place.rank == 0:
+        host_store(place.meeting.name).set("open", "")
+    store = connect_store(place.meeting, place.world, timeout)
+    store.wait(["open"])
+    choose_interfaces(store, place.rank, place.world)
     backend = get_device(place.device.partition(":")[0]).backend
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
     return dist.group.WORLD
@@ -251,13 +239,3 @@ def leave_process_group(membership: Membership) -> None:
         import torch.distributed as dist
 
         dist.destroy_process_group()
-
-
-def _get_node_address() -> str:
-    """Return the address by which Ray knows this node, or the loopback address outside Ray."""
-    try:
-        import ray
-
-        return ray.util.get_node_ip_address()
-    except Exception:  # This is not a Ray process, so all ranks are on this host.
-        return socket.gethostbyname("localhost")

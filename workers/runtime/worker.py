@@ -13,6 +13,8 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS
 from nonet.storage import MountedRun
+from nonet.workers.runtime.process_group import join_role_process_group
+from nonet.workers.runtime.rendezvous import StoreAddress
 
 
 @dataclass(slots=True)
@@ -28,8 +30,7 @@ class Place:
         device: Torch device, such as "cpu" or "cuda:0".
         threads: Number of torch threads, 0 for a role that uses no torch.
         peers: The other roles in the same process (fused), by name.
-        meeting: Address and port of rank 0's listening socket, where the group opens its store.
-        listener: The listening socket of this rank; only that of rank 0 is used.
+        meeting: The store through which the ranks of the group meet; None outside a group.
         deadline_s: Seconds to wait for a value of another rank; ranks wait twice as long for each other in a
             collective.
         mounts: The runs in object storage whose files the process may read and write.
@@ -43,8 +44,7 @@ class Place:
     device: str = "cpu"
     threads: int = 1
     peers: dict[str, Any] = field(default_factory=dict)
-    meeting: tuple[str, int] = ("", 0)
-    listener: Any = None
+    meeting: StoreAddress | None = None
     deadline_s: float = DEFAULTS.step
     mounts: tuple[MountedRun, ...] = ()
 
@@ -90,8 +90,6 @@ class DistributeWorker:
 
         Every rank must access it in the same call. Raises ConfigError outside a group.
         """
-        from nonet.workers.runtime.process_group import join_role_process_group
-
         return join_role_process_group(self.place)
 
     def device_tensors(self) -> Iterable[Any]:
