@@ -170,3 +170,23 @@ def test_backends_listen_on_loopback_or_on_rays_address_or_where_the_user_says(
         interfaces.choose_interfaces(store, 0, 2)
         assert tuple(interfaces.os.environ.get(variable) for variable in variables) == chosen
     interfaces._list_given_interfaces.cache_clear()
+
+
+def test_ranks_that_move_to_another_node_leave_loopback(monkeypatch):
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "")
+    held = {"lo": "127.0.0.1", "eth0": "10.0.0.1"}
+    monkeypatch.setattr(
+        "psutil.net_if_addrs",
+        lambda: {interface: [SimpleNamespace(address=address)] for interface, address in held.items()},
+    )
+    monkeypatch.setattr(interfaces, "_get_node_address", lambda: "10.0.0.1")
+    interfaces._list_given_interfaces.cache_clear()
+    chosen = []
+    for other in ("10.0.0.1", "10.0.0.2"):
+        store = dist.HashStore()
+        store.set("node-address/1", other)
+        interfaces.choose_interfaces(store, 0, 2)
+        chosen.append(interfaces.os.environ["GLOO_SOCKET_IFNAME"])
+    interfaces._list_given_interfaces.cache_clear()
+    assert chosen == ["lo", "eth0"]
