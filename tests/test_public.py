@@ -66,6 +66,7 @@ ROOMS = {
         "",
         "registry",
         "devices",
+        "runtime/rendezvous",
         "runtime",
         "engines/_blocks",
         "engines/division",

@@ -129,8 +129,7 @@ class Rank:
             self.trainer.open(folders)
 
     def _join_process_group(self, epoch=0):
-        from nonet.workers.runtime.process_group import Rendezvous
-        from nonet.workers.runtime.rendezvous import StoreAddress
+        from nonet.workers.runtime.rendezvous import Rendezvous, StoreAddress
 
         trainers, shards = self.ask["trainers"], self.ask["shards"]
         if trainers + shards == 1:

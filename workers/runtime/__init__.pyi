@@ -17,12 +17,12 @@ from .orphan_guard import GroupLifetime as GroupLifetime
 from .payload import concat_rows as concat_rows
 from .payload import slice_rows as slice_rows
 from .payload import split_evenly as split_evenly
-from .process_group import Membership as Membership
-from .process_group import Rendezvous as Rendezvous
-from .process_group import join_process_group as join_process_group
-from .process_group import leave_process_group as leave_process_group
+from .rendezvous import Membership as Membership
+from .rendezvous import Rendezvous as Rendezvous
 from .rendezvous import StoreAddress as StoreAddress
 from .rendezvous import close_store as close_store
+from .rendezvous import join_process_group as join_process_group
+from .rendezvous import leave_process_group as leave_process_group
 from .rendezvous import open_store as open_store
 from .timeline import SpanRecorder as SpanRecorder
 from .timeline import count_bytes as count_bytes

@@ -13,8 +13,7 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS
 from nonet.storage import MountedRun
-from nonet.workers.runtime.process_group import join_role_process_group
-from nonet.workers.runtime.rendezvous import StoreAddress
+from nonet.workers.runtime.rendezvous import StoreAddress, join_role_process_group
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ def test_behind_a_pipelines_queue_the_helper_that_is_stuck_is_told(threads):
 
 HANGS = WorkerActivity("trainer-1@b", "trainer.train", 130.0, "workers/roles/trainer.py:310 _lease")
 WAITS = WorkerActivity(
-    "trainer-0@a", "trainer.train", 130.0, "workers/runtime/process_group.py:55 total", waits=True
+    "trainer-0@a", "trainer.train", 130.0, "workers/runtime/rendezvous/process_group.py:55 total", waits=True
 )
 SERVES = WorkerActivity(
     "embedding-0@c", "embedding.serve", 131.0, "embedding/exchange/all_to_all.py:70 ask", waits=True

@@ -9,7 +9,7 @@ import torch
 
 from nonet.errors import CheckpointError
 from nonet.workers.engines import Ddp, OptimizerOptions
-from nonet.workers.runtime.process_group import Membership
+from nonet.workers.runtime.rendezvous import Membership
 
 
 class Small(torch.nn.Module):

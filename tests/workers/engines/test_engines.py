@@ -21,7 +21,7 @@ from nonet.errors import ConfigError
 from nonet.workers.engines import ENGINES, OptimizerOptions, TrainEngine, make_engine
 from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.runtime.process_group import Membership
+from nonet.workers.runtime.rendezvous import Membership
 
 EXTEND = Path(__file__).parents[3] / "docs" / "how-to" / "extend.md"
 

@@ -13,7 +13,7 @@ from ring_world import Ring, scores_of
 
 from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.runtime.process_group import Membership
+from nonet.workers.runtime.rendezvous import Membership
 
 WAIT_S = 60.0
 

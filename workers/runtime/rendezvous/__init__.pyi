@@ -1,4 +1,9 @@
 from .interfaces import choose_interfaces as choose_interfaces
+from .process_group import Membership as Membership
+from .process_group import Rendezvous as Rendezvous
+from .process_group import join_process_group as join_process_group
+from .process_group import join_role_process_group as join_role_process_group
+from .process_group import leave_process_group as leave_process_group
 from .stores import StoreAddress as StoreAddress
 from .stores import access_store as access_store
 from .stores import close_store as close_store

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.workers.devices import get_device
-from nonet.workers.runtime.rendezvous import StoreAddress, choose_interfaces, connect_store, host_store
+from nonet.workers.runtime.rendezvous.interfaces import choose_interfaces
+from nonet.workers.runtime.rendezvous.stores import StoreAddress, connect_store, host_store
 
 
 @dataclass(frozen=True, slots=True)
