@@ -31,10 +31,9 @@ from nonet.workers.runtime import (
     Rendezvous,
     Replicate,
     count_bytes,
-    join_process_group,
-    leave_process_group,
     method,
 )
+from nonet.workers.runtime.rendezvous import join_process_group, leave_process_group
 
 
 class EmbeddingShard(DistributeWorker):

@@ -39,11 +39,10 @@ from nonet.workers.runtime import (
     Shard,
     StoreAddress,
     close_store,
-    join_process_group,
-    leave_process_group,
     method,
     open_store,
 )
+from nonet.workers.runtime.rendezvous import join_process_group, leave_process_group
 
 # Shapes: U prompts, W beams.
 

@@ -21,8 +21,6 @@ from .rendezvous import Membership as Membership
 from .rendezvous import Rendezvous as Rendezvous
 from .rendezvous import StoreAddress as StoreAddress
 from .rendezvous import close_store as close_store
-from .rendezvous import join_process_group as join_process_group
-from .rendezvous import leave_process_group as leave_process_group
 from .rendezvous import open_store as open_store
 from .timeline import SpanRecorder as SpanRecorder
 from .timeline import count_bytes as count_bytes

@@ -1,4 +1,3 @@
-from .interfaces import choose_interfaces as choose_interfaces
 from .process_group import Membership as Membership
 from .process_group import Rendezvous as Rendezvous
 from .process_group import join_process_group as join_process_group
