@@ -14,6 +14,7 @@ from nonet.samples.batches.graphs import graphs
 from nonet.samples.ledger import ledger
 from nonet.samples.sequences import flat, sequences
 from nonet.samples.stores import base
+from nonet.storage import run_tree
 from nonet.workers.registry import version
 
 WRITTEN = {
@@ -29,6 +30,8 @@ WRITTEN = {
     "optimizer of a keras model": optimizer.RULES,
     "published version": version.FORMAT,
     "export": export.FORMAT,
+    "head of a stored run": run_tree.FORMAT,
+    "tree of a stored run": run_tree.FORMAT,
 }
 
 

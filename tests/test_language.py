@@ -68,7 +68,7 @@ VERBS = set(
     unshard unsubscribe untie unwatch unwind unwrap update upgrade upload upsert use validate vary verify view visit vote
     wait wake walk warm warn watch weigh widen withdraw withhold work wrap write yield zero zip reproject rollback
     tokenize normalize quantize orthogonalize tick climb ascend capture condition delay deploy descend identify pool
-    reread whiten
+    reread whiten access approve host multi
     """.split()  # noqa: SIM905
 )
 PREDICATES = {
@@ -169,6 +169,7 @@ GIVEN = {
     # Rewards are named in scenarios.
     "rl/rewards/shipped.py": {"hit"},
     # Commands of the command line, and the function of the public interface that loads a scenario.
+    "workers/runtime/rendezvous/actor_store.py": {"num_keys"},  # of torch.distributed.Store
     "deploy/verbs/authoring.py": {"scenarios", "new", "schema", "manifest"},
     "deploy/verbs/checking.py": {"doctor", "parity", "chaos"},
     "deploy/verbs/questions.py": {"runs", "tradeoff"},

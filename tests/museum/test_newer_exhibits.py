@@ -18,7 +18,8 @@ from nonet.deploy.report import write_report
 from nonet.deploy.run import api
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
-from nonet.storage import open_storage
+from nonet.storage import mounts, open_storage
+from nonet.storage.objects import read_clock
 from tests.museum.buckets import fill_bucket
 from tests.s3 import BUCKET, serve_s3
 
@@ -116,8 +117,10 @@ def test_a_stored_run_is_listed_reported_evaluated_and_asked(bucket, command):
     assert len(recommend_for(address, [], "user_003", 5)["columns"]["rl"]) == 5
 
 
-def test_a_stored_run_whose_machine_was_lost_is_interrupted_inside_rl(bucket, command):
+def test_a_stored_run_whose_machine_was_lost_is_interrupted_inside_rl(bucket, command, monkeypatch):
     address = bucket("stored_stopped")
+    # The bucket was filled a moment ago; its clock goes on.
+    monkeypatch.setattr(mounts, "read_clock", lambda storage: read_clock(storage) + 61)
     code, out, _ = command("status", address, "--json")
     row = json.loads(out)
     assert (code, row["state"], row["stage"]) == (0, "interrupted", "rl")

@@ -94,7 +94,7 @@ def test_a_run_whose_head_is_old_by_the_clock_of_the_storage_is_interrupted(
 def test_the_clock_of_the_machine_that_works_on_a_run_decides_nothing(
     commit_status, command, monkeypatch, skew_s
 ):
-    address = commit_status(state="running", at=time.time() + skew_s)
+    address = commit_status(state="running", at=time.time() + skew_s, address=f"{BUCKET}/mine")
     status = json.loads(command("status", address, "--json")[1])
     assert status["state"] == "running"
     assert "has written no status" not in command("status", address)[1]
