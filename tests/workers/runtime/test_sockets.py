@@ -11,9 +11,9 @@ from nonet.workers.runtime import (
     Rendezvous,
     StoreAddress,
     close_store,
-    join_process_group,
     open_store,
 )
+from nonet.workers.runtime.rendezvous import join_process_group
 
 
 def list_listening_addresses():
