@@ -94,6 +94,10 @@ def check_import(file: Path, title: str) -> None:
     for folder in _guarded_folders:
         if not any(place.is_relative_to(root) for place in places for root in (folder, folder.resolve())):
             continue
+        if "__pycache__" in file.parts or "__pycache__" in file.resolve().parts:
+            raise ConfigError(
+                f"{title}: {file} is in a cache of compiled code, which is no place for code of a run"
+            )
         if not _settings["imports"]:
             raise ConfigError(
                 f"{title}: {file.name} is code of {folder.name}, which this command does not run"

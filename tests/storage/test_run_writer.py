@@ -927,3 +927,13 @@ def test_a_tree_is_the_same_after_it_was_stored(make_copy: CopyMaker):
     assert RunTree.decode(tree.encode()) == tree
     assert set(tree.select("results")) == {"results/a.json"}
     assert not tree.select("res")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".storage.json", "serving/withdrawn.json", "commands/1.json", "sources/__pycache__/x.pyc", "a/.b"],
+)
+def test_a_tree_that_names_what_no_writer_stores_is_refused(name: str):
+    tree = {"format": 2, "files": {name: [0.0, [["objects/1/a", 1, "0" * 64]], "0" * 64, 0]}}
+    with pytest.raises(CheckpointError, match="is damaged, or somebody else wrote it"):
+        RunTree.decode(json.dumps(tree).encode())

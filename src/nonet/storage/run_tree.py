@@ -144,7 +144,7 @@ class RunTree:
         """
 
         def decode(document: Mapping[str, Any]) -> RunTree:
-            files = {_check_path(path): _decode_entry(*entry) for path, entry in document["files"].items()}
+            files = {_check_name(path): _decode_entry(*entry) for path, entry in document["files"].items()}
             deleted = {str(path): str(reason) for path, reason in document.get("deleted", {}).items()}
             return cls(files, deleted)
 
@@ -238,6 +238,19 @@ def _decode_part(key: Any, size: Any, sha256: Any) -> FilePart:
     if not isinstance(size, int) or size < 0 or not (sha256 == "" or _SHA256.fullmatch(sha256)):
         raise ValueError(f"a part of {size!r} bytes with the digest {sha256!r}")
     return FilePart(_check_path(key), size, sha256)
+
+
+def _check_name(name: Any) -> str:
+    """Return the path of a file of a run if a writer stores such files: no hidden ones, caches, commands or posts.
+
+    Raises:
+        ValueError: It is not.
+    """
+    parts = PurePosixPath(_check_path(name)).parts
+    is_reserved = parts[0] in (COMMANDS, "serving", "stop-request")
+    if is_reserved or any(part.startswith(".") or part == "__pycache__" for part in parts):
+        raise ValueError(f"the path {name!r}")
+    return name
 
 
 def _check_path(path: Any) -> str:
