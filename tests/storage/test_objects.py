@@ -59,7 +59,7 @@ def test_files_keep_their_bytes_and_keys_are_listed_and_deleted(any_storage: Sto
     storage = any_storage
     content = os.urandom(11 << 20)  # more than a part of a multipart upload
     (tmp_path / "sent").write_bytes(content)
-    upload_file(storage, tmp_path / "sent", {"folder/a@1-2": 6 << 20, "folder/b": 5 << 20})
+    upload_file(storage, tmp_path / "sent", [("folder/a@1-2", 6 << 20), ("folder/b", 5 << 20)])
     storage.put("folders", b"more")
     for key, size in (("folder/a@1-2", 6 << 20), ("folder/b", 5 << 20), ("folders", 4)):
         storage.download(key, tmp_path / "received", size)
@@ -182,7 +182,7 @@ def test_requests_are_repeated_while_the_connections_to_the_server_are_cut_for_s
             threads.submit(storage.put, "new", b"2"),
             threads.submit(storage.put_if_absent, "absent", b"3"),
             threads.submit(storage.replace_if, "head", b"4", head),
-            threads.submit(upload_file, storage, tmp_path / "file", {"file": 100_000}),
+            threads.submit(upload_file, storage, tmp_path / "file", [("file", 100_000)]),
             threads.submit(storage.list_objects, "old"),
         ]
         for call in (cut, *calls):

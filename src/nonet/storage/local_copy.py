@@ -179,9 +179,8 @@ class RunCopy(StoredRun):
         super().__init__(mounted, storage, locks)
         self.writer: Any = None
         self.epoch, self.generation, self.timeout_s = mounted.epoch, mounted.generation, mounted.timeout_s
-        self._has_writer = (
-            False  # whether the writer of this epoch uses the folder, in this process or another one
-        )
+        # Whether the writer of this epoch uses the folder, in this process or another one.
+        self._has_writer = False
         self._put: list[tuple[str, FileEntry]] = []
         self._key_token, self._n_keys = secrets.token_hex(4), 0
         self._release_used = lock_used(self.path, locks)
@@ -233,7 +232,8 @@ class RunCopy(StoredRun):
         name = self.to_name(path)
 
         def fetch_selected(tree: RunTree) -> None:
-            self._delete_old_steps(tree)
+            if not self._has_writer:  # whose checkpoints are newer
+                self._delete_old_steps(tree)
             self._fetch_entries(tree.select(name))
 
         self._apply_newest_tree(fetch_selected)
@@ -265,23 +265,29 @@ class RunCopy(StoredRun):
                 continue
             if file.exists() and (self._has_writer or not index.is_fetched(name, file, other_than=entry)):
                 continue
-            if not self._link_own_draft(file, entry):
+            if self._link_own_draft(file, entry):
+                self._check_content(name, entry)
+            else:
                 self.download(name, entry)
-            if not is_content(file, entry):
-                file.unlink(missing_ok=True)
-                raise StorageError(f"{self.address}: the stored content of {name} is damaged")
             index.add(name, file, entry)
         index.write()
 
     def download(self, name: str, entry: FileEntry) -> None:
-        """Replace a local file by a stored one."""
+        """Replace a local file by a stored one. Raises StorageError if the stored content is damaged."""
         file = self.path / name
-        download_file(self.storage, [(part.key, part.size) for part in entry.parts], file)
+        download_file(self.storage, entry.object_sizes, file)
+        self._check_content(name, entry)
         os.utime(file, (entry.time, entry.time))
+
+    def _check_content(self, name: str, entry: FileEntry) -> None:
+        """Raise StorageError, and delete a local file, if it has not the content of its entry."""
+        if not is_content(self.path / name, entry):
+            (self.path / name).unlink(missing_ok=True)
+            raise StorageError(f"{self.address}: the stored content of {name} is damaged")
 
     def _link_own_draft(self, file: Path, entry: FileEntry) -> bool:
         """Link the file from the folder in which a process of this node wrote it; return whether that folder has it."""
-        if not entry.parts or (self._has_writer and not is_large(self.to_name(file))):
+        if not entry.parts:
             return False
         key = entry.parts[0].key if len(entry.parts) == 1 else entry.parts[0].key.rpartition("@")[0]
         draft = self.path.joinpath(*PurePosixPath(key).parts[2:])  # without objects/<epoch>
@@ -326,9 +332,7 @@ class RunCopy(StoredRun):
         self._delete_old_steps(tree)
 
     def _delete_old_steps(self, tree: RunTree) -> None:
-        """Delete fetched checkpoints that are no longer stored; the node of the writer has its own."""
-        if self._has_writer:
-            return
+        """Delete the folders of checkpoints that are not stored, or not any more."""
         stored_folders = {find_step_folder(name) for name in tree.files}
         for top in _STEP_FOLDERS:
             for folder in [*(self.path / top).glob("step-*"), *(self.path / top).glob("*/step-*")]:
@@ -392,7 +396,7 @@ class RunCopy(StoredRun):
         place = PurePosixPath(self.to_name(path))
         for name in [name for name in self.iterate_files() if PurePosixPath(name).is_relative_to(place)]:
             entry = self.make_entry(name)
-            upload_file(self.storage, self.path / name, {part.key: part.size for part in entry.parts})
+            upload_file(self.storage, self.path / name, entry.object_sizes)
             with self._lock:
                 self._put.append((name, entry))
 

@@ -12,7 +12,7 @@ import atexit
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -32,7 +32,14 @@ from nonet.storage.local_folders import (
     make_room,
     make_view_folder,
 )
-from nonet.storage.objects import OPENING_TIMEOUT_S, RETRY_TIMEOUT_S, open_storage, read_clock
+from nonet.storage.objects import (
+    OPENING_TIMEOUT_S,
+    RETRY_TIMEOUT_S,
+    Storage,
+    StoredObject,
+    open_storage,
+    read_clock,
+)
 from nonet.storage.run_tree import COMMANDS, HEAD, RunHead
 from nonet.storage.run_view import KnownRun, ObjectCache, RunView
 
@@ -40,9 +47,7 @@ _SHOWN_RUNS = 8  # number of runs that an error lists
 _MAX_DEPTH = 4  # of the folders of a run
 _SLASHES_OF_BUCKET = 2  # in an address such as s3://bucket
 _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
-_ALIVE_S = (
-    60.0  # without a commit, after which no machine seems to work on a run; a run commits at least every 15 s
-)
+_ALIVE_S = 60.0  # without a commit, after which no machine seems to work on a run, which commits every 15 s or earlier
 _LOOK_S = 1.0  # between two looks at a head, where this process may not write to the storage
 
 _sleep = time.sleep
@@ -140,20 +145,21 @@ def open_work_folder(folder: Path) -> Path:
 
 def find_work_folder(folder: Path) -> Path:
     """Return what `open_work_folder` returns, without registering it; it may not exist."""
-    run = find_copy(folder)
-    if not isinstance(run, RunView):
-        return folder
-    place, _, run_id = run.address.rpartition("/")
-    return make_local_folder(place, run_id)
+    return _find_instead_of_view(folder, make_local_folder)
 
 
 def find_page_folder(folder: Path) -> Path:
     """Return the folder for pages about a run: its own, or for a view, which ends with this process, one that stays."""
+    return _find_instead_of_view(folder, make_known_folder)
+
+
+def _find_instead_of_view(folder: Path, make_folder_path: Callable[[str, str], Path]) -> Path:
+    """Return another folder of a run, by its storage and its id, if a folder is that of a view; else the folder itself."""
     run = find_copy(folder)
     if not isinstance(run, RunView):
         return folder
     place, _, run_id = run.address.rpartition("/")
-    return make_known_folder(place, run_id)
+    return make_folder_path(place, run_id)
 
 
 def fetch_known(address: str) -> Path | None:
@@ -183,12 +189,19 @@ def is_written_now(folder: Path) -> bool:
         return read_clock(run.storage) - stored.modified < _ALIVE_S
     except StorageError:
         end = time.monotonic() + _ALIVE_S
-        while time.monotonic() < end:
-            _sleep(_LOOK_S)
-            later = run.storage.get(HEAD)
-            if later is None or later.etag != stored.etag:
-                return later is not None
-        return False
+        return _wait_for_next_head(run.storage, stored, lambda: time.monotonic() < end) is not None
+
+
+def _wait_for_next_head(
+    storage: Storage, stored: StoredObject, goes_on: Callable[[], bool]
+) -> StoredObject | None:
+    """Look at the head until another one replaces a stored one, and return it; None if `goes_on` ends first, or the head is gone."""
+    while goes_on():
+        _sleep(_LOOK_S)
+        later = storage.get(HEAD)
+        if later is None or later.etag != stored.etag:
+            return later
+    return None
 
 
 def find_working_owner(address: str) -> str:
@@ -203,12 +216,8 @@ def find_working_owner(address: str) -> str:
     first = storage.get(HEAD)
     if first is None or RunHead.decode(first.content).discarded:
         return ""
-    while read_clock(storage) - first.modified < _ALIVE_S:
-        _sleep(_LOOK_S)
-        stored = storage.get(HEAD)
-        if stored is None or stored.etag != first.etag:
-            return RunHead.decode(stored.content).owner if stored else ""
-    return ""
+    later = _wait_for_next_head(storage, first, lambda: read_clock(storage) - first.modified < _ALIVE_S)
+    return RunHead.decode(later.content).owner if later else ""
 
 
 def list_mounts() -> tuple[MountedRun, ...]:

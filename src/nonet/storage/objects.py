@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -312,13 +312,13 @@ def read_clock(storage: Storage) -> float:
     return stored.modified
 
 
-def upload_file(storage: Storage, path: Path, sizes_by_key: Mapping[str, int]) -> None:
+def upload_file(storage: Storage, path: Path, object_sizes: Sequence[tuple[str, int]]) -> None:
     """Write the content of a file into objects, a few at a time.
 
     Args:
         storage: The storage.
         path: The file.
-        sizes_by_key: The number of bytes of each object by its key, in the order of the file.
+        object_sizes: The key and the number of bytes of each object, in the order of the file.
     """
 
     def put_range(key: str, start: int, size: int) -> None:
@@ -329,8 +329,8 @@ def upload_file(storage: Storage, path: Path, sizes_by_key: Mapping[str, int]) -
             raise StorageError(f"{path} became shorter while it was stored")
         storage.put(key, content)
 
-    starts = accumulate(sizes_by_key.values(), initial=0)
-    ranges = [(key, start, size) for (key, size), start in zip(sizes_by_key.items(), starts, strict=False)]
+    ends = accumulate(size for _, size in object_sizes)
+    ranges = [(key, end - size, size) for (key, size), end in zip(object_sizes, ends, strict=True)]
     if len(ranges) == 1:
         put_range(*ranges[0])
         return
@@ -391,12 +391,12 @@ def open_storage(address: str, *, retry_timeout_s: float = RETRY_TIMEOUT_S) -> O
     return ObjectStorage(address, store, retry_timeout_s)
 
 
-def download_file(storage: Storage, sizes_by_key: Iterable[tuple[str, int]], path: Path) -> None:
+def download_file(storage: Storage, object_sizes: Iterable[tuple[str, int]], path: Path) -> None:
     """Write a file that consists of the contents of some objects of known sizes, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as draft:
         draft.touch()
-        for key, size in sizes_by_key:
+        for key, size in object_sizes:
             storage.download(key, draft, size)
 
 

@@ -73,24 +73,29 @@ class FileEntry:
         return sum(part.size for part in self.parts)
 
     @property
+    def object_sizes(self) -> list[tuple[str, int]]:
+        """The key and the number of bytes of each object of the file, in order."""
+        return [(part.key, part.size) for part in self.parts]
+
+    @property
     def digest(self) -> str:
         """A digest of the content: the SHA-256 of the file, or one of the digests of its parts."""
         digests = ",".join(part.sha256 for part in self.parts)
         return self.sha256 or hashlib.sha256(digests.encode()).hexdigest()
 
 
-def split_file(key: str, size: int) -> dict[str, int]:
-    """Return the sizes of the objects that hold a file, by key: the key itself, or numbered keys for a large file."""
+def split_file(key: str, size: int) -> list[tuple[str, int]]:
+    """Return key and size of each object that holds a file: of the key itself, or of numbered keys for a large file."""
     if size <= PART_BYTES:
-        return {key: size}
+        return [(key, size)]
     starts = range(0, size, PART_BYTES)
-    return {f"{key}@{number}": min(PART_BYTES, size - start) for number, start in enumerate(starts)}
+    return [(f"{key}@{number}", min(PART_BYTES, size - start)) for number, start in enumerate(starts)]
 
 
 def make_file_entry(key: str, size: int, sha256: str, time: float, generation: int) -> FileEntry:
     """Return the entry of a file that does not grow, whose objects `split_file` names."""
     sizes = split_file(key, size)
-    parts = tuple(FilePart(name, part, sha256 if len(sizes) == 1 else "") for name, part in sizes.items())
+    parts = tuple(FilePart(name, part, sha256 if len(sizes) == 1 else "") for name, part in sizes)
     return FileEntry(parts, time, sha256, generation)
 
 

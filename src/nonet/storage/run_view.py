@@ -78,7 +78,7 @@ class ObjectCache:
             pass
         file.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(file) as draft:
-            download_file(storage, [(part.key, part.size) for part in parts], draft)
+            download_file(storage, expected.object_sizes, draft)
             if not is_content(draft, expected):
                 raise StorageError(f"{subject} is damaged in the storage")
         return file
@@ -233,8 +233,7 @@ class KnownRun(StoredRun):
             write_folder_state(self.path, FolderState(self.address))
             for name in _DESCRIPTION:
                 if entry := tree.files.get(name):
-                    parts = [(part.key, part.size) for part in entry.parts]
-                    download_file(self.storage, parts, self.path / name)
+                    download_file(self.storage, entry.object_sizes, self.path / name)
                 else:
                     (self.path / name).unlink(missing_ok=True)
 

@@ -110,12 +110,10 @@ class RunWriter:
         # The state of each local file whose content is in `_files`, by its path.
         self._stored_states: dict[str, tuple[int, int, int]] = {}
         self._tails: dict[str, bytes] = {}  # the last bytes of what is stored of each growing file
-        self._own_keys: set[str] = (
-            set()
-        )  # objects that this writer stored or that its trees have named, until they are dropped
-        self._dropped: dict[
-            str, float
-        ] = {}  # objects to delete, and when they were dropped, in monotonic seconds
+        # The objects that this writer stored or that its trees have named, until they are dropped.
+        self._own_keys = set[str]()
+        # The objects to delete, and when they were dropped, in monotonic seconds.
+        self._dropped: dict[str, float] = {}
         self._release = self._lock_folder()
         try:
             self._head, self._etag, is_continued = self._raise_epoch(single_writer)
@@ -202,9 +200,6 @@ class RunWriter:
                 file = copy.path / name
                 if not file.exists() and not is_large(name):
                     copy.download(name, entry)
-                    if not is_content(file, entry):
-                        file.unlink()
-                        raise StorageError(f"{copy.address}: the stored content of {name} is damaged")
                 if file.exists() and (not is_continued or is_content(file, entry)):
                     self._stored_states[name] = read_state(file)
             copy.make_step_folders(tree)
@@ -317,8 +312,7 @@ class RunWriter:
         self._deleted = {}
         self._copy.set_tree(key, tree)
         kept = {key, *tree.list_keys()}
-        now = time.monotonic()
-        self._dropped |= dict.fromkeys(self._own_keys - kept, now)
+        self._dropped |= dict.fromkeys(self._own_keys - kept, time.monotonic())
         self._own_keys = kept
 
     def _swap_head(self, head: RunHead) -> None:
@@ -377,9 +371,8 @@ class RunWriter:
         self._failed_commits += 1
         self._last_error = str(error) if isinstance(error, NonetError) else f"{type(error).__name__}: {error}"
         if self._failure is None:
-            with suppress(
-                StorageError
-            ):  # a fenced writer may fail because a newer one has deleted what it needs
+            # A fenced writer may fail because a newer one has deleted what it needs.
+            with suppress(StorageError):
                 self._check_head()
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
@@ -525,7 +518,7 @@ class RunWriter:
             entry = self._copy.make_entry(name)
             if old is None or entry.sha256 != old.sha256:
                 self._own_keys |= {part.key for part in entry.parts}
-                upload_file(self._copy.storage, file, {part.key: part.size for part in entry.parts})
+                upload_file(self._copy.storage, file, entry.object_sizes)
             else:
                 entry = old
             self._stored_states[name] = state
