@@ -37,7 +37,7 @@ from nonet.controller.record.tracking.kinds import TrackedRun
 from nonet.controller.scenario import Scenario, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
-from nonet.errors import NonetError, PlacementError, ServiceMissing
+from nonet.errors import NonetError, PlacementError, ServiceMissing, StorageError
 from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer, register_work_folder
 from nonet.workers import describe_activity
 
@@ -207,7 +207,11 @@ class SingleController:
         """Store the end of the run; one that failed without a checkpoint because of wrong input is deleted instead."""
         assert self._writer is not None
         self._writer.stop_commits()
-        self._writer.close(commit=not (discards and self._writer.discard()))
+        is_discarded = False
+        if discards:
+            with contextlib.suppress(StorageError):  # the end of the run is stored instead
+                is_discarded = self._writer.discard()
+        self._writer.close(commit=not is_discarded)
 
     def _run_with_recoveries(self) -> bool:
         """Run the pipeline, after a lost worker again from the newest checkpoint; return whether it reached its end."""

@@ -12,7 +12,7 @@ from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.single_controller import MOST_RECOVERIES, ControllerTask, SingleController
-from nonet.errors import NonetError, WorkerLost
+from nonet.errors import NonetError, StorageError, WorkerLost
 from nonet.storage import MountedRun, RunCopy, RunWriter
 from tests.storage.memory_storage import MemoryStorage
 
@@ -166,3 +166,18 @@ def test_a_run_with_a_checkpoint_is_not_discarded_because_of_wrong_input(tmp_pat
     world.controller._writer.commit()
     world.controller._close_writer(discards=True)
     assert set(copy.read_tree().files) == {"checkpoints/step-000010/manifest.json"}
+
+
+def test_a_run_that_cannot_be_discarded_stores_its_end_and_frees_its_folder(tmp_path, monkeypatch):
+    copy = RunCopy(MountedRun("s3://feed/run-1", str(tmp_path / "work/run-1")), MemoryStorage())
+    world = World(tmp_path, [])
+    world.controller._writer = RunWriter(copy)
+    (copy.path / "outcome.json").write_text("{}")
+
+    def fail(*_: object) -> bool:
+        raise StorageError("the server does not answer")
+
+    monkeypatch.setattr(RunWriter, "discard", fail)
+    world.controller._close_writer(discards=True)
+    assert set(copy.read_tree().files) == {"outcome.json"}
+    RunWriter(copy).close()

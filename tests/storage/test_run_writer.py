@@ -299,6 +299,46 @@ def test_a_collected_file_that_cannot_be_fetched_is_added_by_the_next_commit(
     assert (copy.path / "results/pretrain.npz").read_text() == "ranks"
 
 
+def test_a_result_that_was_deleted_does_not_come_back_from_an_older_process(make_copy: CopyMaker):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    writer.commit()
+    older = make_copy("b", epoch=1, generation=copy.describe_for_new_process().generation)
+    older.put(write(older, "results/rl.npz", "before the cut"))
+    older.put(write(older, "results/pretrain.npz", "kept"))
+    with writer.hold():
+        writer.add_deleted(copy.path / "results/rl.npz", "the run was cut")
+    writer.collect = lambda: older.list_put(0)
+    writer.commit()
+    assert set(copy.get_tree().files) == {"results/pretrain.npz"}
+    newer = make_copy("c", epoch=1, generation=copy.describe_for_new_process().generation)
+    newer.put(write(newer, "results/rl.npz", "made again"))
+    writer.collect = lambda: newer.list_put(0)
+    writer.close()
+    assert (copy.path / "results/rl.npz").read_text() == "made again"
+    assert set(copy.get_tree().files) == {"results/pretrain.npz", "results/rl.npz"}
+
+
+def test_parts_of_a_growing_file_are_no_larger_than_an_object(
+    make_copy: CopyMaker, make_view: ViewMaker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("nonet.storage.run_tree.PART_BYTES", 1000)
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    lines = [f"{number:098}\n" for number in range(120)]
+    sizes: list[list[int]] = []
+    for begin in range(0, 120, 30):
+        with (copy.path / "metrics.jsonl").open("a") as file:
+            file.writelines(lines[begin : begin + 30])
+        writer.commit()
+        sizes.append([part.size for part in copy.get_tree().files["metrics.jsonl"].parts])
+    writer.close()
+    assert all(size <= 1000 for row in sizes for size in row)
+    assert sum(sizes[-1]) == 120 * 99
+    assert len(sizes[-1]) < 24
+    assert (make_view("b").path / "metrics.jsonl").read_text() == "".join(lines)
+
+
 def test_a_second_writer_fences_the_first_whose_late_writes_count_for_nothing(
     make_copy: CopyMaker, make_view: ViewMaker
 ):

@@ -195,7 +195,7 @@ def is_written_now(folder: Path) -> bool:
 def _wait_for_next_head(
     storage: Storage, stored: StoredObject, goes_on: Callable[[], bool]
 ) -> StoredObject | None:
-    """Look at the head until another one replaces a stored one, and return it; None if `goes_on` ends first, or the head is gone."""
+    """Look at the head, as long as `goes_on` says, until another one replaces a stored one; return that one, or None."""
     while goes_on():
         _sleep(_LOOK_S)
         later = storage.get(HEAD)

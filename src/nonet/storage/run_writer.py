@@ -2,8 +2,7 @@
 
 The files of the run are written into the work folder. A commit uploads what is new or changed since the last one, uploads a tree
 that names all files, and moves the head to that tree. A file leaves the run only by `add_deleted`: nothing is concluded from a
-file that is missing in the folder. Files that grow, such as the journal, are uploaded in parts, and parts are merged so that a
-file has a number of parts that is logarithmic in its size.
+file that is missing in the folder.
 
 Opening a run for writing raises its epoch. The swap of the head by a writer with an older epoch fails, and the writer raises
 `StorageConflict` from then on. A swap whose answer was lost may have been applied: the head then names this writer, which goes
@@ -12,13 +11,12 @@ on from it.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from os import getpid
@@ -27,11 +25,11 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, NonetError, StorageConflict, StorageError
+from nonet.storage.growing_files import GrowingFiles, is_growing
 from nonet.storage.local_copy import (
     WRITER_LOCK,
     RunCopy,
     find_step_folder,
-    hash_parts,
     is_content,
     is_large,
     mark_folder,
@@ -46,7 +44,6 @@ from nonet.storage.run_tree import (
     OBJECTS,
     TREES,
     FileEntry,
-    FilePart,
     RunHead,
     RunTree,
     make_file_entry,
@@ -56,7 +53,6 @@ COMMIT_S = 5.0  # between two commits in the background
 TIMEOUT_S = 900.0  # for which the storage may fail before the run ends
 READ_GRACE_S = 60.0  # for which a reader may need objects that a commit has replaced
 GARBAGE_GRACE_S = 900.0  # the same for objects of older writers, by the clock of the storage
-_TAIL_BYTES = 4096  # of a growing file, compared before its new end is uploaded
 _MAX_OPENINGS = 10  # attempts to raise the epoch while other processes do the same
 _RETRY_S = 1.0  # between two attempts of the last commit
 
@@ -107,9 +103,11 @@ class RunWriter:
         self._failing_since: float | None = None  # monotonic seconds
         self._trees_written = 0
         self._deleted: dict[str, str] = {}  # why files were deleted since the last commit, by name
+        # The generation of the newest process at the deletion of a file or folder, by its name.
+        self._deleted_generations: dict[str, int] = {}
         # The state of each local file whose content is in `_files`, by its path.
         self._stored_states: dict[str, tuple[int, int, int]] = {}
-        self._tails: dict[str, bytes] = {}  # the last bytes of what is stored of each growing file
+        self._growing_files = GrowingFiles(copy, self._make_own_key)
         # The objects that this writer stored or that its trees have named, until they are dropped.
         self._own_keys = set[str]()
         # The objects to delete, and when they were dropped, in monotonic seconds.
@@ -260,24 +258,38 @@ class RunWriter:
         The caller deletes the local files while it holds the lock (`hold`).
         """
         with self._lock:
-            for name in RunTree(self._files).select(self._copy.to_name(path)):
+            place = self._copy.to_name(path)
+            if not find_step_folder(f"{place}/"):  # of whose files workers tell by `add_written` alone
+                self._deleted_generations[place] = self._copy.generation
+            for name in RunTree(self._files).select(place):
                 del self._files[name]
                 self._stored_states.pop(name, None)
-                self._tails.pop(name, None)
+                self._growing_files.forget(name)
                 if name in self._committed.files:
                     self._deleted[name] = reason
 
     def _add_collected(self) -> None:
-        """Add files that workers on other nodes have stored, unless a later process has made them, and fetch small ones."""
+        """Add files that workers on other nodes have stored, and fetch small ones.
+
+        A file is left out if a later process has made it, or if it was deleted after the process of the worker had begun.
+        """
         while self._collected:
             name, entry = self._collected[0]
             old = self._files.get(name)
-            if old is None or entry.generation >= old.generation:
+            is_newest = old is None or entry.generation >= old.generation
+            if is_newest and entry.generation > self._find_deleted_generation(name):
                 if not is_large(name):
                     self._copy.download(name, entry)
                     self._stored_states[name] = read_state(self._copy.path / name)
                 self._files[name] = entry
             self._collected.pop(0)
+
+    def _find_deleted_generation(self, name: str) -> int:
+        """Return the generation of the newest process when a file, or a folder above it, was deleted; -1 if none was."""
+        path = PurePosixPath(name)
+        return max(
+            (self._deleted_generations.get(str(place), -1) for place in (path, *path.parents)), default=-1
+        )
 
     def commit(self) -> None:
         """Make the local files the stored state of the run.
@@ -514,7 +526,7 @@ class RunWriter:
     def _upload_file(self, name: str, old: FileEntry | None, state: tuple[int, int, int]) -> FileEntry:
         """Upload a new or changed local file, of a growing one the new end, and return its entry."""
         file = self._copy.path / name
-        if not _grows(name):
+        if not is_growing(name):
             entry = self._copy.make_entry(name)
             if old is None or entry.sha256 != old.sha256:
                 self._own_keys |= {part.key for part in entry.parts}
@@ -523,36 +535,16 @@ class RunWriter:
                 entry = old
             self._stored_states[name] = state
             return entry
-        size = _find_whole_lines(file, state[1]) if name.endswith(".jsonl") else state[1]
-        parts = list(old.parts) if old else []
-        if not self._continues(name, parts, size):
-            parts = []
-        start = sum(part.size for part in parts)
-        while parts and start < size and parts[-1].size <= size - start:
-            start -= parts.pop().size
-        if start < size:
-            content = _read_range(file, start, size)
-            digest = hashlib.sha256(content).hexdigest()
-            key = self._copy.make_new_key(name)
-            self._own_keys.add(key)
-            self._copy.storage.put(key, content)
-            parts.append(FilePart(key, size - start, digest))
-        self._tails[name] = _read_range(file, max(0, size - _TAIL_BYTES), size)
+        entry = self._growing_files.upload(name, old, state[1])
         # A file that ends in the middle of a line is looked at again.
-        self._stored_states[name] = state if size == state[1] else (state[0], size, 0)
-        return FileEntry(tuple(parts), file.stat().st_mtime, generation=self._copy.generation)
+        self._stored_states[name] = state if entry.size == state[1] else (state[0], entry.size, 0)
+        return entry
 
-    def _continues(self, name: str, parts: Sequence[FilePart], size: int) -> bool:
-        """Return whether a growing local file begins with the stored parts.
-
-        This writer compares the end of what it has stored, and all bytes when it sees the file for the first time.
-        """
-        file, stored_size = self._copy.path / name, sum(part.size for part in parts)
-        if size < stored_size:
-            return False
-        if (tail := self._tails.get(name)) is not None:
-            return _read_range(file, stored_size - len(tail), stored_size) == tail
-        return hash_parts(file, parts) == [part.sha256 for part in parts]
+    def _make_own_key(self, name: str) -> str:
+        """Return a new key for a version or a part of a file, which this writer deletes once no tree needs it."""
+        key = self._copy.make_new_key(name)
+        self._own_keys.add(key)
+        return key
 
     def _describe_conflict(self) -> StorageConflict:
         """Return the error that says which process opened the run."""
@@ -611,29 +603,6 @@ def change_run(folder: Path, *, single_writer: bool = False) -> Iterator[RunWrit
         raise
     if writer:
         writer.close()
-
-
-def _grows(name: str) -> bool:
-    """Return whether a file is only appended to while a run works."""
-    return name.endswith(".jsonl") or name == "trace.json" or name.startswith("tensorboard/")
-
-
-def _read_range(file: Path, start: int, stop: int) -> bytes:
-    """Return the bytes of a file from `start` to before `stop`."""
-    with file.open("rb") as source:
-        source.seek(start)
-        return source.read(stop - start)
-
-
-def _find_whole_lines(file: Path, size: int) -> int:
-    """Return the number of bytes up to the last end of a line within the first `size` bytes of a file."""
-    step = 1 << 16
-    for stop in range(size, 0, -step):
-        start = max(0, stop - step)
-        position = _read_range(file, start, stop).rfind(b"\n")
-        if position >= 0:
-            return start + position + 1
-    return 0
 
 
 def _parse_epoch(key: str) -> int:
