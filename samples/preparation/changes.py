@@ -34,6 +34,7 @@ from nonet.samples.sequences import (
     UnknownItems,
     add_labels,
     check_label_ids,
+    choose_flat_format,
     compress_log,
     drop_repeat_lists,
     drop_unknown_events,
@@ -62,6 +63,11 @@ class LogChanges:
 
     def __bool__(self) -> bool:
         return bool(self.labels) or self.compress is not None
+
+    @property
+    def flat_format(self) -> int:
+        """The format of sequences that are prepared on disk from the changed log."""
+        return choose_flat_format(compressed=self.compress is not None, late_labels=bool(self.labels))
 
     def open_labels(self, table_format: TableFormat) -> list[EventLog]:
         """Open the label files, whose columns of users, items and times are named as in the log."""

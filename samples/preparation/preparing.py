@@ -44,8 +44,6 @@ from nonet.samples.preparation.log import EventLog
 from nonet.samples.preparation.progress import PreparationProgress, ReportProgress
 from nonet.samples.preparation.scatter import RunWriter, ScatteredRun, compute_user_bounds
 from nonet.samples.sequences import (
-    COMPRESSED_FLAT_FORMAT,
-    FLAT_FORMAT,
     FLAT_META,
     ITEM_KEYS,
     ROW,
@@ -119,10 +117,10 @@ def prepare_sequences(
         DataError: For the same reasons as in `build_sequences`, or if the disk is full; the working folder is then removed.
         ConfigError: For the same reasons as in `build_sequences`.
     """
+    changes = changes or LogChanges()
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
     item_files = options.list_item_files()
-    inputs = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
-    changes = changes or LogChanges()
+    inputs = [changes.flat_format, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
     labels = changes.open_labels(options.table_format)
     inputs += [changes.to_fingerprint(labels)] if changes else []
     working_folder = root / f"preparing-{_hash_json(inputs)[:8]}"
@@ -329,7 +327,7 @@ class _PreparationJob:
         check_split(self.options.split, facts)
         counts = np.array([np.sum([note.repeats for note in notes], 0), facts.events])
         meta = {
-            "format": FLAT_FORMAT if self.changes.compress is None else COMPRESSED_FLAT_FORMAT,
+            "format": self.changes.flat_format,
             "users": user_count,
             "events": event_count,
             "columns": layout.sequence_columns,
