@@ -22,7 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -47,6 +47,7 @@ from nonet.samples.sequences import (
     FLAT_META,
     ITEM_KEYS,
     ROW,
+    LabelCounts,
     MappedSequences,
     Sequences,
     check_split,
@@ -76,6 +77,7 @@ class PreparedSequences:
         cpu_s: CPU seconds by step; those for reading the log are under "read" and not under "scatter".
         savings: What compression saved (`CompressedLog.measure_savings`); None without compression.
         unknown: What was left out because the items table lacks its item (`UnknownItems.to_facts`); None if that is an error.
+        labels: How many rows of each label file found an event, by the name of the label.
     """
 
     folder: Path
@@ -84,6 +86,7 @@ class PreparedSequences:
     cpu_s: dict[str, float]
     savings: dict[str, float] | None = None
     unknown: dict[str, int] | None = None
+    labels: dict[str, LabelCounts] = field(default_factory=dict)
 
     def open(self) -> tuple[Sequences, pa.Table]:
         """Open the memory-mapped sequences and read the items table."""
@@ -198,6 +201,7 @@ class _PreparationJob:
         if not artifact_folder.exists():
             os.replace(staging_folder, artifact_folder)
         savings = None if changer is None else changer.sum_savings()
+        labels = {} if changer is None else changer.sum_labels()
         unknown: dict[str, int] | None = None
         if self.options.leaves_out_unknown:
             left_out = None if changer is None else changer.sum_unknown()
@@ -207,7 +211,9 @@ class _PreparationJob:
         shutil.rmtree(self.working_folder)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
-        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown)
+        return PreparedSequences(
+            artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown, labels
+        )
 
     def _change_log(self, items: pa.Table | None, bounds: Sequence[Any]) -> LogChanger:
         """Attach the labels and compress the events, and continue with the changed log."""

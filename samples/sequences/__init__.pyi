@@ -27,15 +27,16 @@ from .flat import load_item_keys as load_item_keys
 from .flat import release_pages as release_pages
 from .labels import LABEL_TIME as LABEL_TIME
 from .labels import NEVER as NEVER
+from .labels import LabelCounts as LabelCounts
 from .labels import Labels as Labels
 from .labels import add_labels as add_labels  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .labels import attach_label as attach_label  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import check_label_ids as check_label_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import compute_label_times as compute_label_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import drop_unlabelled_events as drop_unlabelled_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import find_tasks as find_tasks
 from .labels import limit_label_times as limit_label_times
 from .labels import list_label_time_columns as list_label_time_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .labels import list_labels as list_labels  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import match_target as match_target  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import name_task as name_task
 from .pairs import PairCounter as PairCounter

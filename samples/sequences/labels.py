@@ -1,9 +1,9 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
 A row of the label file belongs to the newest event of its user and item that is not newer than the row (last touch), if it came
-within the window. Such an event has the label 1, others 0. If an event has no such row yet, and its window was not over when the
-label file ended, its label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed
-feedback in display advertising, KDD 2014).
+within the window. Such an event has the label 1, others 0. If the window of an event was not over when the label file ended, its
+label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed feedback in display
+advertising, KDD 2014). This holds for events with a row, too: otherwise, the newest events would have too many positive labels.
 
 A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
 Features and training read a label only from that time on. A second column holds these times.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -67,25 +68,50 @@ class Labels(StrictModel):
     ] = "label"
 
 
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """How many rows of a label file found an event.
+
+    Attributes:
+        rows: Number of rows.
+        no_event: Rows whose user has no event with the item until then.
+        too_late: Rows that came after the window of the newest such event.
+    """
+
+    rows: int = 0
+    no_event: int = 0
+    too_late: int = 0
+
+    def __add__(self, other: LabelCounts) -> LabelCounts:
+        return LabelCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
 def add_labels(
+    log: pa.Table, labels: pa.Table, options: Labels, *, observed_until: int | None = None
+) -> pa.Table:
+    """Return the log of `attach_label`, without the counts."""
+    return attach_label(log, labels, options, observed_until=observed_until)[0]
+
+
+def attach_label(
     log: pa.Table,
     labels: pa.Table,
     options: Labels,
     *,
     observed_until: int | None = None,
-) -> pa.Table:
+) -> tuple[pa.Table, LabelCounts]:
     """Add the label column and the column of label times to a checked log [R].
 
     Args:
         log: The checked interactions.
-        labels: The label file: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. Its
+        labels: The label file: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are counted. Its
             newest time is the end of what is observed, even if the log has newer events.
         options: The window and the name of the column.
         observed_until: Unix seconds at which the label file ends; None for the newest of `labels`, if they are the whole file.
 
     Returns:
         The log with two more columns: `options.name`, float32 (1, 0, or NaN for an unknown label), and "label time:<name>", the
-        int64 unix seconds from which on the label is known, NEVER for an unknown one.
+        int64 unix seconds from which on the label is known, NEVER for an unknown one; and how many labels found an event.
 
     Raises:
         DataError: The log already has a column of that name, or ids have different types.
@@ -105,15 +131,16 @@ def add_labels(
     known_from_R = time_R + int(np.ceil(options.within))
     observed_until = int(time_L.max(initial=0)) if observed_until is None else observed_until
     still_open_R = observed_until - time_R < options.within
-    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
     in_time = delay_s <= options.within
     value_R[event[in_time]] = 1
     known_from_R[event[in_time]] = NEVER
     np.minimum.at(
         known_from_R, event[in_time], time_L[has_event_L][in_time]
     )  # the oldest of an event's label rows
+    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
     labelled = log.append_column(options.name, pa.array(value_R))
-    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
+    counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()))
+    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R)), counts
 
 
 def drop_unlabelled_events(

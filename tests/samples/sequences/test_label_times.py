@@ -116,5 +116,7 @@ def test_a_task_is_known_once_its_labels_and_columns_decide_it():
     rows = [((0, 5), (1, 2)), ((1, 5), (1, 2)), ((1, 5), (0, 2)), ((np.nan, NEVER), (0, 2))]
     events = make_events(rows).append_column("stars", pa.array([None, None, 5.0, 5.0]))
     task = name_task("train", "loved")
-    times = compute_label_times(events, {task: "carted == 1 and bought == 1 and stars > 3"})[LABEL_TIME + task]
+    times = compute_label_times(events, {task: "carted == 1 and bought == 1 and stars > 3"})[
+        LABEL_TIME + task
+    ]
     assert times.tolist() == [5, NEVER, 2, 2]
