@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pyarrow.fs as pafs
 import pytest
@@ -70,7 +71,7 @@ def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(tmp_path, ca
 def test_a_damaged_memory_or_none_costs_another_hash_only(tmp_path, cache, hashed, damage):
     (tmp_path / "log").write_bytes(b"one")
     first = identify_content(LOCAL, str(tmp_path / "log"))
-    (record,) = cache.iterdir()
+    (record,) = cache.glob('*.json')
     record.write_bytes(damage)
     assert identify_content(LOCAL, str(tmp_path / "log")) == first
     assert identify_content(LOCAL, str(tmp_path / "log")) == first
@@ -105,3 +106,21 @@ def test_a_filesystem_without_etags_has_sizes_and_times(tmp_path):
     (tmp_path / "log").write_bytes(b"one")
     system = pafs.SubTreeFileSystem(str(tmp_path), LOCAL)
     assert identify_content(system, "log") == f"time:3:{(tmp_path / 'log').stat().st_mtime_ns}"
+
+
+def test_processes_of_a_node_hash_a_file_one_after_the_other(tmp_path, cache, hashed, monkeypatch):
+    (tmp_path / "log").write_bytes(b"one")
+    hash_file, waiting = contents._hash_file, []
+
+    def hash_beside_others(path):
+        if not waiting:
+            waiting.extend(threading.Thread(target=identify_content, args=(LOCAL, path)) for _ in range(3))
+            for thread in waiting:
+                thread.start()
+        return hash_file(path)
+
+    monkeypatch.setattr(contents, "_hash_file", hash_beside_others)
+    identify_content(LOCAL, str(tmp_path / "log"))
+    for thread in waiting:
+        thread.join(60)
+    assert hashed == ["log"]
