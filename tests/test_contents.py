@@ -7,10 +7,10 @@ import threading
 
 import pyarrow.fs as pafs
 import pytest
-from s3 import serve_s3
 
 from nonet import contents
 from nonet.contents import identify_content
+from tests.s3 import serve_s3
 
 LOCAL = pafs.LocalFileSystem()
 
@@ -55,7 +55,10 @@ def test_a_file_is_hashed_once_on_a_node_until_it_changes(tmp_path, cache, hashe
     (tmp_path / "moved").write_bytes(b"two")
     os.utime(tmp_path / "moved", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert identify_content(LOCAL, str(tmp_path / "moved")) != first
-    assert hashed in (["log", "moved"], ["log", "moved", "moved"])  # a rename changes the ctime on some filesystems
+    assert hashed in (
+        ["log", "moved"],
+        ["log", "moved", "moved"],
+    )  # a rename changes the ctime on some filesystems
 
 
 def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(tmp_path, cache, hashed, monkeypatch):
@@ -71,7 +74,7 @@ def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(tmp_path, ca
 def test_a_damaged_memory_or_none_costs_another_hash_only(tmp_path, cache, hashed, damage):
     (tmp_path / "log").write_bytes(b"one")
     first = identify_content(LOCAL, str(tmp_path / "log"))
-    (record,) = cache.glob('*.json')
+    (record,) = cache.glob("*.json")
     record.write_bytes(damage)
     assert identify_content(LOCAL, str(tmp_path / "log")) == first
     assert identify_content(LOCAL, str(tmp_path / "log")) == first

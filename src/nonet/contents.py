@@ -37,7 +37,7 @@ def identify_content(system: Any, path: str) -> str:
         return f"blake2b:{_find_digest(path)}"
     with system.open_input_file(path) as source:
         metadata = {key.lower(): value for key, value in (source.metadata() or {}).items()}
-    if etag := metadata.get(b"etag"):
+    if etag := metadata.get("etag"):
         return f"etag:{etag.decode().strip(chr(34))}"
     info = system.get_file_info(path)
     return f"time:{info.size}:{info.mtime_ns}"
