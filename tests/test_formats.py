@@ -12,7 +12,7 @@ from nonet.models.generation import trie
 from nonet.models.keras import optimizer
 from nonet.samples.batches.graphs import graphs
 from nonet.samples.ledger import ledger
-from nonet.samples.sequences import flat, sequences
+from nonet.samples.sequences import choose_flat_format, sequences
 from nonet.samples.stores import base
 from nonet.storage import run_tree
 from nonet.workers.registry import version
@@ -21,11 +21,17 @@ WRITTEN = {
     "checkpoint": checkpoint.FORMAT,
     "segment of a sparse table": segments.FORMAT,
     "sequences": sequences._FORMAT,
-    "sequences prepared on disk": flat.FLAT_FORMAT,
-    "sequences of compressed events prepared on disk": flat.COMPRESSED_FLAT_FORMAT,
+    "sequences with late labels": sequences._FORMAT_WITH_LATE_LABELS,
+    "sequences prepared on disk": choose_flat_format(compressed=False, late_labels=False),
+    "sequences of compressed events prepared on disk": choose_flat_format(compressed=True, late_labels=False),
+    "sequences with late labels prepared on disk": choose_flat_format(compressed=False, late_labels=True),
+    "sequences of compressed events with late labels prepared on disk": choose_flat_format(
+        compressed=True, late_labels=True
+    ),
     "graphs": graphs.FORMAT,
     "catalogue trie": trie.FORMAT,
-    "ledger of samples": ledger._FORMAT,
+    "ledger of samples": ledger._FORMAT_WITHOUT_CONTENT,
+    "ledger of samples from files": ledger._FORMAT,
     "packed store": base._FORMAT,
     "optimizer of a keras model": optimizer.RULES,
     "published version": version.FORMAT,

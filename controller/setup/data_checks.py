@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from nonet.controller.scenario import (
     StageOptions,
     check_validation_interval,
 )
-from nonet.controller.scenario.settings import describe_unknown_items, list_data_warnings
+from nonet.controller.scenario.settings import describe_labels, describe_unknown_items, list_data_warnings
 from nonet.controller.setup.file_checks import FileChecks
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
@@ -69,9 +70,14 @@ def check_data(
     else:
         built = checks.build_sequences(data)
         seq, items = built.sequences, built.items
-        # A run shows this note when it begins.
+        # A run shows these notes when it begins.
         if built.unknown is not None and checks.max_table_bytes is not None:
             note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
+            checks.warnings += [note] if note else []
+        if built.labels and checks.max_table_bytes is not None:
+            note = describe_labels(
+                {"labels": {name: asdict(counts) for name, counts in built.labels.items()}}
+            )
             checks.warnings += [note] if note else []
         event_columns = seq.feature_columns
         check_sequences(seq, data)

@@ -93,7 +93,9 @@ class ReinforcedKind(StageKind):
                 f"stages.{name}.algorithm.feedback is {column!r}; it must be a numeric column of the interactions: {columns}"
             )
         if not (seq.split == RL).any():
-            raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
+            raise ConfigError(
+                f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5, or rl: 7d with use: time"
+            )
         if not len(find_rl_events(seq)):
             raise ConfigError(
                 f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "

@@ -31,7 +31,8 @@ def compare_runs(
         and `low` to `high` is its 95 % interval from resampling users. All are None where the labels do not define the metric.
 
     Raises:
-        ConfigError: The runs were tested on different events or predict different things, or a subject was not evaluated.
+        ConfigError: The runs were tested on different events or labels, or predict different things, or a subject was not
+            evaluated.
     """
     a, b = TestedRun.from_run(find_run(run_a)), TestedRun.from_run(find_run(run_b))
     check_same_events(a, b)

@@ -168,7 +168,7 @@ def _load_other_data(
                 f"data.labels: {folder.id} has labels that arrive later, and there is no {labels.path}; write those of {path} "
                 "there"
             )
-    interactions = setup.attach_labels(
+    interactions, _ = setup.attach_labels(
         read_run_interactions(str(path), opened.vocabulary, columns=columns or {})
     )
     items = evaluator.corpus.items

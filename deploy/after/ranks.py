@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: P held-out test events.
 
+_Event = tuple[str, str, int]
+"""An event: its user id, item id or sparse key, and unix seconds, the ids as text."""
+
 
 @dataclass(frozen=True, slots=True)
 class TestedRun:
@@ -30,7 +34,8 @@ class TestedRun:
         seed: The run's seed.
         lower_is_better: Names of the metrics for which lower values are better.
         results: The reader of what was predicted for the events: a `RankResults`, or what the model's spec names.
-        events: (user id, item id or sparse key, unix seconds) of each event, the ids as text.
+        events: The test events.
+        labels: The labelled test events and their labels, by task, "" for the target; empty if the model predicts none.
     """
 
     run: RunFolder
@@ -39,7 +44,8 @@ class TestedRun:
     seed: int
     lower_is_better: frozenset[str]
     results: Any
-    events: list[tuple[str, str, int]]
+    events: list[_Event]
+    labels: Mapping[str, list[tuple[_Event, bool]]]
 
     @classmethod
     def from_run(cls, run: RunFolder) -> TestedRun:
@@ -52,17 +58,6 @@ class TestedRun:
         seq = Sequences.load(Path(fetch_artifacts(facts["artifacts"])["sequences"]))
         spec, target = scenario.model.spec, make_run_setup(scenario).target
         results = load_heavy(spec.results)(seq, target, scenario.evaluate.most_users, scenario.seed)
-        item_indices = seq.item[results.index]
-        # Dense indices may differ between runs of the same data; keys do not.
-        items = item_indices if seq.item_key is None else seq.item_key[item_indices]
-        events = list(
-            zip(
-                map(str, seq.user_id[results.user].tolist()),
-                map(str, items.tolist()),
-                seq.time[results.index].tolist(),
-                strict=True,
-            )
-        )
         return cls(
             run,
             tuple(scenario.evaluate.metrics),
@@ -70,7 +65,11 @@ class TestedRun:
             scenario.seed,
             frozenset(filter(spec.is_lower_better, scenario.evaluate.metrics)),
             results,
-            events,
+            _list_events(seq, results.index, results.user),
+            {
+                task: list(zip(_list_events(seq, index, user), label.tolist(), strict=True))
+                for task, (index, user, label) in results.labels_by_task.items()
+            },
         )
 
     def load_results(self, subject: str, results: Any = None) -> np.ndarray:
@@ -100,12 +99,43 @@ class TestedRun:
         raise ConfigError(f"{self.run.id} has not evaluated a stage yet: resume it first")
 
 
+def _list_events(seq: Sequences, index: np.ndarray, user: np.ndarray) -> list[_Event]:
+    """Return the events with these indices and user rows [P] as values that do not depend on the run."""
+    item_indices = seq.item[index]
+    # Dense indices may differ between runs of the same data; keys do not.
+    items = item_indices if seq.item_key is None else seq.item_key[item_indices]
+    return list(
+        zip(
+            map(str, seq.user_id[user].tolist()),
+            map(str, items.tolist()),
+            seq.time[index].tolist(),
+            strict=True,
+        )
+    )
+
+
 def check_same_events(a: TestedRun, b: TestedRun) -> None:
-    """Raise ConfigError unless two runs were tested on the same events."""
+    """Raise ConfigError unless two runs were tested on the same events, with the same labels of the tasks that both have."""
     if a.events == b.events:
+        for task in a.labels.keys() & b.labels.keys():
+            if a.labels[task] != b.labels[task]:
+                raise ConfigError(_describe_other_labels(a, b, task))
         return
     common_count = len(set(a.events) & set(b.events))
     raise ConfigError(
         f"{a.run.id} and {b.run.id} were tested on different events: {len(a.events):,} and {len(b.events):,}, "
         f"{common_count:,} of them in common; compare runs with the same data, data.keep and data.split"
+    )
+
+
+def _describe_other_labels(a: TestedRun, b: TestedRun, task: str) -> str:
+    """Describe how the labels of a task differ between two runs, and what to do."""
+    labels_a, labels_b = dict(a.labels[task]), dict(b.labels[task])
+    common = labels_a.keys() & labels_b.keys()
+    differing = sum(labels_a[event] != labels_b[event] for event in common)
+    name = f"task {task}" if task else "target"
+    return (
+        f"{a.run.id} and {b.run.id} have other labels of the {name}: they differ for {differing:,} of {len(common):,} common "
+        f"test events, and {len(labels_a.keys() ^ labels_b.keys()):,} events have a label in one of the runs alone; compare "
+        f"runs with the same data.labels and the same condition of the {name}"
     )

@@ -15,9 +15,11 @@ from typing import Any
 
 from nonet.controller.scenario.settings import (
     describe_duplicates,
+    describe_labels,
     describe_repeats,
     describe_shared_codes,
     describe_unknown_items,
+    has_many_lost_labels,
 )
 from nonet.deploy.report.scores import (
     Difference,
@@ -346,7 +348,10 @@ def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
         describe_duplicates(data),
         describe_shared_codes(tokenizer, data.get("items", 0)),
     )
-    return [Finding(text, tone=-1) for text in texts if text]
+    findings = [Finding(text, tone=-1) for text in texts if text]
+    if labels := describe_labels(data):
+        findings.append(Finding(labels, tone=-1 if has_many_lost_labels(data) else 0))
+    return findings
 
 
 def _describe_repeats(report: Mapping[str, Any]) -> list[Finding]:

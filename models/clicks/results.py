@@ -207,13 +207,18 @@ class ClickResults:
     Attributes:
         index: The index of each test event in the sequences.
         user: The user row of each test event.
+        labels_by_task: The indices of the labelled test events, their user rows, and their labels, by task.
     """
 
     noun = "predictions"
 
     def __init__(self, seq: Sequences, target: str | None, max_users: int | None, seed: int):
         self._held_out = HeldOutClicks(seq, target, TEST, seed)
-        index_by_task = self._held_out.index_by_task
+        held_out, index_by_task = self._held_out, self._held_out.index_by_task
+        self.labels_by_task = {
+            task: (index, held_out.user_by_task[task], held_out.label_by_task[task])
+            for task, index in index_by_task.items()
+        }
         self.index, self.user = index_by_task[""], self._held_out.user_by_task[""]
         stops = np.cumsum([len(index) for index in index_by_task.values()])
         self._stops = dict(zip(index_by_task, stops, strict=True))

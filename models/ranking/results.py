@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,9 +28,11 @@ class RankResults:
     Attributes:
         index: The index of each test event in the sequences [P].
         user: The user row of each test event [P].
+        labels_by_task: Empty, because ranks have no labels.
     """
 
     noun = "ranks"
+    labels_by_task: ClassVar[Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
 
     def __init__(self, seq: Sequences, target: str | None, max_users: int | None, seed: int):
         self.user, positions = sample_prompts(seq, TEST, max_users, seed)

@@ -20,9 +20,12 @@ from nonet.atomic import make_folder, write_whole
 from nonet.errors import CheckpointError
 from nonet.samples.ledger.manifest import DataManifest
 from nonet.samples.ledger.order import OrderSlice
+from nonet.suggest import join_names
 
-_FORMAT = 2
-_READABLE_FORMATS = (1, 2)
+_FORMAT = 3
+_FORMAT_WITHOUT_CONTENT = 2  # of data whose manifest identifies no content, such as rows of an artifact
+_READABLE_FORMATS = (1, 2, 3)
+_RULES = 2  # of the order; those of format 1 differ
 _FILES = ("ledger.json", "ledger.roar")  # the two parts of a snapshot
 _NOTES_FILE = "notes-{}.json"  # of a rank other than the first
 
@@ -51,7 +54,7 @@ class SampleLedger:
         use_first_rules: Callable[[], None] | None = None,
     ):
         self.manifest, self.order, self.rows = manifest, order, rows
-        self.rules, self._first_order, self._use_first_rules = _FORMAT, first_order, use_first_rules
+        self.rules, self._first_order, self._use_first_rules = _RULES, first_order, use_first_rules
         self._clear()
 
     def _clear(self) -> None:
@@ -160,7 +163,7 @@ class SampleLedger:
                 bitmaps.append(places.serialize())
                 parts.append([kind, epoch, len(bitmaps[-1])])
         body = {
-            "format": _FORMAT,
+            "format": _FORMAT if self.manifest.has_content else _FORMAT_WITHOUT_CONTENT,
             "rows": self.rows,
             "rules": self.rules,
             "order": self._get_order(self.rules),
@@ -184,10 +187,9 @@ class SampleLedger:
         """
         saved: Mapping[str, Any] = json.loads(ledger_json)
         if saved["format"] not in _READABLE_FORMATS:
-            known = " and ".join(map(str, _READABLE_FORMATS))
             raise CheckpointError(
-                f"{where}: the ledger has format {saved['format']}; this version reads {known}. Resume with the "
-                "version that wrote it"
+                f"{where}: the ledger has format {saved['format']}; this version reads {join_names(_READABLE_FORMATS)}. Resume "
+                "with the version that wrote it"
             )
         if changes := DataManifest.from_json(saved["manifest"]).describe_changes(self.manifest):
             raise CheckpointError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,8 +31,9 @@ class DataFile:
         path: Path of the file.
         bytes: Size of the file in bytes.
         groups: Number of rows of each row group of the file.
-        fingerprint: Hash that identifies the content.
+        fingerprint: Hash of a small part of the file, such as the footer, by which a reader checks that an open file is this one.
         marks: For text, the byte offset of each group and the end of the last one; empty for other formats.
+        content: Identity of the content (`nonet.contents`); "" in manifests of earlier versions, and for virtual files.
     """
 
     path: str
@@ -40,6 +41,7 @@ class DataFile:
     groups: tuple[int, ...]
     fingerprint: str
     marks: tuple[int, ...] = ()
+    content: str = ""
 
     @property
     def rows(self) -> int:
@@ -49,7 +51,10 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataManifest:
-    """An immutable list of files, whose order defines the ids of their rows. Equal digests imply equal rows."""
+    """An immutable list of files, whose order defines the ids of their rows.
+
+    Equal digests of files with `content` imply equal rows.
+    """
 
     files: tuple[DataFile, ...]
 
@@ -69,12 +74,24 @@ class DataManifest:
 
     def as_json(self) -> dict[str, Any]:
         """Return the manifest as plain data."""
-        return {"digest": self.digest, "files": [asdict(file) for file in self.files]}
+        files = [asdict(file) for file in self.files]
+        for file in files:
+            if not file["content"]:
+                del file["content"]  # Earlier versions read such a manifest.
+        return {"digest": self.digest, "files": files}
+
+    @property
+    def has_content(self) -> bool:
+        """Whether the identity of the content of a file is known."""
+        return any(file.content for file in self.files)
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the size, row groups and fingerprint of each file, in order."""
-        content = [[file.bytes, list(file.groups), file.fingerprint] for file in self.files]
+        """A hash of the size, row groups, fingerprint and content of each file, in order."""
+        content = [
+            [file.bytes, list(file.groups), file.fingerprint, *([file.content] if file.content else [])]
+            for file in self.files
+        ]
         return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     @cached_property
@@ -118,14 +135,19 @@ class DataManifest:
         return f"{self.files[file].path}, row group {int(np.searchsorted(ends, row, 'right'))}, row {row}"
 
     def describe_changes(self, current: DataManifest) -> str:
-        """Describe in one line how a current manifest differs from this one; "" if it does not."""
+        """Describe in one line how a current manifest differs from this one; "" if it does not.
+
+        Files whose content this manifest of an earlier version does not identify are compared by their fingerprints.
+        """
+        if not self.has_content:
+            current = DataManifest(tuple(replace(file, content="") for file in current.files))
         if current.digest == self.digest:
             return ""
         if len(current.files) != len(self.files):
             examples = _describe_missing_and_new(self.files, current.files)
             return f"{len(self.files)} files then, {len(current.files)} now{examples}"
         for number, (old_file, new_file) in enumerate(zip(self.files, current.files, strict=True)):
-            for field in ("bytes", "rows", "groups", "fingerprint"):
+            for field in ("bytes", "rows", "groups", "fingerprint", "content"):
                 old, new = getattr(old_file, field), getattr(new_file, field)
                 if old != new:
                     return f"file {number}, {new_file.path}: {_describe_difference(field, old, new)}"
@@ -136,15 +158,17 @@ def _describe_difference(field: str, old: Any, new: Any) -> str:
     """Describe how a field of DataFile differs."""
     if field == "groups":
         return f"other row groups ({len(old)} then, {len(new)} now)"
-    return "other content of the same size" if field == "fingerprint" else f"{old} {field} then, {new} now"
+    if field in ("fingerprint", "content"):
+        return "other content of the same size"
+    return f"{old} {field} then, {new} now"
 
 
 def _describe_missing_and_new(old_files: Sequence[DataFile], new_files: Sequence[DataFile]) -> str:
-    """Return the first missing file and the first new file in brackets, by fingerprint; "" if there are none."""
-    old_fingerprints = {file.fingerprint for file in old_files}
-    new_fingerprints = {file.fingerprint for file in new_files}
-    missing = [file.path for file in old_files if file.fingerprint not in new_fingerprints]
-    new = [file.path for file in new_files if file.fingerprint not in old_fingerprints]
+    """Return the first missing file and the first new file in brackets, by content; "" if there are none."""
+    old_contents = {(file.fingerprint, file.content) for file in old_files}
+    new_contents = {(file.fingerprint, file.content) for file in new_files}
+    missing = [file.path for file in old_files if (file.fingerprint, file.content) not in new_contents]
+    new = [file.path for file in new_files if (file.fingerprint, file.content) not in old_contents]
     phrases = [f"missing {missing[0]}"] if missing else []
     phrases += [f"new {new[0]}"] if new else []
     return f" ({', '.join(phrases)})" if phrases else ""

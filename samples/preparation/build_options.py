@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
+from nonet.contents import identify_content
 from nonet.samples.tables import MISSING, TableFormat, find_parquet
 
 
@@ -58,8 +59,8 @@ class BuildOptions:
         return facts if missing is None else {**facts, "missing": missing}
 
     def list_item_files(self) -> list[list[Any]] | None:
-        """Return the path, size and modification time of each file of the item table; None without one."""
+        """Return the path and the identity of the content of each file of the item table; None without one."""
         if self.items is None:
             return None
         system, files = find_parquet(self.items, "items")
-        return [[info.path, info.size, info.mtime_ns] for info in system.get_file_info(files)]
+        return [[file, identify_content(system, file)] for file in files]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -30,16 +30,19 @@ from nonet.samples.sequences import (
     Compress,
     CompressedLog,
     FoldedRepeats,
+    LabelCounts,
     Labels,
     UnknownItems,
     add_labels,
+    attach_label,
     check_label_ids,
+    choose_flat_format,
     compress_log,
     drop_repeat_lists,
     drop_unknown_events,
     drop_unlabelled_events,
 )
-from nonet.samples.tables import ROLES, TableFormat, compile_condition, read_interactions
+from nonet.samples.tables import ROLES, TableFormat, compile_condition, list_names, read_interactions
 
 _FINE_TIME = "fine time:"  # column of the times that are finer than seconds
 _TIME = "unix time_s"  # name of the times in the changed log, which gives their unit
@@ -63,18 +66,39 @@ class LogChanges:
     def __bool__(self) -> bool:
         return bool(self.labels) or self.compress is not None
 
+    @property
+    def flat_format(self) -> int:
+        """The format of sequences that are prepared on disk from the changed log."""
+        return choose_flat_format(compressed=self.compress is not None, late_labels=bool(self.labels))
+
     def open_labels(self, table_format: TableFormat) -> list[EventLog]:
         """Open the label files, whose columns of users, items and times are named as in the log."""
         return [EventLog(options.path, _select_roles(table_format)) for options in self.labels]
 
-    def attach_labels(self, events: pa.Table, table_format: TableFormat) -> pa.Table:
-        """Add the columns of the labels to all checked events of a log."""
+    def attach_labels(
+        self, events: pa.Table, table_format: TableFormat, where: str | None
+    ) -> tuple[pa.Table, dict[str, LabelCounts]]:
+        """Add the columns of the labels to the checked events of a log that `where` keeps.
+
+        Returns:
+            The events, and how many rows of each label file found an event, by the name of the label.
+        """
+        counts: dict[str, LabelCounts] = {}
+        if self.labels:
+            events = self.select_labelled_events(events, where)
+            if not len(events):
+                raise DataError(f"data.where: {where!r} matches no interaction.")
         for options in self.labels:
             labels = read_interactions(options.path, _select_roles(table_format))
-            events = add_labels(events, labels, options)
+            events, counts[options.name] = attach_label(events, labels, options)
         if self.labels and self.drop_unlabelled:
             events = drop_unlabelled_events(events, self.labels, required=True)
-        return events
+        return events, counts
+
+    def select_labelled_events(self, events: pa.Table, where: str | None) -> pa.Table:
+        """Return the events to which labels may belong: those that `where` keeps, or all if it reads a label itself."""
+        reads_label = where and not list_names(where).isdisjoint(options.name for options in self.labels)
+        return events if reads_label else filter_events(events, where)
 
     def compress_events(
         self, events: pa.Table, items: pa.Table | None, where: str | None
@@ -130,7 +154,7 @@ class LogChanger:
         log: The log.
         labels: The label files.
         items: The items table; None without one.
-        where: Condition on the events, or None; compression applies to the events that it keeps.
+        where: Condition on the events, or None; labels and compression apply to the events that it keeps.
         drops_unknown: Whether events whose item is not in the items table are left out before events are compressed.
         bounds: User ids at which the second and later ranges begin.
         folder: Folder of all files.
@@ -196,13 +220,18 @@ class LogChanger:
         if _FINE_TIME in events.column_names:
             order = np.argsort(events[_FINE_TIME].to_numpy(), kind="stable")
             events = events.take(pa.array(order)).drop_columns([_FINE_TIME])
+        facts: dict[str, Any] = {}
+        if self.changes.labels:
+            events = self.changes.select_labelled_events(events, self.where)
+            facts = {"events": len(events), "labels": {}}
         for index, options in enumerate(self.changes.labels):
             name = _name_label_slices(index)
             newest = max(facts["newest"] for _, facts in self._open_slices(name))
-            events = add_labels(events, self._read_range(name, number), options, observed_until=newest)
+            labels = self._read_range(name, number)
+            events, counts = attach_label(events, labels, options, observed_until=newest)
+            facts["labels"][options.name] = asdict(counts)
         if self.changes.labels and self.changes.drop_unlabelled:
             events = drop_unlabelled_events(events, self.changes.labels)
-        facts: dict[str, Any] = {}
         if self.drops_unknown and self.items is not None and self.changes.compress is not None:
             events, unknown = drop_unknown_events(filter_events(events, self.where), self.items["item_id"])
             facts["unknown"] = unknown.dump()
@@ -246,7 +275,7 @@ class LogChanger:
         if not sum(facts["changed"] for facts in self._read_facts()):
             if (unknown := self.sum_unknown()) is not None:
                 unknown.check()
-            if self.changes.labels and self.changes.drop_unlabelled:
+            if sum(facts.get("events", 0) for facts in self._read_facts()) and self.changes.drop_unlabelled:
                 drop_unlabelled_events(pa.table({}), self.changes.labels, required=True)
             raise DataError(f"data.where: {self.where!r} matches no interaction.")
         return EventLog(str(self.folder / "events"), TableFormat({"timestamp": _TIME}, missing))
@@ -260,6 +289,14 @@ class LogChanger:
         """Return what was left out of all ranges because the items table lacks its item; None if nothing can be left out here."""
         parts = [UnknownItems.load(facts["unknown"]) for facts in self._read_facts() if "unknown" in facts]
         return reduce(add, parts) if parts else None
+
+    def sum_labels(self) -> dict[str, LabelCounts]:
+        """Return how many rows of each label file found an event, summed over all ranges, by the name of the label."""
+        parts = [facts.get("labels", {}) for facts in self._read_facts()]
+        return {
+            options.name: reduce(add, [LabelCounts(**part[options.name]) for part in parts])
+            for options in self.changes.labels
+        }
 
     def store_repeats(self, root: Path) -> None:
         """Move the events that compression removed to root/repeats-<first 8 digits of the hash>, one file per range of users."""

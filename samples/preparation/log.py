@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nonet.contents import identify_content
 from nonet.errors import DataError
 from nonet.samples.sequences import select_carried_columns
 from nonet.samples.tables import (
@@ -92,12 +93,8 @@ class EventLog:
         return list(self._file_schema.names)
 
     def compute_hash(self) -> str:
-        """Return a hash of the files' names, sizes, modification times and row counts."""
-        infos = self._system.get_file_info(self.files)
-        files = [
-            [info.path, info.size, info.mtime_ns, self._footers[file].num_rows]
-            for info, file in zip(infos, self.files, strict=True)
-        ]
+        """Return a hash of the files' names and contents."""
+        files = [[file, identify_content(self._system, file)] for file in self.files]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def find_time_unit(self) -> str:

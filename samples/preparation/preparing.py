@@ -22,7 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -44,11 +44,10 @@ from nonet.samples.preparation.log import EventLog
 from nonet.samples.preparation.progress import PreparationProgress, ReportProgress
 from nonet.samples.preparation.scatter import RunWriter, ScatteredRun, compute_user_bounds
 from nonet.samples.sequences import (
-    COMPRESSED_FLAT_FORMAT,
-    FLAT_FORMAT,
     FLAT_META,
     ITEM_KEYS,
     ROW,
+    LabelCounts,
     MappedSequences,
     Sequences,
     check_split,
@@ -78,6 +77,7 @@ class PreparedSequences:
         cpu_s: CPU seconds by step; those for reading the log are under "read" and not under "scatter".
         savings: What compression saved (`CompressedLog.measure_savings`); None without compression.
         unknown: What was left out because the items table lacks its item (`UnknownItems.to_facts`); None if that is an error.
+        labels: How many rows of each label file found an event, by the name of the label.
     """
 
     folder: Path
@@ -86,6 +86,7 @@ class PreparedSequences:
     cpu_s: dict[str, float]
     savings: dict[str, float] | None = None
     unknown: dict[str, int] | None = None
+    labels: dict[str, LabelCounts] = field(default_factory=dict)
 
     def open(self) -> tuple[Sequences, pa.Table]:
         """Open the memory-mapped sequences and read the items table."""
@@ -119,10 +120,10 @@ def prepare_sequences(
         DataError: For the same reasons as in `build_sequences`, or if the disk is full; the working folder is then removed.
         ConfigError: For the same reasons as in `build_sequences`.
     """
+    changes = changes or LogChanges()
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
     item_files = options.list_item_files()
-    inputs = [FLAT_FORMAT, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
-    changes = changes or LogChanges()
+    inputs = [changes.flat_format, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
     labels = changes.open_labels(options.table_format)
     inputs += [changes.to_fingerprint(labels)] if changes else []
     working_folder = root / f"preparing-{_hash_json(inputs)[:8]}"
@@ -200,6 +201,7 @@ class _PreparationJob:
         if not artifact_folder.exists():
             os.replace(staging_folder, artifact_folder)
         savings = None if changer is None else changer.sum_savings()
+        labels = {} if changer is None else changer.sum_labels()
         unknown: dict[str, int] | None = None
         if self.options.leaves_out_unknown:
             left_out = None if changer is None else changer.sum_unknown()
@@ -209,7 +211,9 @@ class _PreparationJob:
         shutil.rmtree(self.working_folder)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
-        return PreparedSequences(artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown)
+        return PreparedSequences(
+            artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown, labels
+        )
 
     def _change_log(self, items: pa.Table | None, bounds: Sequence[Any]) -> LogChanger:
         """Attach the labels and compress the events, and continue with the changed log."""
@@ -329,7 +333,7 @@ class _PreparationJob:
         check_split(self.options.split, facts)
         counts = np.array([np.sum([note.repeats for note in notes], 0), facts.events])
         meta = {
-            "format": FLAT_FORMAT if self.changes.compress is None else COMPRESSED_FLAT_FORMAT,
+            "format": self.changes.flat_format,
             "users": user_count,
             "events": event_count,
             "columns": layout.sequence_columns,

@@ -23,7 +23,7 @@ import pyarrow.compute
 
 from nonet.samples.preparation.catalogue import ItemIndex
 from nonet.samples.preparation.log import EventLog, LogSlice
-from nonet.samples.sequences import UnknownItems, compute_label_times, convert_column
+from nonet.samples.sequences import UnknownItems, compute_label_times, convert_column, match_target
 from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -183,7 +183,7 @@ class RunWriter:
             values = label_times[name] if name in label_times else convert_column(table[name])
             values[order].tofile(folder / f"column-{i}.bin")
         for i, (stage, condition) in enumerate(self.targets.items()):
-            target = match_rows(condition, table, name=f"stages.{stage}.target")
+            target = match_target(condition, table, name=f"stages.{stage}.target")
             target[order].tofile(folder / f"target-{i}.bin")
         counts = np.bincount(partition, minlength=len(self.bounds) + 1)
         bounds = np.concatenate([[0], np.cumsum(counts)])

@@ -1,11 +1,8 @@
 from .build import Keep as Keep
 from .build import UnknownItems as UnknownItems
-from .build import compute_label_times as compute_label_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import convert_column as convert_column  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import drop_unknown_events as drop_unknown_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import index_items as index_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .build import limit_label_times as limit_label_times
-from .build import list_label_time_columns as list_label_time_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import make_item_table as make_item_table  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import parse_min_events as parse_min_events
 from .build import select_carried_columns as select_carried_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
@@ -20,23 +17,28 @@ from .compression import FoldedRepeats as FoldedRepeats
 from .compression import compress_log as compress_log  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .compression import drop_repeat_lists as drop_repeat_lists  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .compression import expand_log as expand_log  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .flat import COMPRESSED_FLAT_FORMAT as COMPRESSED_FLAT_FORMAT
-from .flat import FLAT_FORMAT as FLAT_FORMAT
 from .flat import FLAT_META as FLAT_META
 from .flat import ITEM_KEYS as ITEM_KEYS
 from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import MappedSequences as MappedSequences
+from .flat import choose_flat_format as choose_flat_format
 from .flat import load_item_keys as load_item_keys
 from .flat import release_pages as release_pages
 from .labels import LABEL_TIME as LABEL_TIME
 from .labels import NEVER as NEVER
+from .labels import LabelCounts as LabelCounts
 from .labels import Labels as Labels
 from .labels import add_labels as add_labels  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .labels import attach_label as attach_label  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import check_label_ids as check_label_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .labels import compute_label_times as compute_label_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import drop_unlabelled_events as drop_unlabelled_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import find_tasks as find_tasks
 from .labels import is_task as is_task
+from .labels import limit_label_times as limit_label_times
+from .labels import list_label_time_columns as list_label_time_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .labels import match_target as match_target  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import name_task as name_task
 from .pairs import PairCounter as PairCounter
 from .pairs import select_top_neighbours as select_top_neighbours

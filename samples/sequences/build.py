@@ -21,9 +21,16 @@ from nonet.errors import ConfigError, DataError
 from nonet.options import Count, StrictModel
 from nonet.random import rng
 from nonet.samples.sequences.compression import REPEAT_KINDS, REPEAT_TIMES, FoldedRepeats
-from nonet.samples.sequences.labels import LABEL_TIME, NEVER, is_task
-from nonet.samples.sequences.split import TRAIN, get_training_end, split_events
-from nonet.samples.tables import as_numbers, compile_condition, compute_keys, list_names, match_rows
+from nonet.samples.sequences.labels import (
+    LABEL_TIME,
+    NEVER,
+    compute_label_times,
+    limit_label_times,
+    list_labels,
+    match_target,
+)
+from nonet.samples.sequences.split import TRAIN, split_events
+from nonet.samples.tables import as_numbers, compile_condition, compute_keys
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -108,13 +115,14 @@ def build_arrays(
         "split": split_events(offsets, time[order], split),
         "columns": {name: convert_column(interactions[name])[order] for name in carried},
         "targets": {
-            stage: match_rows(condition, interactions, name=f"stages.{stage}.target")[order]
+            stage: match_target(condition, interactions, name=f"stages.{stage}.target")[order]
             for stage, condition in (targets or {}).items()
         },
         "event_names": event_names,
         "user_key": compute_keys("user", as_numbers(user_id[user_rows])),
         "item_key": compute_keys("item", as_numbers(catalogue["item_id"].filter(pa.array(kept_items)))),
         "dropped": dropped,
+        "late_labels": bool(list_labels(interactions.schema)),
     }
     folded = FoldedRepeats.from_events(interactions)
     arrays["folded"] = None if folded is None else folded.take(order)
@@ -125,88 +133,6 @@ def build_arrays(
         arrays["columns"][name] = known_from
     train_counts = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
     return BuiltSequences(arrays, make_item_table(catalogue, kept_items, train_counts))
-
-
-def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Compute the time from which on the target of each event [N] is known, for each task, and each stage that reads a label.
-
-    A target that reads no label column, or is the same whatever its labels are, is known at the time of its event. The target of
-    a task is never known for an event that lacks a column on which it depends; that of a stage is then false.
-
-    Returns:
-        Unix seconds [N] int64 by the name of their column: "label time:<stage>".
-    """
-    known_from = {}
-    for stage, target_labels in _list_target_labels(interactions.schema, targets).items():
-        times = interactions["timestamp"].to_numpy()
-        if target_labels:
-            label_times = [interactions[LABEL_TIME + name].to_numpy() for name in target_labels]
-            depends_on_labels = _find_rows_that_depend_on_labels(targets[stage], interactions, target_labels)
-            times = np.where(depends_on_labels, np.max(label_times, axis=0), times)
-        if is_task(stage):
-            times = np.where(_find_decided_rows(targets[stage], interactions), times, NEVER)
-        known_from[LABEL_TIME + stage] = times
-    return known_from
-
-
-def list_label_time_columns(schema: pa.Schema, targets: Mapping[str, str]) -> list[str]:
-    """Return the names of the columns that `compute_label_times` computes for a log of this schema."""
-    return [LABEL_TIME + stage for stage in _list_target_labels(schema, targets)]
-
-
-def _list_target_labels(schema: pa.Schema, targets: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the label columns that each target reads; stages that read none are left out, and tasks are not."""
-    labels = [name.removeprefix(LABEL_TIME) for name in schema.names if name.startswith(LABEL_TIME)]
-    by_stage = {
-        stage: [name for name in labels if name in list_names(condition)]
-        for stage, condition in targets.items()
-    }
-    return {stage: names for stage, names in by_stage.items() if names or is_task(stage)}
-
-
-def limit_label_times(
-    known_from: np.ndarray, time: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]
-) -> np.ndarray:
-    """Return the times from which on targets are known, NEVER for those that training must not use.
-
-    If the split is by time, targets of TRAIN events that become known after the end of training are not used. A target is false
-    where the time is NEVER.
-
-    Args:
-        known_from: Unix seconds [N] of `compute_label_times`.
-        time: Unix seconds [N] of the events.
-        codes: Split of each event [N].
-        split: Options of the split.
-    """
-    training_end = get_training_end(split)
-    if training_end is None:
-        return known_from
-    is_late = (codes == TRAIN) & (known_from >= training_end)
-    return np.where(is_late & (known_from > time), NEVER, known_from)
-
-
-def _find_rows_that_depend_on_labels(
-    condition: str, interactions: pa.Table, labels: Sequence[str]
-) -> np.ndarray:
-    """Return for which rows [N] bool a condition changes if all label columns change from 0 to 1."""
-    matches = []
-    for label_value in (0.0, 1.0):
-        table = interactions
-        for name in labels:
-            column = pa.array(np.full(len(table), label_value, np.float32))
-            table = table.set_column(table.column_names.index(name), name, column)
-        matches.append(match_rows(condition, table))
-    return matches[0] != matches[1]
-
-
-def _find_decided_rows(condition: str, interactions: pa.Table) -> np.ndarray:
-    """Return for which rows [N] bool the columns that are not missing decide whether a condition holds."""
-    table = interactions.select([name for name in interactions.column_names if name in list_names(condition)])
-    for index, field in enumerate(table.schema):
-        if pa.types.is_floating(field.type):  # NaN is a missing value.
-            column = table.column(index)
-            table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
-    return match_rows(condition, table) | match_rows(f"not ({condition})", table)
 
 
 def _collect_items(interactions: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Flat files: the fields of sequences as one memory-mapped .npy file each (format 4).
+"""Flat files: the fields of sequences as one memory-mapped .npy file each.
 
 Ranges of users are written in any order to files whose disk space is reserved first, so a full disk raises an error before the
 first write. meta.json is written last; a folder without it holds no sequences. Text ids of users are a memory-mapped Arrow file.
@@ -19,13 +19,20 @@ import pyarrow as pa
 
 from nonet.errors import DataError
 
-FLAT_META, FLAT_FORMAT = "meta.json", 4
-COMPRESSED_FLAT_FORMAT = (
+FLAT_META = "meta.json"
+_FLAT_FORMAT = 4
+_COMPRESSED_FORMAT = (
     5  # of a compressed log: with the rows behind each event (`FoldedRepeats`), and strict samples
 )
+_LATE_LABELS = 2  # is added to the formats of logs with labels that arrive later (`sequences.py`)
 _FORMAT_WITH_WIDE_TIMES = 3  # the earlier format, whose times always take 64 bits
 ITEM_KEYS = "item_keys.npy"
 USER_IDS = "user_id.arrow"
+
+
+def choose_flat_format(*, compressed: bool, late_labels: bool) -> int:
+    """Return the number of the format of sequences that are prepared on disk."""
+    return (_COMPRESSED_FORMAT if compressed else _FLAT_FORMAT) + _LATE_LABELS * late_labels
 
 
 def is_flat(folder: Path) -> bool:
@@ -113,10 +120,11 @@ class MappedSequences:
             raise DataError(
                 f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
             ) from None
-        if self.meta.get("format") not in (_FORMAT_WITH_WIDE_TIMES, FLAT_FORMAT, COMPRESSED_FLAT_FORMAT):
+        last_format = _COMPRESSED_FORMAT + _LATE_LABELS
+        if self.meta.get("format") not in range(_FORMAT_WITH_WIDE_TIMES, last_format + 1):
             raise DataError(
                 f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_FORMAT_WITH_WIDE_TIMES} to "
-                f"{COMPRESSED_FLAT_FORMAT}. Run the tokenise stage again."
+                f"{last_format}. Run the tokenise stage again."
             )
 
     def map_array(self, name: str) -> np.ndarray:
@@ -146,7 +154,8 @@ class MappedSequences:
             "event_names": tuple(meta["event_names"]),
             "dropped": tuple(meta["dropped"]),
             "repeats": meta["repeats"],
-            "strict": meta["format"] == COMPRESSED_FLAT_FORMAT,
+            "strict": meta["format"] in (_COMPRESSED_FORMAT, _COMPRESSED_FORMAT + _LATE_LABELS),
+            "late_labels": meta["format"] > _COMPRESSED_FORMAT,
         }
 
     def _map_user_ids(self) -> Any:

@@ -1,19 +1,21 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
 A row of the label file belongs to the newest event of its user and item that is not newer than the row (last touch), if it came
-within the window. Such an event has the label 1, others 0. If an event has no such row yet, and its window was not over when the
-label file ended, its label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed
-feedback in display advertising, KDD 2014).
+within the window. Such an event has the label 1, others 0. If the window of an event was not over when the label file ended, its
+label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed feedback in display
+advertising, KDD 2014). This holds for events with a row, too: otherwise, the newest events would have too many positive labels.
 
 A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
 Features and training read a label only from that time on. A second column holds these times.
 """
 
-# Shapes: R rows of the log, L rows of the label file.
+# Shapes: R rows of the log, L rows of the label file; N events, K labels of a condition, O outcomes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from pydantic import Field
 
 from nonet.errors import DataError
 from nonet.options import StrictModel, Word
+from nonet.samples.sequences.split import TRAIN, get_training_end
+from nonet.samples.tables import list_names, match_rows
 from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -32,6 +36,7 @@ LABEL_TIME = "label time:"
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
 _TASKS = ".tasks."
+_MISSING = 2  # the outcome of a condition that depends on a missing value
 
 
 def name_task(stage: str, task: str) -> str:
@@ -63,25 +68,50 @@ class Labels(StrictModel):
     ] = "label"
 
 
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """How many rows of a label file found an event.
+
+    Attributes:
+        rows: Number of rows.
+        no_event: Rows whose user has no event with the item until then.
+        too_late: Rows that came after the window of the newest such event.
+    """
+
+    rows: int = 0
+    no_event: int = 0
+    too_late: int = 0
+
+    def __add__(self, other: LabelCounts) -> LabelCounts:
+        return LabelCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
 def add_labels(
+    log: pa.Table, labels: pa.Table, options: Labels, *, observed_until: int | None = None
+) -> pa.Table:
+    """Return the log of `attach_label`, without the counts."""
+    return attach_label(log, labels, options, observed_until=observed_until)[0]
+
+
+def attach_label(
     log: pa.Table,
     labels: pa.Table,
     options: Labels,
     *,
     observed_until: int | None = None,
-) -> pa.Table:
+) -> tuple[pa.Table, LabelCounts]:
     """Add the label column and the column of label times to a checked log [R].
 
     Args:
         log: The checked interactions.
-        labels: The label file: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. Its
+        labels: The label file: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are counted. Its
             newest time is the end of what is observed, even if the log has newer events.
         options: The window and the name of the column.
         observed_until: Unix seconds at which the label file ends; None for the newest of `labels`, if they are the whole file.
 
     Returns:
         The log with two more columns: `options.name`, float32 (1, 0, or NaN for an unknown label), and "label time:<name>", the
-        int64 unix seconds from which on the label is known, NEVER for an unknown one.
+        int64 unix seconds from which on the label is known, NEVER for an unknown one; and how many labels found an event.
 
     Raises:
         DataError: The log already has a column of that name, or ids have different types.
@@ -101,15 +131,16 @@ def add_labels(
     known_from_R = time_R + int(np.ceil(options.within))
     observed_until = int(time_L.max(initial=0)) if observed_until is None else observed_until
     still_open_R = observed_until - time_R < options.within
-    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
     in_time = delay_s <= options.within
     value_R[event[in_time]] = 1
     known_from_R[event[in_time]] = NEVER
     np.minimum.at(
         known_from_R, event[in_time], time_L[has_event_L][in_time]
     )  # the oldest of an event's label rows
+    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
     labelled = log.append_column(options.name, pa.array(value_R))
-    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
+    counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()))
+    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R)), counts
 
 
 def drop_unlabelled_events(
@@ -132,6 +163,151 @@ def drop_unlabelled_events(
             f"data.labels: no event is older than the window of {shortest:g} s; shorten `within`, or take a longer log"
         )
     return known
+
+
+def list_labels(schema: pa.Schema) -> list[str]:
+    """Return the names of the label columns that `add_labels` added to a log of this schema."""
+    return [name.removeprefix(LABEL_TIME) for name in schema.names if name.startswith(LABEL_TIME)]
+
+
+def match_target(condition: str, interactions: pa.Table, *, name: str) -> np.ndarray:
+    """Return for which events [N] bool the condition of a target holds; any value stands for labels that are not known.
+
+    Where labels that are not known matter, `compute_label_times` is NEVER.
+    """
+    for label in _list_read_labels(interactions.schema, condition):
+        known_or_0 = np.nan_to_num(interactions[label].to_numpy(), nan=0.0)
+        interactions = _replace_column(interactions, label, known_or_0)
+    return match_rows(condition, interactions, name=name)
+
+
+def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Compute the time from which on the target of each event [N] is known, for each task, and each stage that reads a label.
+
+    This is the earliest time at which no value of the labels still to come can change the target, given the other columns of the
+    event. A target that reads no label column is known at the time of its event. The target of a task is never known for an
+    event that lacks a column on which it depends; that of a stage is then false.
+
+    Returns:
+        Unix seconds [N] int64 by the name of their column: "label time:<stage>".
+    """
+    known_from = {}
+    for stage, condition in _select_timed_targets(interactions.schema, targets).items():
+        labels = _list_read_labels(interactions.schema, condition)
+        times = interactions["timestamp"].to_numpy()
+        if labels:
+            times = _find_decision_times(
+                condition, interactions, labels, _compute_outcomes if is_task(stage) else match_rows
+            )
+        if is_task(stage):
+            times = np.where(_compute_outcomes(condition, interactions) == _MISSING, NEVER, times)
+        known_from[LABEL_TIME + stage] = times
+    return known_from
+
+
+def list_label_time_columns(schema: pa.Schema, targets: Mapping[str, str]) -> list[str]:
+    """Return the names of the columns that `compute_label_times` computes for a log of this schema."""
+    return [LABEL_TIME + stage for stage in _select_timed_targets(schema, targets)]
+
+
+def limit_label_times(
+    known_from: np.ndarray, time: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the times from which on targets are known, NEVER for those that training must not use.
+
+    If the split is by time, targets of TRAIN events that become known after the end of training are not used. A target is false
+    where the time is NEVER.
+
+    Args:
+        known_from: Unix seconds [N] of `compute_label_times`.
+        time: Unix seconds [N] of the events.
+        codes: Split of each event [N].
+        split: Options of the split.
+    """
+    training_end = get_training_end(split)
+    if training_end is None:
+        return known_from
+    is_late = (codes == TRAIN) & (known_from >= training_end)
+    return np.where(is_late & (known_from > time), NEVER, known_from)
+
+
+def _select_timed_targets(schema: pa.Schema, targets: Mapping[str, str]) -> dict[str, str]:
+    """Return the targets that have label times: those of tasks, and those that read a label."""
+    return {
+        stage: condition
+        for stage, condition in targets.items()
+        if is_task(stage) or _list_read_labels(schema, condition)
+    }
+
+
+def _list_read_labels(schema: pa.Schema, condition: str) -> list[str]:
+    """Return the label columns that a condition reads."""
+    names = list_names(condition)
+    return [name for name in list_labels(schema) if name in names]
+
+
+def _find_decision_times(
+    condition: str,
+    interactions: pa.Table,
+    labels: Sequence[str],
+    compute_outcomes: Callable[[str, pa.Table], np.ndarray],
+) -> np.ndarray:
+    """Return the earliest time [N] int64 at which the known labels decide a condition, whatever the others will be.
+
+    Every assignment of values to the K labels is tried. It agrees with the labels of an event, in the order of their times, up to
+    the first label that has another value. The first k labels decide the condition if all assignments that agree with them have
+    the same outcome.
+
+    Args:
+        condition: The condition.
+        interactions: The events, with their labels and label times.
+        labels: Names of the K labels.
+        compute_outcomes: Returns the outcome of the condition for each event: 0, 1 or _MISSING.
+    """
+    time_KN = np.stack([interactions[LABEL_TIME + name].to_numpy() for name in labels])
+    value_KN = np.stack([interactions[name].to_numpy() for name in labels])
+    # A label that is never known agrees with no value, whatever its column holds.
+    value_KN = np.where(time_KN < NEVER, value_KN, np.nan)
+    order_KN = np.argsort(time_KN, axis=0, kind="stable")
+    rank_KN = np.argsort(order_KN, axis=0)
+    n_labels, n_events = time_KN.shape
+    # The largest number of first labels with which an assignment agrees that has this outcome.
+    agreeing_ON, events = np.full((3, n_events), -1), np.arange(n_events)
+    for values in itertools.product(*map(_list_values, value_KN)):
+        assigned = interactions
+        for name, value in zip(labels, values, strict=True):
+            assigned = _replace_column(assigned, name, np.full(n_events, value, np.float32))
+        outcome = compute_outcomes(condition, assigned).astype(np.int64)
+        differs_KN = value_KN != np.array(values, np.float32)[:, None]
+        agreeing = np.where(differs_KN, rank_KN, n_labels).min(0)
+        agreeing_ON[outcome, events] = np.maximum(agreeing_ON[outcome, events], agreeing)
+    # Two outcomes agree with so many first labels; one label more decides.
+    undecided = np.sort(agreeing_ON, axis=0)[1]
+    last_label = np.take_along_axis(order_KN, np.maximum(undecided, 0)[None], 0)
+    decided_from = np.take_along_axis(time_KN, last_label, 0)[0]
+    return np.where(undecided < 0, interactions["timestamp"].to_numpy(), decided_from)
+
+
+def _list_values(label_N: np.ndarray) -> list[float]:
+    """Return the values that a label can have: 0, 1, and what its column holds besides."""
+    return np.union1d([0.0, 1.0], label_N[~np.isnan(label_N)]).tolist()
+
+
+def _compute_outcomes(condition: str, interactions: pa.Table) -> np.ndarray:
+    """Return for each event [N] int64 whether a condition holds, 1 or 0, or depends on a missing value, _MISSING."""
+    table = interactions.select([name for name in interactions.column_names if name in list_names(condition)])
+    for index, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):  # NaN is a missing value.
+            column = table.column(index)
+            table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
+    return np.select(
+        [match_rows(condition, table), match_rows(f"not ({condition})", table)], [1, 0], _MISSING
+    )
+
+
+def _replace_column(table: pa.Table, name: str, values: np.ndarray) -> pa.Table:
+    """Return a table in which a column has other values."""
+    return table.set_column(table.column_names.index(name), name, pa.array(values))
 
 
 def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:

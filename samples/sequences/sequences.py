@@ -43,6 +43,9 @@ from nonet.samples.sequences.user_file import USER_FILE, UserFile, write_user_fi
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FORMAT = 2
+# The format of sequences with labels that arrive later. Formats 1 and 2 of earlier versions may have them, too: of two labels, a
+# target may be taken as known too early; a label counts at once, and may belong to an event that `where` removes.
+_FORMAT_WITH_LATE_LABELS = 3
 # The format of earlier versions: sparse keys are the indices of users and items, and all columns are float32.
 _FORMAT_WITHOUT_KEYS = 1
 _PART_EVENTS = 1 << 22  # number of events that are processed at once, so that memory is bounded
@@ -75,6 +78,7 @@ class Sequences:
             saved.
         strict: Whether a sample must not see other events of its own second, whatever their order (for compressed logs).
         folded: The rows of the original log that each event of a compressed log stands for; None for other logs.
+        late_labels: Whether the log had labels that arrive later, which gives the files a format of their own.
     """
 
     user_id: np.ndarray
@@ -94,6 +98,7 @@ class Sequences:
     graphs: Any = None
     strict: bool = False
     folded: FoldedRepeats | None = None
+    late_labels: bool = False
 
     @cached_property
     def feature_columns(self) -> tuple[str, ...]:
@@ -284,10 +289,10 @@ class Sequences:
         path = Path(folder) / USER_FILE
         file = UserFile.read(path)
         meta = file.metadata
-        if meta.get("format") not in (_FORMAT_WITHOUT_KEYS, _FORMAT):
+        if meta.get("format") not in (_FORMAT_WITHOUT_KEYS, _FORMAT, _FORMAT_WITH_LATE_LABELS):
             raise DataError(
-                f"{path}: format {meta.get('format')}; this version reads {_FORMAT_WITHOUT_KEYS} and {_FORMAT}. Run the "
-                "tokenise stage again."
+                f"{path}: format {meta.get('format')}; this version reads {_FORMAT_WITHOUT_KEYS} to "
+                f"{_FORMAT_WITH_LATE_LABELS}. Run the tokenise stage again."
             )
         has_keys = meta["format"] != _FORMAT_WITHOUT_KEYS
         dtypes = meta["columns"] if has_keys else dict.fromkeys(meta["columns"], "<f4")
@@ -304,6 +309,7 @@ class Sequences:
             repeats=meta.get("repeats", MASK),
             strict=meta.get("strict", False),
             folded=FoldedRepeats.load(path.parent),
+            late_labels=meta["format"] == _FORMAT_WITH_LATE_LABELS,
         )
 
     @classmethod
@@ -327,9 +333,10 @@ class Sequences:
     def _make_metadata(self) -> dict[str, Any]:
         """Return the metadata of the file."""
         has_keys = self.user_key is not None
+        file_format = _FORMAT_WITH_LATE_LABELS if self.late_labels else _FORMAT
         dtypes = {name: _get_dtype(values) for name, values in self.columns.items()}
         meta = {
-            "format": _FORMAT if has_keys else _FORMAT_WITHOUT_KEYS,
+            "format": file_format if has_keys else _FORMAT_WITHOUT_KEYS,
             "columns": dtypes if has_keys else list(dtypes),
         }
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}

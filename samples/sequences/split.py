@@ -220,8 +220,11 @@ def _compute_starts(split: Mapping[str, Any]) -> tuple[int, int, int]:
     if "test" not in split:
         raise ConfigError("split: use: time wants test: a timestamp from which on events are test events.")
     test_from = parse_timestamp(split["test"])
-    valid_from = test_from - parse_duration(split.get("valid", 0), "valid")
-    return valid_from - parse_duration(split.get("rl", 0), "rl"), valid_from, test_from
+    # A part without a time span holds out nothing.
+    valid_s, rl_s = (
+        parse_duration(0 if (span := split.get(name)) is None else span, name) for name in ("valid", "rl")
+    )
+    return test_from - valid_s - rl_s, test_from - valid_s, test_from
 
 
 def _parse_count(split: Mapping[str, Any], name: str) -> int:

@@ -1,11 +1,13 @@
 """The file formats of streams, and how their row groups are found and read: Parquet, packed Arrow, CSV, and one user per line.
 
-A Parquet file has row groups; its fingerprint is a hash of the footer. The groups of a packed Arrow file (`nonet pack SRC
-FOLDER`, or any Arrow IPC file) are its record batches; a local file is memory-mapped, without copying values. Never overwrite a
-mapped file in place: replace it by a rename, as `nonet pack` does. A text file is cut at line ends into groups of about 8 MiB
-when it is inspected (1 GB/s); its fingerprint is a hash of where the groups start, of their row counts, and of its first and
-last bytes. In the format "lines", a line `user item item ...` is a row with the columns user_id and item_id (a list). A column of
-a text file is integer if all its values in the first group of the first file are.
+Inspecting a file identifies its content (`nonet.contents`). Its fingerprint is a hash of a small part, by which a reader checks
+that the file that it opens is the one that was inspected. A Parquet file has row groups; its fingerprint is a hash of the footer.
+The groups of a packed Arrow file (`nonet pack SRC FOLDER`, or any Arrow IPC file) are its record batches; a local file is
+memory-mapped, without copying values. Never overwrite a mapped file in place: replace it by a rename, as `nonet pack` does. A
+text file is cut at line ends into groups of about 8 MiB when it is inspected (1 GB/s); its fingerprint is a hash of where the
+groups start, of their row counts, and of its first and last bytes. In the format "lines", a line `user item item ...` is a row
+with the columns user_id and item_id (a list). A column of a text file is integer if all its values in the first group of the
+first file are.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import local
 from typing import Any
 
@@ -25,6 +27,7 @@ import pyarrow.csv as pc_csv
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from nonet.contents import identify_content
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataFile
 from nonet.samples.tables import (
@@ -61,7 +64,7 @@ class OpenedFile:
     """The result of inspecting a file.
 
     Attributes:
-        file: Its entry in a manifest: size, rows of each row group, and fingerprint.
+        file: Its entry in a manifest: size, rows of each row group, fingerprint and content.
         schema: Names and types of its columns.
     """
 
@@ -110,11 +113,13 @@ def inspect_file(
     """
 
     def read() -> OpenedFile:
-        return (
+        content = identify_content(system, path)
+        opened = (
             _INSPECTORS[file_format](system, path)
             if file_format in _INSPECTORS
             else _inspect_text(system, path, file_format, first_schema)
         )
+        return replace(opened, file=replace(opened.file, content=content))
 
     try:
         return read_with_retries(read, path, lambda error: is_corruption(error, system, path))

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.fs as pafs
 
+from nonet.contents import identify_content
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataManifest, RowOrder
 from nonet.samples.streams.formats import FOLDER_ENDINGS, OpenedFile, detect_format, inspect_file, read_group
@@ -68,7 +69,7 @@ class StreamLeaf:
     Args:
         stream: The stream.
         name: Name that the random order depends on in addition to the seed.
-        manifest: The files as an earlier opening found them; their sizes must be the same. None to inspect the files.
+        manifest: The files as an earlier opening found them, with the same sizes and contents. None to inspect the files.
 
     Attributes:
         stream: The stream.
@@ -313,7 +314,7 @@ def _inspect_files(
 def _relocate_manifest(
     manifest: DataManifest, located_files: Sequence[tuple[pafs.FileSystem, str]]
 ) -> DataManifest:
-    """Return the manifest with the files' current paths. Raises DataError if the files have other sizes than in it."""
+    """Return the manifest with the files' current paths. Raises DataError if the files have other sizes or contents."""
     sizes = [system.get_file_info(path).size for system, path in located_files]
     listed_sizes = [file.bytes for file in manifest.files]
     if sizes != listed_sizes:
@@ -325,7 +326,12 @@ def _relocate_manifest(
             else f"{len(listed_sizes)} files then, {len(sizes)} now"
         )
         raise DataError(f"the data are not those of the manifest: {difference}")
-    pairs = zip(manifest.files, located_files, strict=True)
+    pairs = list(zip(manifest.files, located_files, strict=True))
+    for file, (system, path) in pairs:
+        if file.content and identify_content(system, path) != file.content:
+            raise DataError(
+                f"the data are not those of the manifest: {path} has other content of the same size"
+            )
     return DataManifest(tuple(replace(file, path=path) for file, (_, path) in pairs))
 
 

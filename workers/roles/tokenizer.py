@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from nonet.samples.sequences import (
     CompressedLog,
     CountOptions,
     EventTotals,
+    LabelCounts,
     Labels,
     Sequences,
     Transitions,
@@ -67,6 +68,8 @@ PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed
 """Files in the folder of the artifacts: progress and duration of a preparation on disk, and savings by compression."""
 UNKNOWN = "unknown_items.json"
 """File in the folder of the artifacts: counts of the events that were left out because the items table lacks their item."""
+LABELS = "labels.json"
+"""File in the folder of the artifacts: how many rows of each label file found an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,14 @@ class BuiltData:
         items: Their items.
         log: The compressed log; None without compression.
         unknown: What was left out because the items table lacks its item; None if that is an error.
+        labels: How many rows of each label file found an event, by the name of the label.
     """
 
     sequences: Sequences
     items: pa.Table
     log: CompressedLog | None
     unknown: UnknownItems | None
+    labels: Mapping[str, LabelCounts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +164,7 @@ class DataSetup:
         interactions, items = read_tables(
             self.options.interactions, self.options.items, self.options.table_format
         )
-        interactions, unknown = self.attach_labels(interactions), None
+        (interactions, labels), unknown = self.attach_labels(interactions), None
         if self.options.drop_unknown_items and items is not None:
             interactions = filter_events(interactions, self.options.where)
             interactions, unknown = drop_unknown_events(interactions, items["item_id"])
@@ -176,7 +181,7 @@ class DataSetup:
             repeats=self.options.repeats,
             strict=self.compress is not None,
         )
-        return BuiltData(seq, known_items, log, unknown)
+        return BuiltData(seq, known_items, log, unknown, labels)
 
     def count_unknown_in_source(self, items: pa.Table) -> dict[str, Any]:
         """Count the events of the trainers' files that are left out because the run does not have their item.
@@ -194,9 +199,9 @@ class DataSetup:
         options = {name: value for name, value in self.source.items() if name != "use"}
         return {"unknown_items_in_source": load_heavy(count)(options, items["item_id"]).to_facts()}
 
-    def attach_labels(self, interactions: pa.Table) -> pa.Table:
-        """Add the columns of the labels to checked interactions, if the setup has labels."""
-        return self.changes.attach_labels(interactions, self.options.table_format)
+    def attach_labels(self, interactions: pa.Table) -> tuple[pa.Table, dict[str, LabelCounts]]:
+        """Add the columns of the labels to checked interactions, if the setup has labels, and count those that found an event."""
+        return self.changes.attach_labels(interactions, self.options.table_format, self.options.where)
 
     def compress_events(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
         """Compress the checked interactions that `where` keeps; None without compression."""
@@ -319,6 +324,7 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
         seq, items, log = built.sequences, built.items, built.log
         if built.unknown is not None:
             write_whole(root / UNKNOWN, json.dumps(built.unknown.to_facts()).encode())
+        _write_label_counts(root, built.labels)
         if log is not None:
             store_artifact(
                 root,
@@ -348,19 +354,28 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
         write_whole(root / COMPRESSED, json.dumps(prepared.savings).encode())
     if prepared.unknown is not None:
         write_whole(root / UNKNOWN, json.dumps(prepared.unknown).encode())
+    _write_label_counts(root, prepared.labels)
     seq, items = prepared.open()
     check_sequences(seq, data)
     return seq, items, artifact
+
+
+def _write_label_counts(root: Path, labels: Mapping[str, LabelCounts]) -> None:
+    """Write how many rows of each label file found an event, if there are labels."""
+    if labels:
+        counts = {name: asdict(counts) for name, counts in labels.items()}
+        write_whole(root / LABELS, json.dumps(counts).encode())
 
 
 def read_preparation_facts(root: Path) -> dict[str, Any]:
     """Read the facts of the preparation from the folder of the artifacts.
 
     Returns:
-        "compressed", what the compression of the events saved, and "unknown_items", the counts of the events that were left out
-        because the items table lacks their item; without compression, and where such events are an error, these are missing.
+        "compressed", what the compression of the events saved, "unknown_items", the counts of the events that were left out
+        because the items table lacks their item, and "labels", how many rows of each label file found an event (`LabelCounts`);
+        without compression, where such events are an error, and without labels, these are missing.
     """
-    files = {"compressed": root / COMPRESSED, "unknown_items": root / UNKNOWN}
+    files = {"compressed": root / COMPRESSED, "unknown_items": root / UNKNOWN, "labels": root / LABELS}
     return {name: json.loads(path.read_bytes()) for name, path in files.items() if path.is_file()}
 
 

@@ -10,6 +10,7 @@ from nonet.samples.sequences import ALLOW
 
 # The largest group of items with the same codes is reported from this number of items and this share of all items on.
 _MIN_GROUP, _MIN_GROUP_SHARE = 10, 0.1
+_MANY_LOST_LABELS = 0.05  # the share of the rows of a label file that may find no event without a warning
 
 
 def describe_repeats(data: Mapping[str, Any]) -> str:
@@ -61,6 +62,32 @@ def describe_unknown_items(data: Mapping[str, Any]) -> str:
                 f"{counts['events']:,} of {counts['of']:,} {events} name one of {counts['items']:,} items that the {owner} lacks"
             )
     return f"{', and '.join(parts)}, and are left out (data.unknown_items: drop)." if parts else ""
+
+
+def describe_labels(data: Mapping[str, Any]) -> str:
+    """Return a sentence on the rows of label files that found no event.
+
+    Args:
+        data: Facts about the data, from a report or the tokenise stage; "labels" has the fields of `LabelCounts` by label.
+
+    Returns:
+        The sentence; "" if every row found one.
+    """
+    parts = [
+        f"{counts['no_event'] + counts['too_late']:,} of {counts['rows']:,} rows of {name} ({counts['no_event']:,} have no "
+        f"earlier event of their user and item that data.where leaves, {counts['too_late']:,} came after the window)"
+        for name, counts in (data.get("labels") or {}).items()
+        if counts["no_event"] + counts["too_late"]
+    ]
+    return f"Labels that found no event: {'; '.join(parts)}." if parts else ""
+
+
+def has_many_lost_labels(data: Mapping[str, Any]) -> bool:
+    """Return whether so many rows of a label file found no event that the file may not be that of the events."""
+    return any(
+        counts["no_event"] + counts["too_late"] > _MANY_LOST_LABELS * counts["rows"]
+        for counts in (data.get("labels") or {}).values()
+    )
 
 
 def describe_duplicates(data: Mapping[str, Any]) -> str:

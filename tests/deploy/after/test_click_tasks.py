@@ -53,6 +53,27 @@ def test_a_run_is_compared_with_one_of_the_target_alone_by_the_metrics_of_both(r
     assert set(compare_runs(str(run.path), str(run.path))["metrics"]) == set(METRICS)
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"target": "item_id >= 1015", "tasks": TASKS}, "target"),
+        ({"target": "rating >= 4", "tasks": TASKS | {"late": "item_id >= 1021"}}, "task late"),
+    ],
+)
+def test_runs_with_other_labels_are_not_compared(runs, tmp_path, changes, name):
+    run, _ = runs
+    folder = make_likes(tmp_path)
+    train = {"epochs": 1, "batch": {"tokens": 128}, "lr": 3e-3} | changes
+    path = change_scenario(folder, stages={"train": train}, evaluate={"metrics": METRICS})
+    other = make_click_run(folder, scenario=path, name="other")
+    for a, b in ((run, other), (other, run)):
+        with pytest.raises(
+            ConfigError, match=rf"other labels of the {name}: they differ for [1-9]\d* of"
+        ) as refusal:
+            compare_runs(str(a.path), str(b.path))
+        assert "\n" not in str(refusal.value)
+
+
 def test_a_reward_is_the_probability_of_a_task(runs):
     run, _ = runs
     clicks = open_click_data(run).label_events("train")

@@ -306,6 +306,27 @@ def test_copies_of_events_and_items_that_share_codes_are_part_of_the_verdict():
     )
 
 
+def test_the_verdict_counts_labels_that_found_no_event_and_warns_of_many():
+    scores = {"stages": {"pretrain": {"recall@10": 0.5}}}
+    found = {"rows": 200, "no_event": 0, "too_late": 0}
+    few = {"bought": {**found, "too_late": 10}, "carted": found}
+    (said,) = [one for one in find_all(scores, few) if "Labels" in one.text]
+    assert said.text == (
+        "Labels that found no event: 10 of 200 rows of bought (0 have no earlier event of their user and item that "
+        "data.where leaves, 10 came after the window)."
+    )
+    assert said.tone == 0
+    many = {"bought": {**found, "no_event": 11}, "carted": found}
+    (said,) = [one for one in find_all(scores, many) if "Labels" in one.text]
+    assert said.tone == -1
+    assert not [one for one in find_all(scores, {"bought": found}) if "Labels" in one.text]
+
+
+def find_all(scores, labels):
+    """Return the findings of a report on data with these counts of labels."""
+    return collect_findings({**scores, "data": {"labels": labels}})
+
+
 def test_the_verdict_says_what_the_memory_adds_to_the_model_of_the_last_stage():
     scores = {"recall@10": 0.5775}
     detail = {"test": {"exhaustive": {"all": scores}, "model alone": {"all": {"recall@10": 0.22}}}}

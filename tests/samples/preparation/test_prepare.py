@@ -128,7 +128,13 @@ def test_a_split_in_time_and_a_table_of_items_are_as_in_memory(tmp_path):
     assert there.equals(wanted)
 
 
-BOUGHT = {"finetune": "bought == 1", "pretrain": "rating >= 4 and not bought == 1", "other": "event == 'buy'"}
+BOUGHT = {
+    "finetune": "bought == 1",
+    "pretrain": "rating >= 4 and not bought == 1",
+    "other": "event == 'buy'",
+    "left": "again == 0 and bought == 1",
+    "either": "again != bought or rating > 4",
+}
 TASKS = {
     name_task("finetune", "again"): "again == 1",
     name_task("other", "both"): "bought == 1 and rating > 2",
@@ -209,6 +215,9 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
     assert there.equals(items)
     assert len(seq) > 50
     assert all(values.any() for values in seq.targets.values())
+    assert prepared.labels == in_memory.labels
+    assert all(0 < counts.no_event < counts.rows for counts in prepared.labels.values())
+    assert seq.late_labels == built.late_labels == labels
     assert seq.strict == built.strict == bool(compress)
     assert (log is None) == (seq.folded is None) == (prepared.savings is None)
     if log is not None:
@@ -271,7 +280,7 @@ def test_a_killed_preparation_of_a_compressed_log_goes_on_from_what_is_whole(tmp
 
     labels = Labels(path=str(tmp_path / "labels"), within=150, name="bought")
     changes = LogChanges((labels,), False, Compress(compress=60))
-    options, _ = _changed(tmp_path, changes, _log(2), targets=BOUGHT)
+    options, _ = _changed(tmp_path, changes, _log(2), targets={"finetune": "bought == 1"})
     small = {"changes": changes, "slice_rows": 1400, "partition_rows": 1400, "threads": 1}
     whole = prepare_sequences(options, tmp_path / "whole", **small).folder
     calls, real = [], changes_module.LogChanger.change_range

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,15 @@ from nonet.samples.sequences import TRAIN, Sequences, build_sequences
 from nonet.samples.sequences.labels import (
     LABEL_TIME,
     NEVER,
+    LabelCounts,
     Labels,
     add_labels,
+    attach_label,
     drop_unlabelled_events,
     name_task,
 )
-from nonet.workers.roles.tokenizer import DataSetup
+from nonet.samples.sequences.user_file import UserFile
+from nonet.workers.roles.tokenizer import DataSetup, make_sequences, read_preparation_facts
 
 DAY = 86_400
 
@@ -33,14 +38,23 @@ def table(rows, text=False):
 
 
 def by_hand(log, labels, within):
-    """Label event by event by the definition."""
+    """Label event by event by the definition; return the labels, and how many rows have no event and come too late."""
     end = max(time for _, _, time in labels)
-    values = [float("nan") if end - time < within else 0.0 for _, _, time in log]
+    values, no_event, too_late = [0.0] * len(log), 0, 0
     for user, item, time in labels:
         before = [(t, i) for i, (u, it, t) in enumerate(log) if (u, it) == (user, item) and t <= time]
-        if before and time - max(before)[0] <= within:
+        if not before:
+            no_event += 1
+        elif time - max(before)[0] > within:
+            too_late += 1
+        else:
             values[max(before)[1]] = 1.0
-    return values
+    is_open = [end - time < within for _, _, time in log]
+    return (
+        [float("nan") if not_over else v for v, not_over in zip(values, is_open, strict=True)],
+        no_event,
+        too_late,
+    )
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -56,16 +70,40 @@ def test_a_label_is_that_of_the_newest_event_before_it_and_late_ones_count_for_n
 def test_random_logs_get_the_labels_that_counting_by_hand_gives(seed):
     draw = np.random.default_rng(seed)
     log = [tuple(row) for row in draw.integers(0, (5, 4, 300), (200, 3)).tolist()]
-    labels = [tuple(row) for row in draw.integers(0, (6, 5, 350), (80, 3)).tolist()]
-    made = add_labels(table(log), table(labels), Labels(path="x", within=40, name="bought"))
-    np.testing.assert_array_equal(made["bought"].to_numpy(), np.array(by_hand(log, labels, 40), np.float32))
+    labels = [tuple(row) for row in draw.integers(0, (6, 5, 250 + 25 * seed), (80, 3)).tolist()]
+    made, counts = attach_label(table(log), table(labels), Labels(path="x", within=40, name="bought"))
+    values, no_event, too_late = by_hand(log, labels, 40)
+    np.testing.assert_array_equal(made["bought"].to_numpy(), np.array(values, np.float32))
+    assert counts == LabelCounts(80, no_event, too_late)
     left = drop_unlabelled_events(made, [Labels(path="x", within=40, name="bought")])
-    assert len(left) == np.isfinite(by_hand(log, labels, 40)).sum()
+    assert len(left) == np.isfinite(values).sum()
+
+
+def test_an_event_whose_window_is_not_over_is_unknown_even_if_its_label_came():
+    log, labels = [(1, 7, 0), (1, 8, 70), (1, 9, 80)], [(1, 8, 75), (1, 7, 10), (2, 7, 160)]
+    made = add_labels(table(log), table(labels), Labels(path="x", within=90, name="bought"))
+    np.testing.assert_array_equal(made["bought"].to_numpy(), np.array([1, 1, np.nan], np.float32))
+    made = add_labels(table(log), table(labels[:2]), Labels(path="x", within=90, name="bought"))
+    assert np.isnan(made["bought"].to_numpy()).all()
+    assert made[LABEL_TIME + "bought"].to_pylist() == [NEVER] * 3
+
+
+def test_the_newest_events_have_the_same_rate_of_labels_as_all_others():
+    draw = np.random.default_rng(1)
+    time, day = draw.integers(0, 100, 40_000) * DAY, DAY
+    log = pa.table({"user_id": np.arange(40_000), "item_id": np.zeros(40_000, int), "timestamp": time})
+    later = time + draw.integers(0, 10, 40_000) * day  # of a tenth of the events
+    labels = log.set_column(2, "timestamp", pa.array(later)).filter(
+        pa.array((draw.random(40_000) < 0.1) & (later < 100 * day))
+    )
+    bought = add_labels(log, labels, Labels(path="x", within=10 * day, name="bought"))["bought"].to_numpy()
+    newest = bought[time >= 85 * day]
+    assert 0.08 < np.nanmean(newest) < 0.12  # a binomial with 2,000 events has a standard deviation of 0.007
 
 
 def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_open(tmp_path):
     rows = [(user, item, DAY * item) for user in range(6) for item in range(6)]
-    bought = [(user, 1, DAY + 60) for user in range(3)]
+    bought = [(user, 1, DAY + 60) for user in range(3)] + [(7, 7, 4 * DAY)]
     pq.write_table(table(rows), tmp_path / "events.parquet")
     pq.write_table(table(bought), tmp_path / "bought.parquet")
     options = BuildOptions(
@@ -84,6 +122,69 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
     assert not setup.is_prepared_on_disk()
     assert seq.targets["finetune"].sum() == 3
     assert np.isnan(seq.columns["bought"][seq.time > 3 * DAY]).all()
+
+
+def make_shop(folder, **options):
+    """Clicks and carts of one item per user, and orders that follow the carts; labels belong to events that `where` keeps."""
+    rows = [(user, item, DAY * item + 60 * kind) for user in range(4) for item in range(5) for kind in (0, 1)]
+    events = table(rows).append_column("event", pa.array(["click", "cart"] * 20))
+    orders = [(user, 1, DAY + 3600) for user in range(3)] + [(9, 9, 9 * DAY), (0, 2, 2 * DAY - 1)]
+    pq.write_table(events, folder / "events.parquet")
+    pq.write_table(table(orders), folder / "orders.parquet")
+    build = BuildOptions(
+        str(folder / "events.parquet"),
+        split={"use": "leave_last_out", "test": 1},
+        targets={"finetune": "bought == 1"},
+        **options,
+    )
+    labels = (Labels(path=str(folder / "orders.parquet"), within=2.0 * DAY, name="bought"),)
+    return DataSetup(options=build, tokenizer={}, folder=str(folder), seed=7, labels=labels)
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_a_label_belongs_to_the_newest_event_that_where_keeps(tmp_path, prepare):
+    setup = make_shop(tmp_path, where="event == 'click'")
+    seq, items, artifact = make_sequences(replace(setup, prepare=prepare), tmp_path / "out")
+    assert seq.event_names == ("click",)
+    assert seq.targets["finetune"].sum() == 3
+    assert set(items["item_id"].take(seq.item[seq.targets["finetune"]]).to_pylist()) == {1}
+    facts = read_preparation_facts(tmp_path / "out")
+    assert facts["labels"] == {"bought": {"rows": 5, "no_event": 2, "too_late": 0}}
+    assert Sequences.load(artifact["path"]).late_labels
+
+
+def test_where_may_read_a_label_of_all_events(tmp_path):
+    setup = make_shop(tmp_path, where="bought == 1 or item_id > 2")
+    seq, items = setup.build()
+    assert sorted(items["item_id"].take(seq.item).to_pylist()) == [1] * 3 + [3] * 8 + [4] * 8
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_a_where_that_leaves_nothing_is_named_also_with_labels(tmp_path, prepare):
+    setup = replace(make_shop(tmp_path, where="event == 'order'"), prepare=prepare, drop_unlabelled=True)
+    with pytest.raises(DataError, match=r"data\.where: \"event == 'order'\" matches no interaction"):
+        make_sequences(setup, tmp_path / "out")
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_sequences_with_late_labels_have_a_format_of_their_own_and_others_keep_theirs(tmp_path, prepare):
+    setup = replace(make_shop(tmp_path), prepare=prepare)
+    late, _, artifact = make_sequences(setup, tmp_path / "late")
+    options = replace(setup.options, targets={})
+    plain, _, other = make_sequences(replace(setup, options=options, labels=()), tmp_path / "plain")
+    assert (late.late_labels, plain.late_labels) == (True, False)
+    numbers = [Sequences.load(made["path"]).late_labels for made in (artifact, other)]
+    assert numbers == [True, False]
+    assert [read_format(made["path"]) for made in (artifact, other)] == (
+        [3, 2] if prepare == "memory" else [6, 4]
+    )
+
+
+def read_format(folder):
+    """Return the number of the format of sequences in a folder."""
+    if (Path(folder) / "meta.json").exists():
+        return json.loads((Path(folder) / "meta.json").read_text())["format"]
+    return UserFile.read(Path(folder) / "part-0.parquet").metadata["format"]
 
 
 def bought_later(log, labels, split, *, drop_unknown=True):
@@ -158,7 +259,7 @@ def test_an_event_is_left_out_only_if_none_of_its_labels_is_known():
 def test_a_task_has_no_label_where_a_column_that_decides_it_is_missing():
     log = add_labels(
         table([(1, 10, 0), (1, 11, 50), (1, 12, 60), (1, 13, 65)]),
-        table([(1, 10, 60)]),
+        table([(1, 10, 60), (9, 9, 65)]),
         Labels(path="x", within=65, name="bought"),
     )
     log = log.append_column("stars", pa.array([5.0, None, np.nan, 1.0]))

@@ -9,6 +9,7 @@ from nonet.samples.sequences.split import (
     TEST,
     TRAIN,
     VALID,
+    get_training_end,
     parse_duration,
     parse_timestamp,
     split_events,
@@ -120,3 +121,22 @@ def test_time_split_before_the_first_event_leaves_nothing_to_train_on():
 
 def _iso(unix_s: int) -> str:
     return dt.datetime.fromtimestamp(unix_s, dt.UTC).isoformat()
+
+
+def test_a_split_by_time_holds_out_only_the_parts_that_have_a_time_span():
+    moment = "1970-01-11T00:00:00Z"
+    times = np.arange(12, dtype=np.int64) * 86_400
+    offsets = np.array([0, 12])
+    for parts, expected in (
+        ({}, [TRAIN] * 10 + [TEST] * 2),
+        ({"valid": None, "rl": None}, [TRAIN] * 10 + [TEST] * 2),
+        ({"valid": "2d", "rl": None}, [TRAIN] * 8 + [VALID] * 2 + [TEST] * 2),
+        ({"valid": None, "rl": "3d"}, [TRAIN] * 7 + [RL] * 3 + [TEST] * 2),
+    ):
+        split = {"use": "time", "test": moment, **parts}
+        assert split_events(offsets, times, split).tolist() == expected
+        assert (
+            get_training_end(split) == times[expected.index(next(code for code in expected if code != TRAIN))]
+        )
+    with pytest.raises(ConfigError, match="split: valid: 'soon' is not a duration"):
+        split_events(offsets, times, {"use": "time", "test": moment, "valid": "soon"})

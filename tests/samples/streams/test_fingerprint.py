@@ -127,6 +127,6 @@ def test_a_run_of_the_first_format_reads_on_in_its_old_order_and_stays_in_it(seq
 def test_a_ledger_of_a_later_format_is_refused(sequences):
     source = windows(sequences, "pretrain")
     body, bitmaps = source.ledger.snapshot()
-    later = json.dumps({**json.loads(body), "format": 3}).encode()
-    with pytest.raises(CheckpointError, match="the ledger has format 3; this version reads 1 and 2"):
+    later = json.dumps({**json.loads(body), "format": 4}).encode()
+    with pytest.raises(CheckpointError, match="the ledger has format 4; this version reads 1, 2, 3"):
         source.ledger.restore(later, bitmaps)

@@ -1,0 +1,98 @@
+"""The identity of the content of a file, by which a run finds that its data have changed.
+
+It covers all bytes of a local file. These are read once on a node: the cache of the node remembers the hash for as long as inode,
+size and times stay the same. The identity of an object in object storage is the ETag that the store gives to its content. A
+filesystem without ETags has sizes and times of modification only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import write_whole
+from nonet.cache import find_cache_root
+
+_SETTLED_S = 2.0  # A later change may leave the times of a file that is younger as they are; its hash is not remembered.
+
+
+def identify_content(system: Any, path: str) -> str:
+    """Return the identity of the content of a file, such as "blake2b:..." or "etag:...".
+
+    Args:
+        system: Arrow's filesystem of the file.
+        path: The path in it.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    if system.type_name == "local":
+        return f"blake2b:{_find_digest(path)}"
+    with system.open_input_file(path) as source:
+        metadata = {key.lower(): value for key, value in (source.metadata() or {}).items()}
+    if etag := metadata.get("etag"):
+        return f"etag:{etag.decode().strip(chr(34))}"
+    info = system.get_file_info(path)
+    return f"time:{info.size}:{info.mtime_ns}"
+
+
+def _find_digest(path: str) -> str:
+    """Return the hash of a local file, from the cache of the node if the file is the one that was hashed."""
+    state = _read_state(path)
+    if time.time_ns() - max(state[-2:]) < _SETTLED_S * 1e9:
+        return _hash_file(path)
+    record = find_cache_root() / "contents" / f"{state[0]:x}-{state[1]:x}.json"
+    if (digest := _read_record(record, state)) is not None:
+        return digest
+    with _lock_record(record):
+        if (digest := _read_record(record, state)) is not None:
+            return digest  # Another process has hashed the file meanwhile.
+        digest = _hash_file(path)
+        if _read_state(path) == state:
+            with suppress(OSError):  # Without a cache, the file is hashed again.
+                write_whole(record, json.dumps({"state": state, "digest": digest}).encode())
+        return digest
+
+
+def _read_state(path: str) -> list[int]:
+    """Return the device, inode, size, and times of modification and change in nanoseconds of a file."""
+    stat = os.stat(path)
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _hash_file(path: str) -> str:
+    """Return the hash of all bytes of a file."""
+    with open(path, "rb") as source:
+        return hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _read_record(record: Path, state: list[int]) -> str | None:
+    """Return the hash that was remembered for a file in this state; None if there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        remembered = json.loads(record.read_bytes())
+        if remembered["state"] == state:
+            return str(remembered["digest"])
+    return None
+
+
+@contextmanager
+def _lock_record(record: Path) -> Iterator[None]:
+    """Hold the lock of a record, so that processes of a node do not hash a file at the same time; without a cache, do nothing."""
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(record.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,129 @@
+"""The identity of the content of a file, and the memory of the node for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pyarrow.fs as pafs
+import pytest
+
+from nonet import contents
+from nonet.contents import identify_content
+from tests.s3 import serve_s3
+
+LOCAL = pafs.LocalFileSystem()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(contents, "_SETTLED_S", 0.0)
+    return tmp_path / "cache" / "contents"
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The names of the files that are read to be hashed."""
+    names, file_digest = [], contents.hashlib.file_digest
+
+    def count(source, digest):
+        names.append(os.path.basename(source.name))
+        return file_digest(source, digest)
+
+    monkeypatch.setattr(contents.hashlib, "file_digest", count)
+    return names
+
+
+def test_equal_bytes_have_one_identity_wherever_they_are_and_every_byte_counts(tmp_path, cache):
+    content = bytes(range(256)) * 400
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "b").write_bytes(content)
+    (tmp_path / "c").write_bytes(content[:50_000] + b"?" + content[50_001:])
+    a, b, c = (identify_content(LOCAL, str(tmp_path / name)) for name in "abc")
+    assert a == b != c
+
+
+def test_a_file_is_hashed_once_on_a_node_until_it_changes(tmp_path, cache, hashed):
+    path = tmp_path / "log"
+    path.write_bytes(b"one")
+    first = identify_content(LOCAL, str(path))
+    assert identify_content(LOCAL, str(path)) == first
+    os.rename(path, tmp_path / "moved")
+    identify_content(LOCAL, str(tmp_path / "moved"))
+    before = (tmp_path / "moved").stat()
+    (tmp_path / "moved").write_bytes(b"two")
+    os.utime(tmp_path / "moved", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert identify_content(LOCAL, str(tmp_path / "moved")) != first
+    assert hashed in (
+        ["log", "moved"],
+        ["log", "moved", "moved"],
+    )  # a rename changes the ctime on some filesystems
+
+
+def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(tmp_path, cache, hashed, monkeypatch):
+    monkeypatch.setattr(contents, "_SETTLED_S", 3600.0)
+    (tmp_path / "log").write_bytes(b"one")
+    for _ in range(2):
+        identify_content(LOCAL, str(tmp_path / "log"))
+    assert hashed == ["log", "log"]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"state": 1}'])
+def test_a_damaged_memory_or_none_costs_another_hash_only(tmp_path, cache, hashed, damage):
+    (tmp_path / "log").write_bytes(b"one")
+    first = identify_content(LOCAL, str(tmp_path / "log"))
+    (record,) = cache.glob("*.json")
+    record.write_bytes(damage)
+    assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert hashed == ["log", "log"]
+
+
+def test_a_cache_that_cannot_be_written_costs_the_hash_each_time(tmp_path, cache, hashed):
+    cache.parent.write_text("a file where the folder would be")
+    (tmp_path / "log").write_bytes(b"one")
+    assert identify_content(LOCAL, str(tmp_path / "log")) == identify_content(LOCAL, str(tmp_path / "log"))
+    assert len(hashed) == 2
+
+
+def test_an_object_is_identified_by_its_etag():
+    with serve_s3() as variables:
+        system = pafs.S3FileSystem(
+            endpoint_override=variables["AWS_ENDPOINT_URL"],
+            access_key=variables["AWS_ACCESS_KEY_ID"],
+            secret_key=variables["AWS_SECRET_ACCESS_KEY"],
+            region=variables["AWS_REGION"],
+        )
+        identities = []
+        for name, content in (("x", b"one"), ("x", b"two"), ("y", b"one")):
+            with system.open_output_stream(f"feed-runs/{name}") as out:
+                out.write(content)
+            identities.append(identify_content(system, f"feed-runs/{name}"))
+    assert all(identity.startswith("etag:") for identity in identities)
+    assert identities[0] == identities[2] != identities[1]
+
+
+def test_a_filesystem_without_etags_has_sizes_and_times(tmp_path):
+    (tmp_path / "log").write_bytes(b"one")
+    system = pafs.SubTreeFileSystem(str(tmp_path), LOCAL)
+    assert identify_content(system, "log") == f"time:3:{(tmp_path / 'log').stat().st_mtime_ns}"
+
+
+def test_processes_of_a_node_hash_a_file_one_after_the_other(tmp_path, cache, hashed, monkeypatch):
+    (tmp_path / "log").write_bytes(b"one")
+    hash_file, waiting = contents._hash_file, []
+
+    def hash_beside_others(path):
+        if not waiting:
+            waiting.extend(threading.Thread(target=identify_content, args=(LOCAL, path)) for _ in range(3))
+            for thread in waiting:
+                thread.start()
+        return hash_file(path)
+
+    monkeypatch.setattr(contents, "_hash_file", hash_beside_others)
+    identify_content(LOCAL, str(tmp_path / "log"))
+    for thread in waiting:
+        thread.join(60)
+    assert hashed == ["log"]
