@@ -197,6 +197,8 @@ def _delete_unused(folder: Path, locks: Locks) -> bool:
             else:
                 path.unlink(missing_ok=True)
         return True
+    except FileNotFoundError:  # a user deletes the folder at the same time
+        return False
     finally:
         release()
 
