@@ -22,7 +22,7 @@ from nonet.errors import ConfigError, NonetError
 if TYPE_CHECKING:
     from nonet.models.keras.ranker import KerasRanker
 
-_TIMEOUT_S = 120.0  # TensorFlow alone takes 10 s to import on a cold machine.
+_TIMEOUT_S = 300.0  # TensorFlow alone takes 10 s to import on a cold machine.
 
 
 def check_ranker(
@@ -49,13 +49,18 @@ def check_ranker(
         "features": dict(features),
         "weight_decay": dict(weight_decay or {}),
     }
-    done = subprocess.run(
-        [python, "-m", __name__, json.dumps(request)],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    try:
+        done = subprocess.run(
+            [python, "-m", __name__, json.dumps(request)],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"model.path: {python} did not build and step the model within {_TIMEOUT_S:g} s; look for a call that waits"
+        ) from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         reason = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
@@ -68,19 +73,25 @@ def check_ranker(
 
 def main() -> None:
     """Build and step the ranker that the argument describes, and print the result as JSON."""
-    from nonet.models.keras.builder import build
-
     request = json.loads(sys.argv[1])
-    options, features = request["options"], request["features"]
     try:
-        ranker = build(options, (), features, 0)
-        check_weight_decay(ranker, request["weight_decay"])
-        again = build({**options, **ranker.stored_options}, (), features, 0)
-        check_steps(ranker, again)
-        result: dict[str, Any] = {"parameters": sum(weight.numel() for weight in ranker.parameters())}
+        result: dict[str, Any] = {"parameters": build_and_step(**request)}
     except NonetError as error:
         result = {"error": str(error)}
     print(json.dumps(result))
+
+
+def build_and_step(
+    options: Mapping[str, Any], features: Mapping[str, int], weight_decay: Mapping[str, float]
+) -> int:
+    """Build and step a ranker in this process (`check_ranker`), and return the number of its parameters."""
+    from nonet.models.keras.builder import build
+
+    ranker = build(options, (), features, 0)
+    check_weight_decay(ranker, weight_decay)
+    again = build({**options, **ranker.stored_options}, (), features, 0)
+    check_steps(ranker, again)
+    return sum(weight.numel() for weight in ranker.parameters())
 
 
 def check_weight_decay(ranker: KerasRanker, weight_decay: Mapping[str, float]) -> None:
@@ -129,7 +140,7 @@ def check_steps(ranker: KerasRanker, again: KerasRanker) -> None:
     if not torch.allclose(*outputs, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ConfigError(
             f"{title}: Keras makes another model from the model's configuration, from which checkpoints are loaded; give layers "
-            "of your own a get_config that has all of their arguments"
+            "of your own a get_config that has all of their arguments, and Normalization its mean and variance"
         )
 
 

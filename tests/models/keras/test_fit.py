@@ -245,7 +245,7 @@ def check_continues(name: str) -> None:
         np.testing.assert_array_equal(get_values(again)[path], value)
 
 
-@pytest.mark.parametrize("name", ["build_penalties", "build_accumulated", "build_Nadam", "build_Adafactor"])
+@pytest.mark.parametrize("name", ["build_accumulated", "build_Nadam", "build_Adafactor"])
 def test_a_checkpoint_goes_on_with_the_same_bits(name):
     check_continues(name)
 

@@ -6,7 +6,6 @@ The backend is JAX; `test_tensorflow.py` runs this file with TensorFlow (`NONET_
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from nonet.errors import ConfigError
 from nonet.models import build_model
 from nonet.models.keras import KerasRanker
 from nonet.models.keras.backends import load_keras
-from nonet.models.keras.check import check_ranker
+from nonet.models.keras.check import build_and_step
 from nonet.models.keras.compiled import LayerLoss
 
 BACKEND = os.environ.get("NONET_KERAS_BACKEND", "jax")
@@ -254,14 +253,14 @@ def test_an_optimizer_of_several_rates_is_refused(tmp_path):
         make(tmp_path, f"model.compile({several})")
 
 
-# --- the check before a run, in a process of its own ------------------------------------------------------------------
+# --- the check before a run -------------------------------------------------------------------------------------------
 
 
-def check(folder: Path, lines: str, **options) -> int:
+def check(folder: Path, lines: str, weight_decay: dict[str, float] | None = None) -> int:
     make_file = folder / "rankers.py"
     make_file.write_text(FILE.replace("LINES", "\n    ".join(line.strip() for line in lines.split(";"))))
     config = {"path": f"{make_file}:build", "backend": BACKEND, "sequences": [], "length": 1}
-    return check_ranker(sys.executable, config, FEATURES, **options)
+    return build_and_step(config, FEATURES, weight_decay or {})
 
 
 def test_a_plan_steps_the_model_and_builds_it_again(tmp_path):
