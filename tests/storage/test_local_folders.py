@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from nonet.atomic import write_whole
 from nonet.errors import ConfigError
 from nonet.storage import find_local_runs, make_local_folder, read_address
 from nonet.storage.local_folders import (
@@ -77,3 +79,17 @@ def test_a_wrong_size_of_the_cache_is_refused(cache: Path, monkeypatch: pytest.M
     monkeypatch.setenv("NONET_CACHE_BYTES", "much")
     with pytest.raises(ConfigError, match="NONET_CACHE_BYTES: wanted a size such as 50GB, got 'much'"):
         make_room(cache)
+
+
+def test_a_folder_that_is_deleted_while_it_makes_room_is_passed_over(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    deleted = make_copy("run-1", 1)
+
+    def delete(folder: Path, state: FolderState) -> None:
+        shutil.rmtree(folder)
+        write_whole(folder / "state", b"")
+
+    monkeypatch.setattr("nonet.storage.local_folders.write_folder_state", delete)
+    make_room(cache / "place/run", limit=0)
+    assert not deleted.exists()

@@ -73,10 +73,11 @@ def describe_labels(data: Mapping[str, Any]) -> str:
     Returns:
         The sentence; "" if every row found one.
     """
+    labels: Mapping[str, Mapping[str, int]] = data.get("labels") or {}
     parts = [
         f"{counts['no_event'] + counts['too_late']:,} of {counts['rows']:,} rows of {name} ({counts['no_event']:,} have no "
         f"earlier event of their user and item that data.where leaves, {counts['too_late']:,} came after the window)"
-        for name, counts in (data.get("labels") or {}).items()
+        for name, counts in labels.items()
         if counts["no_event"] + counts["too_late"]
     ]
     return f"Labels that found no event: {'; '.join(parts)}." if parts else ""
@@ -84,9 +85,10 @@ def describe_labels(data: Mapping[str, Any]) -> str:
 
 def has_many_lost_labels(data: Mapping[str, Any]) -> bool:
     """Return whether so many rows of a label file found no event that the file may not be that of the events."""
+    labels: Mapping[str, Mapping[str, int]] = data.get("labels") or {}
     return any(
         counts["no_event"] + counts["too_late"] > _MANY_LOST_LABELS * counts["rows"]
-        for counts in (data.get("labels") or {}).values()
+        for counts in labels.values()
     )
 
 
