@@ -81,13 +81,13 @@ class SingleController:
     def __init__(self, task: ControllerTask):
         self._task, self._run = task, RunFolder(Path(task.run))
         self._run.path.mkdir(parents=True, exist_ok=True)
+        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._writer, self._writer_error = self._open_writer()
         self._recorder = self._open_recorder()
         self._stop_requested = threading.Event()
         self._outcome: dict[str, Any] | None = None
         self._expired_at: float | None = None
         self._lease = Lease(task.timeout_s, detached=task.detached)
-        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._own_handle = ray.get_runtime_context().current_actor
         self._session: Session | None = None
         self._restarts = sum("seconds" not in part for part in read_interruptions(self._run))
@@ -107,12 +107,20 @@ class SingleController:
         self._task_thread.start()
 
     def _open_writer(self) -> tuple[RunWriter | None, NonetError | None]:
-        """Open the run for writing if it is in object storage; return the writer, or the error that the run fails with."""
+        """Open the run for writing if it is in object storage; return the writer, or the error that the run fails with.
+
+        The first life of this actor goes on with what the driver prepared, and with nothing else: it may have waited for nodes
+        while another process has started a run of the same name.
+        """
+        after_epoch = None
         try:
             for mounted in self._task.mounts:
+                if mounted.path == self._task.run and not self._is_restarted:
+                    after_epoch = mounted.epoch
                 mount_here = register_work_folder if mounted.path == self._task.run else mount
                 mount_here(mounted)
-            writer = open_writer(self._run.path, timeout_s=self._task.scenario.deadlines.storage)
+            timeout_s = self._task.scenario.deadlines.storage
+            writer = open_writer(self._run.path, timeout_s=timeout_s, after_epoch=after_epoch)
         except NonetError as error:
             return None, error
         if writer:

@@ -150,6 +150,20 @@ def test_a_second_writer_fences_the_first_whose_late_writes_count_for_nothing(
     assert (reader.path / "results/b.json").read_text() == "newer"
 
 
+def test_a_start_that_waited_leaves_the_run_to_a_start_of_the_same_name(make_copy: CopyMaker):
+    prepared = RunWriter(make_copy("a"))
+    write(prepared._copy, "scenario.yaml", "name: first")
+    prepared.close()
+    other = RunWriter(make_copy("b"))
+    write(other._copy, "scenario.yaml", "name: second")
+    other.close()
+    waiting = make_copy("c")
+    with pytest.raises(StorageConflict, match="while this start of it waited, and is left to that process"):
+        RunWriter(waiting, after_epoch=prepared.epoch)
+    assert waiting.read_tree() == other._copy.get_tree()
+    RunWriter(waiting, after_epoch=other.epoch).close()
+
+
 def test_an_older_writer_without_changes_learns_that_it_is_fenced(make_copy: CopyMaker):
     older = RunWriter(make_copy("a"))
     older.commit()

@@ -67,6 +67,7 @@ class RunWriter:
         read_grace_s: Seconds for which readers may need objects that a commit has replaced.
         garbage_grace_s: The same for objects of older writers, by the clock of the storage.
         lock: Excludes commits while files are changed that belong together; a thread may enter it again.
+        after_epoch: The epoch that the run must have, because this process goes on with what that writer has prepared.
 
     Attributes:
         epoch: The epoch of this writer.
@@ -76,6 +77,7 @@ class RunWriter:
 
     Raises:
         ConfigError: Another process of this node has the run open for writing in the same folder.
+        StorageConflict: The run has another epoch than `after_epoch`.
         StorageError: The storage cannot be used.
     """
 
@@ -88,6 +90,7 @@ class RunWriter:
         read_grace_s: float = READ_GRACE_S,
         garbage_grace_s: float = GARBAGE_GRACE_S,
         lock: AbstractContextManager[Any] | None = None,
+        after_epoch: int | None = None,
     ):
         self._copy, self._timeout_s = copy, timeout_s
         self._read_grace_s, self._garbage_grace_s = read_grace_s, garbage_grace_s
@@ -114,7 +117,7 @@ class RunWriter:
         self._dropped: dict[str, float] = {}
         self._release = self._lock_folder()
         try:
-            self._head, self._etag, is_continued = self._raise_epoch(single_writer)
+            self._head, self._etag, is_continued = self._raise_epoch(single_writer, after_epoch)
             self._committed = self._load_tree(is_continued)
             self._files = dict(self._committed.files)
             self._own_keys = {*self._committed.list_keys(), *([self._head.tree] if self._head.tree else [])}
@@ -139,8 +142,8 @@ class RunWriter:
             )
         return release
 
-    def _raise_epoch(self, single_writer: bool) -> tuple[RunHead, str, bool]:
-        """Create the head, or raise its epoch.
+    def _raise_epoch(self, single_writer: bool, after_epoch: int | None) -> tuple[RunHead, str, bool]:
+        """Create the head, or raise its epoch, of a given one alone unless that is None.
 
         Returns:
             The new head, its ETag, and whether the work folder continues the state of the head: what it has on top is newer.
@@ -150,6 +153,10 @@ class RunWriter:
         own_writers = (read_folder_state(copy.path) or FolderState(copy.address)).writers
         for _ in range(_MAX_OPENINGS):
             old, etag = copy.read_head() or (RunHead(run_id, 0, "", "", 0.0, "", single_writer), None)
+            if after_epoch not in (None, old.epoch):
+                raise StorageConflict(
+                    f"{copy.address} was opened by {old.owner} while this start of it waited, and is left to that process"
+                )
             is_continued = bool(old.writer) and old.writer in own_writers
             # Before the swap, in case that this process ends, or has no answer, right after it.
             with copy.lock_fetching():
@@ -573,14 +580,18 @@ class RunWriter:
 
 
 def open_writer(
-    folder: Path, *, single_writer: bool = False, timeout_s: float = TIMEOUT_S
+    folder: Path,
+    *,
+    single_writer: bool = False,
+    timeout_s: float = TIMEOUT_S,
+    after_epoch: int | None = None,
 ) -> RunWriter | None:
-    """Open the run of a work folder for writing; return None if the folder is not one of a mounted run."""
+    """Open the run of a work folder for writing, see `RunWriter`; return None if the folder is not one of a mounted run."""
     copy = find_copy(folder)
     if not isinstance(copy, RunCopy):
         return None
     copy.timeout_s = timeout_s  # for the workers of the run
-    return RunWriter(copy, single_writer=single_writer, timeout_s=timeout_s)
+    return RunWriter(copy, single_writer=single_writer, timeout_s=timeout_s, after_epoch=after_epoch)
 
 
 @contextmanager
