@@ -12,7 +12,9 @@ when beams are reordered: a mask selects the keys of a beam's ancestors.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,12 +138,10 @@ class Backbone(nn.Module):
         Raises:
             AttributeError: A layer caches something other than keys and values.
         """
-        from transformers import DynamicCache
-
         if not len(x_BSD):
             state_BSD, kv = self.prefill(_fill(x_BSD))
             return state_BSD[:0], [(keys[:0], values[:0]) for keys, values in kv]
-        cache = DynamicCache()
+        cache = _get_cache_class()(())
         cache_argument = {self._cache_argument: cache}
         outputs = self.model(
             inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **cache_argument
@@ -162,16 +162,12 @@ class Backbone(nn.Module):
         Returns:
             States [B, Q, D], and the keys and values of all N positions by layer.
         """
-        from transformers import DynamicCache
-
         if not len(x_BQD):
             state_BQD, kv = self.compute_next_states(
                 _fill(x_BQD), _fill(position_BQ), _fill(visible_BQN), [(_fill(k), _fill(v)) for k, v in kv]
             )
             return state_BQD[:0], [(keys[:0], values[:0]) for keys, values in kv]
-        cache = DynamicCache()
-        for layer_index, (keys, values) in enumerate(kv):
-            cache.update(keys, values, layer_index)
+        cache = _get_cache_class()(kv)
         lowest = torch.finfo(self.dtype).min
         mask = torch.zeros(visible_BQN.shape, dtype=self.dtype, device=x_BQD.device).masked_fill_(
             ~visible_BQN, lowest
@@ -207,6 +203,35 @@ class Backbone(nn.Module):
             for m in self.model.modules()
             if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter) and m.weight.requires_grad
         ]
+
+
+@functools.cache
+def _get_cache_class() -> Any:
+    """Return the class of the cache of one pass, made when transformers is needed.
+
+    A block whose activations are recomputed for its gradients updates the cache a second time. The cache then has what it had
+    after the first time: the keys and values before the pass, and those of the block once.
+    """
+    from transformers import DynamicCache
+
+    class PassCache(DynamicCache):
+        def __init__(self, kv: Sequence[tuple[Tensor, Tensor]]):
+            super().__init__()
+            self._kv = kv
+            for layer_index, (keys, values) in enumerate(kv):
+                super().update(keys, values, layer_index)
+
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **named: Any
+        ) -> tuple[Tensor, Tensor]:
+            if layer_idx < len(self._kv):
+                layer: Any = self.layers[layer_idx]
+                layer.keys, layer.values = self._kv[layer_idx]
+            elif layer_idx < len(self.layers):
+                self.layers[layer_idx].reset()
+            return super().update(key_states, value_states, layer_idx, *args, **named)
+
+    return PassCache
 
 
 def set_packing(backbone: Backbone, *, packs: bool) -> None:
