@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from nonet.controller.groups import (
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
 from nonet.controller.record.tracking.kinds import TrackedRun
-from nonet.controller.scenario import Scenario, to_document
+from nonet.controller.scenario import Scenario, flatten_document, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
 from nonet.errors import NonetError, PlacementError, ServiceMissing, StorageError
@@ -130,7 +130,7 @@ class SingleController:
     def _open_recorder(self) -> Recorder:
         """Open the recorder of the run, with the trackers that the scenario names."""
         scenario = self._task.scenario
-        facts = dict(_flatten(to_document(scenario)))
+        facts = dict(flatten_document(to_document(scenario)))
         run = TrackedRun(self._run.id, self._run.path, scenario.name, facts)
         return Recorder(self._run.path, self._run.id, scenario.tracking, run)
 
@@ -350,15 +350,6 @@ class SingleController:
         self._lease_heartbeat.stop()
         reap_run(self._run.id)
         ray.kill(self._own_handle, no_restart=True)
-
-
-def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested maps with their dotted keys."""
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _make_failure(error: str, traceback_text: str, exit_code: int) -> dict[str, Any]:

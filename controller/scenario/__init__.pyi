@@ -15,6 +15,7 @@ from .options import RewardOptions as RewardOptions
 from .options import is_above_floor as is_above_floor
 from .roles import Role as Role
 from .scenario import Scenario as Scenario
+from .scenario import flatten_document as flatten_document
 from .scenario import load_scenario as load_scenario
 from .scenario import make_scenario as make_scenario
 from .scenario import make_schema as make_schema

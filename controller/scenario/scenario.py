@@ -340,6 +340,15 @@ def select_fixed_keys(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in ("deadlines", "tracking")}
 
 
+def flatten_document(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested maps with their dotted keys."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from flatten_document(cast("dict[str, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def to_document(scenario: BaseModel) -> dict[str, Any]:
     """Return the document that a run stores as `scenario.yaml`: all defaults are in it, and values of `env.vars` are not."""
     return hide(_name_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True)))

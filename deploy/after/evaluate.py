@@ -25,7 +25,7 @@ from nonet.deploy.report import format_aligned
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.plugins import load_heavy
-from nonet.samples.sequences import Sequences, build_sequences
+from nonet.samples.sequences import RL, TEST, TRAIN, Sequences, build_sequences
 from nonet.suggest import join_names
 from nonet.workers.roles.click import ClickData, ClickEvaluator
 from nonet.workers.roles.evaluation import Evaluator
@@ -37,7 +37,7 @@ _INTERACTIONS = "interactions.parquet"
 def evaluate_run(
     run: str,
     *,
-    data: Path | None = None,
+    data: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     metrics: Sequence[str] | None = None,
     stages: Sequence[str] | None = None,
@@ -46,15 +46,15 @@ def evaluate_run(
 
     Args:
         run: The run's folder, its id, a prefix of its id, or `last`.
-        data: A folder with interactions.parquet, or such a file, split like the run's data; None for the
-            run's data.
+        data: A table of events, named as in `data.interactions`, or a folder with interactions.parquet; it is split like the
+            run's data. None for the run's data.
         columns: The name of columns in `data`, by Nonet's name or by role, where it differs from the run's.
         metrics: Names of metrics, by default the scenario's.
         stages: Stages to evaluate, by default all.
 
     Returns:
-        {"run": id, "data": {users, events, test, dropped_events}: numbers, "subjects": {name: {metric: value}} of stages
-        and baselines, "lists": {name: properties of its lists, for a model that makes lists}}. The value of a metric that the
+        {"run": id, "data": {users, events, test, dropped_events, trained_events}: numbers, "subjects": {name: {metric: value}}
+        of stages and baselines, "lists": {name: properties of its lists, for a model that makes lists}}. The value of a metric that the
         labels do not define is None.
 
     Raises:
@@ -72,7 +72,7 @@ def evaluate_run(
         spec.check_metric(metric, scenario.evaluate.width, tasks)
     checkpoints = dict(_find_checkpoints(folder, list(scenario.stages), stages))
     with _open_evaluator(opened, metric_names) as evaluator:
-        dropped = _load_other_data(evaluator, opened, data, columns) if data else {}
+        counts_by_fact = _load_other_data(evaluator, opened, str(data), columns) if data else {}
         results = {name: _evaluate_baseline(evaluator, name) for name in make_baseline_options(scenario)}
         results |= {
             stage: evaluator.evaluate(stage, str(checkpoint)) for stage, checkpoint in checkpoints.items()
@@ -81,7 +81,12 @@ def evaluate_run(
     counts = seq.count_events()
     return {
         "run": folder.id,
-        "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **dropped},
+        "data": {
+            "users": counts["users"],
+            "events": counts["events"],
+            "test": counts["test"],
+            **counts_by_fact,
+        },
         "subjects": {name: _select_test_metrics(result) for name, result in results.items()},
         "lists": {name: result["lists"] for name, result in results.items() if "lists" in result},
     }
@@ -95,10 +100,16 @@ def format_evaluation(evaluation: dict[str, Any]) -> str:
         f", {data['dropped_events']:,} events of unknown items dropped" if data.get("dropped_events") else ""
     )
     lines = [f"{evaluation['run']}: {data['test']:,} test events of {data['users']:,} users{dropped}", ""]
+    if data.get("trained_events"):
+        lines[1:] = [
+            f"warning: the run has trained on {data['trained_events']:,} of these test events, so the metrics are too good",
+            "",
+        ]
+    width = max([14, *(len(metric) + 2 for metric in metrics)])
     title = "test, full ranking" if evaluation["lists"] else "test"
-    lines.append(f"{title:<20}" + "".join(f"{metric:>14}" for metric in metrics))
+    lines.append(f"{title:<20}" + "".join(f"{metric:>{width}}" for metric in metrics))
     lines += [
-        f"{name:<20}" + "".join(format_aligned(values.get(metric), 14) for metric in metrics)
+        f"{name:<20}" + "".join(format_aligned(values.get(metric), width) for metric in metrics)
         for name, values in subjects.items()
     ]
     return "\n".join(lines)
@@ -146,22 +157,20 @@ def _evaluate_baseline(evaluator: Evaluator | ClickEvaluator, name: str) -> dict
 def _load_other_data(
     evaluator: Evaluator | ClickEvaluator,
     opened: OpenedRun,
-    data: Path,
+    data: str,
     columns: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Replace the evaluator's events by those of other data.
 
     Returns:
-        {"dropped_events": number of events that were left out because their items are unknown}.
+        {"dropped_events": number of events that were left out because their items are unknown, "trained_events": number of test
+        events that the run has trained on}.
 
     Raises:
         DataError: No event has an item of the run, or a column that the model reads is missing.
     """
-    path = data / _INTERACTIONS if data.is_dir() else data
-    folder, setup = (
-        opened.folder,
-        make_data_setup(opened.scenario, path.parent),
-    )  # its labels are beside other data
+    path = str(Path(data) / _INTERACTIONS) if (Path(data) / _INTERACTIONS).exists() else data
+    folder, setup = opened.folder, make_data_setup(opened.scenario, Path(path).parent)
     for labels in setup.labels:
         if "://" not in labels.path and not Path(labels.path).exists():
             raise DataError(
@@ -169,7 +178,7 @@ def _load_other_data(
                 "there"
             )
     interactions, _ = setup.attach_labels(
-        read_run_interactions(str(path), opened.vocabulary, columns=columns or {})
+        read_run_interactions(path, opened.vocabulary, columns=columns or {})
     )
     items = evaluator.corpus.items
     is_known = pc.is_in(
@@ -204,8 +213,31 @@ def _load_other_data(
             f"{path} has no column {' and no column '.join(map(repr, sources))}, which the model of {folder.id} reads; "
             f"it has {join_names(interactions.column_names)}. Add it"
         )
-    evaluator.set_events(_renumber_items(seq, seq_items, evaluator.corpus))
-    return {"dropped_events": len(interactions) - len(known_events)}
+    seq = _renumber_items(seq, seq_items, evaluator.corpus)
+    trained_events = _count_trained_events(seq, evaluator.corpus.seq)
+    evaluator.set_events(seq)
+    return {"dropped_events": len(interactions) - len(known_events), "trained_events": trained_events}
+
+
+def _count_trained_events(seq: Sequences, trained: Sequences) -> int:
+    """Return how many test events are events of the same user, item and time that a run has trained on.
+
+    Args:
+        seq: The events that are tested, with the dense indices of items of the run.
+        trained: The events of the run.
+    """
+    users = [pa.array(each.user_id).cast(pa.string()) for each in (seq, trained)]
+    known_rows = pc.fill_null(pc.index_in(users[0], value_set=users[1]), -1).to_numpy()
+    tested = seq.find_split_events(TEST)
+    learned = np.flatnonzero((trained.split == TRAIN) | (trained.split == RL))
+    tested_keys, trained_keys = (
+        np.rec.fromarrays([rows, each.item[events].astype(np.int64), each.time[events].astype(np.int64)])
+        for each, events, rows in (
+            (seq, tested, known_rows[seq.find_users(tested)].astype(np.int64)),
+            (trained, learned, trained.find_users(learned).astype(np.int64)),
+        )
+    )
+    return int(np.isin(tested_keys, trained_keys).sum())
 
 
 def _renumber_items(seq: Sequences, seq_items: Any, corpus: Corpus | ClickData) -> Sequences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.record import RunFolder, fetch_artifacts
-from nonet.controller.scenario import check_supported, load_scenario
+from nonet.controller.scenario import check_supported, flatten_document, load_scenario, to_document
 from nonet.controller.setup import make_run_setup
 from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
@@ -18,6 +19,8 @@ from nonet.samples.sequences import Sequences
 from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: P held-out test events.
+
+_KEYS_OF_TESTED_EVENTS = ("data.keep", "data.split", "data.where", "data.repeats", "data.unknown_items")
 
 _Event = tuple[str, str, int]
 """An event: its user id, item id or sparse key, and unix seconds, the ids as text."""
@@ -124,8 +127,23 @@ def check_same_events(a: TestedRun, b: TestedRun) -> None:
     common_count = len(set(a.events) & set(b.events))
     raise ConfigError(
         f"{a.run.id} and {b.run.id} were tested on different events: {len(a.events):,} and {len(b.events):,}, "
-        f"{common_count:,} of them in common; compare runs with the same data, data.keep and data.split"
+        f"{common_count:,} of them in common; {_describe_other_data(a.run, b.run)}"
     )
+
+
+def _describe_other_data(a: RunFolder, b: RunFolder) -> str:
+    """Describe by which keys the data of two runs differ, and what to do."""
+    values_by_key = [
+        dict(flatten_document(to_document(load_scenario(run.scenario)[0])["data"], "data.")) for run in (a, b)
+    ]
+    differing = [
+        f"{key} is {json.dumps(values_by_key[0].get(key))} in {a.id} and {json.dumps(values_by_key[1].get(key))} in {b.id}"
+        for key in sorted(values_by_key[0].keys() | values_by_key[1].keys())
+        if key.startswith(_KEYS_OF_TESTED_EVENTS) and values_by_key[0].get(key) != values_by_key[1].get(key)
+    ]
+    if not differing:
+        return "their scenarios ask for the same, so their tables differ; compare runs with the same data"
+    return f"{', and '.join(differing)}: run one of them again with the value of the other (--set KEY=VALUE)"
 
 
 def _describe_other_labels(a: TestedRun, b: TestedRun, task: str) -> str:

@@ -31,7 +31,7 @@ from nonet.controller.scenario import (
 from nonet.controller.setup import resolve_paths
 from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, NonetError
 from nonet.plugins import PluginFiles
 
 _WIDTH, _HEIGHT, _LEFT_MARGIN, _BOTTOM_MARGIN = 560, 340, 70, 50  # of the picture, in pixels
@@ -237,7 +237,10 @@ def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     scenario, _ = load_scenario(run.scenario)
     rule, validations = make_validation_rule(scenario, stage), ValidationRecord(run, stage)
     assert rule is not None
-    assert validations.end is not None
+    if validations.end is None:
+        raise NonetError(
+            f"{run.id} has ended before its stage {stage}; run the command again, which goes on from there"
+        )
     step = validations.end["best"]
     selected = next(validation for validation in validations.history if validation["step"] == step)
     rewards: dict[str, float] = {}

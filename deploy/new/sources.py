@@ -291,8 +291,8 @@ def _find_interactions(
         problem = f"--data {data_path}: {len(candidates)} tables have users, items and times ({names})"
         if candidates[0].names == candidates[1].names:
             raise ConfigError(
-                f"{problem} and the same columns; if they are parts of one table, move them into a subfolder; otherwise move all "
-                "but one to another folder"
+                f"{problem} and the same columns; name one: --data {candidates[0].path} (and --items FILE). If they are parts of "
+                "one table, move them into a subfolder"
             )
         raise ConfigError(f"{problem}; name one: --data {candidates[0].path}")
     if not tables:

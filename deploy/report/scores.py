@@ -79,6 +79,8 @@ def format_number(value: Any, digits: int = 4, sign: bool = False) -> str:
     """
     if not _is_number(value):
         return "–"
+    if not round(value, digits):
+        return f"{0.0:.{digits}f}"
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 

@@ -130,7 +130,10 @@ def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> 
 def _describe_comparison(
     report: Mapping[str, Any], differences: list[Difference], *, against_stage: bool
 ) -> Finding:
-    """Describe the differences between two subjects, one per metric; the first metric decides the wording."""
+    """Describe the differences between two subjects, one per metric; the first metric decides the wording.
+
+    If it is not significant and another one is, neither wording holds for both, and each difference is described.
+    """
     first, *others = differences
     left, right = format_name(first.left), format_name(first.right)
     no_difference = f"{left} against {right}: the difference is not significant"
@@ -141,10 +144,20 @@ def _describe_comparison(
         text_by_gain = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
     else:
         text_by_gain = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
+    if not first.gain and any(other.gain for other in others):
+        no_difference = f"{left} against {right} depends on the metric"
     text = f"{text_by_gain.get(first.gain, no_difference)}: {_format_evidence(report, first)}"
+    if not first.gain and any(other.gain for other in others):
+        text += ", not significant"
+    words_by_gain = {
+        1: "is significantly better",
+        -1: "is significantly worse",
+        0: "the difference is not significant",
+    }
     for other in others:
         if other.gain != first.gain:
-            text += f"; in {other.metric} the difference {_describe_significance(other)} ({_format_interval(other)})"
+            subject = f"it {words_by_gain[other.gain]}" if other.gain else words_by_gain[0]
+            text += f"; in {other.metric} {subject} ({_format_interval(other)})"
     return Finding(f"{text[0].upper()}{text[1:]}.", first.gain)
 
 
@@ -160,8 +173,10 @@ def _format_evidence(report: Mapping[str, Any], difference: Difference) -> str:
 
 def _format_interval(difference: Difference) -> str:
     """Format a difference and its 95 % interval."""
-    low, high = format_number(difference.low, sign=True), format_number(difference.high, sign=True)
-    return f"{format_number(difference.diff, sign=True)}, 95 % interval {low} to {high}"
+    # A bound that would be written as 0 although it is not gets more digits.
+    digits = 4 if all(round(bound, 4) for bound in (difference.low, difference.high)) else 6
+    low, high = (format_number(bound, digits, sign=True) for bound in (difference.low, difference.high))
+    return f"{format_number(difference.diff, digits, sign=True)}, 95 % interval {low} to {high}"
 
 
 def _describe_significance(difference: Difference) -> str:
@@ -391,7 +406,10 @@ def _describe_change(values: list[float]) -> str:
     if format_number(before, digits) == format_number(after, digits):
         return f"stayed at {format_number(after, digits)}"
     verb = "rose" if after > before else "fell"
-    percent = f" ({format_number(100 * (after / before - 1), 0, sign=True)} %)" if before > 0 else ""
+    percents = 100 * (after / before - 1) if before > 0 else 0.0
+    percent = (
+        f" ({format_number(percents, 0 if abs(percents) >= 1 else 1, sign=True)} %)" if before > 0 else ""
+    )
     return f"{verb} from {format_number(before, digits)} to {format_number(after, digits)}{percent}"
 
 

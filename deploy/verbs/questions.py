@@ -134,10 +134,10 @@ def report(
 def evaluate(
     run: RunArg = "last",
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Parquet or CSV file of events to evaluate on instead of the run's, or a folder with interactions.parquet. "
-            "Users may be new; items must be known."
+            help="Table of events to evaluate on instead of the run's: a file, folder, pattern or address as data.interactions "
+            "takes it. Users may be new; items must be known."
         ),
     ] = None,
     column: ColumnOption = None,

@@ -163,6 +163,11 @@ def _send_job(client: ClusterClient, job_id: str, run_id: str, scenario_name: st
         except (RuntimeError, ValueError) as error:
             if _NO_AGENT not in str(error) or time.monotonic() > deadline_s:
                 text = " ".join(str(error).split())[-300:]
+                if _NO_AGENT in text:
+                    text += (
+                        " The agent of its dashboard does not run, often because another Ray of the machine has its port 52365: "
+                        "ray start --head --dashboard-agent-listen-port PORT"
+                    )
                 raise NonetError(f"the cluster at {client.address} does not accept the job: {text}") from None
         time.sleep(_AGENT_PAUSE_S)
 

@@ -66,7 +66,14 @@ def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_pat
     )
     with pytest.raises(
         ConfigError,
-        match=r"a and b were tested on different events: [\d,]+ and [\d,]+, [\d,]+ of them in common",
+        match=r"a and b were tested on different events: [\d,]+ and [\d,]+, [\d,]+ of them in common; their scenarios ask for "
+        "the same, so their tables differ",
+    ):
+        compare_runs(str(a.path), str(b.path))
+    scenario = (tmp_path / "b/scenario.yaml").read_text()
+    (tmp_path / "b/scenario.yaml").write_text(scenario.replace("test: 1", "test: 2", 1))
+    with pytest.raises(
+        ConfigError, match=r"common; data.split.test is 1 in a and 2 in b: run one of them again"
     ):
         compare_runs(str(a.path), str(b.path))
 
@@ -92,7 +99,7 @@ def test_its_own_data_again_gives_the_same_ranking_and_unknown_items_are_counted
     pq.write_table(table, tmp_path / "interactions.parquet")
     again = evaluate_run(str(run.path), data=tmp_path)
     assert again["subjects"]["pretrain"] == own["subjects"]["pretrain"]
-    assert again["data"]["dropped_events"] == 0
+    assert again["data"]["dropped_events"] == again["data"]["trained_events"] == 0
     column = table.column_names.index("item_id")
     items = table["item_id"].to_numpy().copy()
     items[:7] += 10**6
@@ -101,6 +108,20 @@ def test_its_own_data_again_gives_the_same_ranking_and_unknown_items_are_counted
     pq.write_table(table.set_column(column, "item_id", [items + 10**6]), tmp_path / "interactions.parquet")
     with pytest.raises(DataError, match=r"none of its [0-9,]+ events has an item that"):
         evaluate_run(str(run.path), data=tmp_path)
+
+
+def test_a_folder_of_parts_is_evaluated_and_events_of_the_training_are_warned_of(run, ring, tmp_path):
+    table = pq.read_table(ring.scenario.parent / "interactions.parquet").sort_by("timestamp")
+    older = table.slice(0, len(table) * 2 // 3)
+    (tmp_path / "log").mkdir()
+    pq.write_table(older.slice(0, 100), tmp_path / "log/part-0.parquet")
+    pq.write_table(older.slice(100), tmp_path / "log/part-1.parquet")
+    answer = evaluate_run(str(run.path), data=tmp_path / "log")
+    assert answer["data"]["events"] == len(older)
+    assert answer["data"]["trained_events"] > 0.9 * answer["data"]["test"] > 0
+    assert f"warning: the run has trained on {answer['data']['trained_events']:,} of" in format_evaluation(
+        answer
+    )
 
 
 def test_labels_of_other_data_are_read_beside_it(run, ring, tmp_path):

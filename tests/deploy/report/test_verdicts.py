@@ -95,9 +95,23 @@ def test_ndcg_is_told_where_it_judges_differently():
     (agree,) = get_verdict(compared(0.1, 0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
     (differ,) = get_verdict(compared(0.1, -0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
     assert "ndcg" not in agree
-    assert differ.endswith(
-        "in ndcg@10 the difference is significant and up (+0.0500, 95 % interval +0.0200 to +0.0800)."
+    assert differ == (
+        "Finetune against popularity depends on the metric: recall@10 0.2000 against 0.1000, 2.0 times as much (+0.1000, 95 % "
+        "interval −0.0500 to +0.1500), not significant; in ndcg@10 it is significantly better (+0.0500, 95 % interval +0.0200 "
+        "to +0.0800)."
     )
+    (both,) = get_verdict(compared(-0.1, -0.15, -0.05, **{"ndcg@10": (0.05, 0.02, 0.08)}))
+    assert both.startswith("Finetune loses to popularity: recall@10")
+    assert both.endswith(
+        "; in ndcg@10 it is significantly better (+0.0500, 95 % interval +0.0200 to +0.0800)."
+    )
+
+
+def test_a_bound_that_is_not_zero_is_not_written_as_zero():
+    (sentence,) = get_verdict(compared(-0.0014, -0.0028, -0.00002))
+    assert sentence.endswith("(−0.001400, 95 % interval −0.002800 to −0.000020).")
+    (level,) = get_verdict(compared(0.0, -0.0028, 0.0))
+    assert level.endswith("(0.000000, 95 % interval −0.002800 to 0.000000).")
 
 
 def test_the_trained_reward_is_told_with_its_objectives_and_where():
