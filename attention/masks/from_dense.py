@@ -1,8 +1,8 @@
 """Rules that convert a dense or callable mask to intervals exactly, or raise an error.
 
 A run is a maximal interval of visible keys in a row. If a row has more than four runs, the mask is converted to columns, in
-which each key has one run of queries that see it. Evaluating the mask takes O(N^2) operations once, in blocks of rows, and
-produces O(N) integers.
+which each key has one run of queries that see it. The mask is evaluated in blocks of rows, once for rows and a second time for
+columns, each in O(N^2) operations, and gives O(N) integers.
 """
 
 from __future__ import annotations
@@ -88,21 +88,21 @@ def read_rows(geometry: PackedGeometry, evaluate_block: Callable[[int, int, int]
         geometry: The sequences of the batch.
         evaluate_block: Returns the mask of rows [first, last) of sequence b, bool [last - first, n_k], given (b, first, last).
     """
-    slots: list[list[Tensor]] = [
-        [] for _ in range(2 * MOST_SLOTS)
-    ]  # By slot: its starts, then its stops, of each block.
+    # By slot, the starts of each block, and the stops; the first part of each is empty.
+    empty = torch.zeros(0, dtype=torch.int64, device=geometry.cu_q.device)
+    starts: list[list[Tensor]] = [[empty] for _ in range(MOST_SLOTS)]
+    stops: list[list[Tensor]] = [[empty] for _ in range(MOST_SLOTS)]
     max_runs = 0
     for b, first, last in _iterate_blocks(geometry):
-        starts, stops, runs = _find_runs(evaluate_block(b, first, last))
+        block_starts, block_stops, runs = _find_runs(evaluate_block(b, first, last))
         max_runs = max(max_runs, runs)
-        for j in range(MOST_SLOTS):
-            slots[2 * j].append(starts[j])
-            slots[2 * j + 1].append(stops[j])
+        for slot in range(MOST_SLOTS):
+            starts[slot].append(block_starts[slot])
+            stops[slot].append(block_stops[slot])
     if max_runs > MOST_SLOTS:
         return _read_columns(geometry, evaluate_block, max_runs)
-    empty = torch.zeros(0, dtype=torch.int64, device=geometry.cu_q.device)
-    packed = [torch.cat([empty, *slot]) for slot in slots]
-    return MaskRows(tuple((packed[2 * j], packed[2 * j + 1]) for j in range(max(max_runs, 1))))
+    slots = range(max(max_runs, 1))
+    return MaskRows(tuple((torch.cat(starts[slot]), torch.cat(stops[slot])) for slot in slots))
 
 
 def _read_columns(
@@ -113,24 +113,28 @@ def _read_columns(
     Raises:
         ConfigError: If a key needs several runs; the message also has `row_runs`, the number of runs that rows need.
     """
-    starts, stops = [], []
-    lengths = zip(geometry.cu_q.diff().tolist(), geometry.cu_k.diff().tolist(), strict=True)
-    for b, (n_q, n_k) in enumerate(lengths):
-        seen = [
-            evaluate_block(b, first, last)
-            for block_b, first, last in _iterate_blocks(geometry)
-            if block_b == b
-        ]
-        start, stop, runs = (
-            _find_runs(torch.cat(seen).T) if n_q and n_k else ([geometry.cu_q.new_zeros(n_k)] * 4,) * 2 + (0,)
-        )
+    n_keys = geometry.cu_k.diff().tolist()
+    starts, stops, run_counts, last_rows = (
+        [torch.zeros(n_k, dtype=torch.int64, device=geometry.cu_k.device) for n_k in n_keys] for _ in range(4)
+    )
+    for b, first, last in _iterate_blocks(geometry):
+        seen = evaluate_block(b, first, last).long()
+        edge = torch.cat([last_rows[b][None], seen]).diff(
+            dim=0
+        )  # 1 where a run starts, -1 where one has stopped
+        place = torch.arange(first, last, device=edge.device)[:, None]
+        run_counts[b] += (edge == 1).sum(0)
+        starts[b] += ((edge == 1) * place).sum(0)  # the place of a single run
+        stops[b] += ((edge == -1) * place).sum(0)
+        last_rows[b] = seen[-1]
+    for b, n_q in enumerate(geometry.cu_q.diff().tolist()):
+        stops[b] += last_rows[b] * n_q
+        runs = int(run_counts[b].max()) if len(run_counts[b]) else 0
         if runs > 1:
             raise ConfigError(
                 f"this mask needs {row_runs} intervals in a row and {runs} in a column; uni_attention expresses "
                 f"{MOST_SLOTS} a row or 1 a column. Split it into masks and merge by log-sum-exp, or use FlexAttention."
             )
-        starts.append(start[0])
-        stops.append(stop[0])
     all_keys = (torch.zeros_like(geometry.keys_T), geometry.keys_T)
     return MaskRows((all_keys,), column=(torch.cat(starts), torch.cat(stops)))
 

@@ -54,8 +54,8 @@ def evaluate_run(
 
     Returns:
         {"run": id, "data": {users, events, test, dropped_events, trained_events}: numbers, "subjects": {name: {metric: value}}
-        of stages and baselines, "lists": {name: properties of its lists, for a model that makes lists}}. The value of a metric that the
-        labels do not define is None.
+        of stages and baselines, "lists": {name: properties of its lists, for a model that makes lists}}. The value of a metric
+        that the labels do not define is None.
 
     Raises:
         ConfigError: The run has not prepared its data, does not have the verb, or a metric or stage is unknown.

@@ -82,10 +82,13 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
         The new serving state.
 
     Raises:
-        ConfigError: There is no version to go back to.
+        ConfigError: There is no version to go back to, or it is named twice.
     """
-    if to is None:
-        run, to = _split_name(run)
+    named_run, number = _split_name(run)
+    if number is not None:
+        if to not in (None, number):
+            raise ConfigError(f"{run} names version {number}, and --to version {to}; give one of them")
+        run, to = named_run, number
     return asdict(find_registry(run).rollback(to))
 
 

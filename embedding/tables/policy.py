@@ -1,6 +1,7 @@
 """The admission and eviction policy of the NumPy table: which absent keys get a row, and which rows are removed.
 
-It makes the same decisions as native/policy.h and native/evict.cpp, which explain them, but checks all rows in each step.
+It makes the same decisions as native/policy.h and native/evict.cpp, which explain them, but reads the keys of all rows to
+select those that are checked.
 """
 
 # Shapes: N keys, R rows of the table.
@@ -115,9 +116,9 @@ def find_surplus(
     weight = np.zeros(len(keys), dtype=np.int64) if spec.evict == "lru" else uses
     surplus_rows = []
     for full_group in np.flatnonzero(sizes > spec.quota):
-        # Rows that were looked up ahead, for a later step, stay.
+        # Rows that were prefetched for a later step stay.
         rows = np.flatnonzero((group == full_group) & (seen <= step))
         rows = rows[np.lexsort((hashes[rows], seen[rows], weight[rows]))]
-        # Evicting an eighth more than the surplus makes evictions of a group rare.
+        # Evicting an eighth of the quota more than the surplus makes evictions of a group rare.
         surplus_rows.append(rows[: sizes[full_group] - (spec.quota - spec.quota // 8)])
     return np.concatenate(surplus_rows) if surplus_rows else np.empty(0, dtype=np.int64)

@@ -101,7 +101,7 @@ class FoldedRepeats:
     def join(cls, folders: Sequence[Path], folder: Path) -> None:
         """Write the concatenation of the repeats that were saved in `folders` to `folder`, with one part in memory at a time."""
         parts = [part for part in map(cls.load, folders) if part is not None]
-        has_kinds = any(part.kinds is not None for part in parts)
+        has_kinds = bool(parts) and parts[0].kinds is not None  # the parts of one log have the same columns
         with GrowingFile(folder / _FILES["offsets"], np.int64) as out:
             out.append_values(np.zeros(1, np.int64))
             start = 0

@@ -84,9 +84,11 @@ class StoredTensors(Mapping[str, "Tensor"]):
         # By name, the file, its key there, and the slice; None for a whole tensor.
         self._stored: dict[str, list[tuple[Path, str, TensorSlice | None]]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}  # Of the tensors that are stored in slices.
-        if path.exists() or not index_path.exists():
+        if path.exists():
             self._add_whole_tensors([path])
             return
+        if not index_path.exists():
+            raise CheckpointError(f"there is no {path}, and no {index_path.name}")
         index = json.loads(index_path.read_text(encoding="utf-8"))
         files = [
             self._folder / name for name in index.get("files") or sorted(set(index["weight_map"].values()))

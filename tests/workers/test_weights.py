@@ -203,6 +203,10 @@ def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
         CheckpointError, match=r"model.safetensors.index.json names model-00002-of-0000\d.safetensors"
     ):
         StoredTensors(path)
+    with pytest.raises(
+        CheckpointError, match=r"there is no .*/other.safetensors, and no other.safetensors.index.json"
+    ):
+        StoredTensors(tmp_path / "other.safetensors")
 
 
 def test_slices_of_several_ranks_are_read_as_whole_tensors_and_in_other_slices(tmp_path):

@@ -16,7 +16,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,8 +236,10 @@ def get_device(name: str) -> Device:
         ConfigError: The name is unknown.
     """
     kind = name.partition(":")[0]
+    # What the user names may replace a shipped device; what is installed adds to them.
+    _import_modules(name for name in os.environ.get("NONET_DEVICES", "").split(",") if name)
     if kind not in _DEVICES:
-        _discover()
+        _import_modules(point.module for point in importlib.metadata.entry_points(group="nonet.devices"))
     try:
         return _DEVICES[kind]
     except KeyError:
@@ -257,16 +259,17 @@ def claim(torch_name: str) -> str:
     return get_device(torch_name).claim(int(index or 0))
 
 
-def _discover() -> None:
-    """Import every module that registers devices, if it has not been imported by an earlier call."""
-    modules = [name for name in os.environ.get("NONET_DEVICES", "").split(",") if name]
-    modules += [point.module for point in importlib.metadata.entry_points(group="nonet.devices")]
-    for name in modules:
+def _import_modules(names: Iterable[str]) -> None:
+    """Import modules that register devices, unless an earlier call has imported them."""
+    for name in names:
         if name not in _imported_modules:
-            _imported_modules.add(name)
+            _imported_modules.add(name)  # before the import, which may ask for a device itself
             try:
                 importlib.import_module(name)
-            except ImportError as error:
+            except BaseException as error:
+                _imported_modules.discard(name)
+                if not isinstance(error, ImportError):
+                    raise
                 raise ConfigError(f"NONET_DEVICES or an entry point names {name!r}: {error}") from None
 
 

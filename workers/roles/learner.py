@@ -138,7 +138,7 @@ class StageLearner:
             ConfigError: The stage does not learn from batches.
         """
         raise ConfigError(
-            f"stage {self.stage.name!r} learns from rollouts: call update(stage, step, beams, scores), not train"
+            f"stage {self.stage.name!r} learns from rollouts: call update(request, beams, scores), not train"
         )
 
     def update(

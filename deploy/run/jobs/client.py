@@ -73,8 +73,8 @@ class ClusterClient(JobSubmissionClient):
         except AuthenticationError as error:
             problem = "wants a token" if "required" in str(error) else "refuses the token"
             raise ConfigError(
-                f"the cluster at {self.address} {problem}; set RAY_AUTH_MODE=token, and, unless ~/.ray/auth_token of this "
-                "machine has it, RAY_AUTH_TOKEN to the token with which the cluster was started"
+                f"the cluster at {self.address} {problem}; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token "
+                "with which the cluster was started, unless ~/.ray/auth_token of this machine has it"
             ) from None
         except (
             requests.ConnectionError,

@@ -17,7 +17,9 @@ from mask_predicates import (
     targets_of,
 )
 
+from nonet.attention.masks.from_dense import read_rows
 from nonet.attention.masks.mask import UniMask
+from nonet.attention.masks.packed import PackedGeometry
 from nonet.attention.masks.rules import make_disjoint
 from nonet.errors import ConfigError
 
@@ -138,6 +140,24 @@ def test_dense_masks_are_read_back_exactly_or_refused():
         else:
             assert torch.equal(UniMask.from_dense(seen).to_dense(cuts(lengths)), want)
     assert refused < CASES / 2
+
+
+def test_columns_are_read_in_blocks_of_bounded_size(monkeypatch):
+    monkeypatch.setattr("nonet.attention.masks.from_dense._BLOCK_ENTRIES", 40)
+    blocks = []
+    place = torch.arange(16)
+    seen = (place % 2 == 1) & (place <= place[:, None])  # eight runs in the last row
+    seen[12:, 3] = False  # a run that ends before the last row
+
+    def evaluate(b, first, last):
+        blocks.append(last - first)
+        return seen[first:last]
+
+    cu = torch.tensor([0, 16])
+    rows = read_rows(PackedGeometry.from_cuts(cu, cu, 16, 16), evaluate)
+    assert max(blocks) == 2
+    start, stop = rows.column
+    assert torch.equal((start <= place[:, None]) & (place[:, None] < stop), seen)
 
 
 def test_a_mask_of_many_runs_a_row_and_one_a_column_is_read_as_columns():

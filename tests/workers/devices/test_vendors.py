@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nonet.errors import ConfigError
+from nonet.workers.devices import vendors
 from nonet.workers.devices.environment import PoolEnvironment
 from nonet.workers.devices.vendors import Device, get_device, register
 
@@ -163,6 +164,21 @@ def test_a_module_named_in_the_environment_registers_in_every_process(tmp_path, 
         env={"NONET_DEVICES": "maia_devices", "PYTHONPATH": ":".join(sys.path)},
     )
     assert told.stdout.strip() == "{'resources': {'MAIA': 2}} {'MAIA_EXACT': '1'}"
+
+
+def test_a_module_that_cannot_be_imported_is_named_each_time(monkeypatch):
+    monkeypatch.setenv("NONET_DEVICES", "no_such_vendor")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="NONET_DEVICES or an entry point names 'no_such_vendor'"):
+            get_device("xpu")
+
+
+def test_a_module_of_the_user_replaces_a_shipped_device_from_the_first_call(tmp_path, monkeypatch):
+    (tmp_path / "own_cuda.py").write_text(VENDOR.replace('"maia"', '"cuda"'))
+    monkeypatch.setattr(vendors, "_DEVICES", dict(vendors._DEVICES))
+    monkeypatch.setenv("NONET_DEVICES", "own_cuda")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert get_device("cuda").vars == {"MAIA_EXACT": "1"}
 
 
 def test_a_device_adds_its_variables_and_the_pool_may_overrule_them():
