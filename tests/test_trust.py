@@ -11,11 +11,11 @@ from nonet.errors import ConfigError
 from nonet.plugins import import_file
 from nonet.trust import (
     approve_code,
-    check_import,
     compute_code_hash,
     guard_folder,
     import_no_code,
     is_approved,
+    read_code,
 )
 
 
@@ -23,7 +23,8 @@ from nonet.trust import (
 def forget(tmp_path, monkeypatch):
     """Guard no folder before and after a test, and approve nothing."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(trust, "_guarded_folders", [])
+    monkeypatch.setattr(trust, "_guarded", {})
+    monkeypatch.setattr(trust, "_approved", set())
     monkeypatch.setattr(trust, "_settings", {"approves": False, "imports": True})
 
 
@@ -56,7 +57,7 @@ def test_changed_code_is_not_approved_any_more(run, change):
     (run / change).parent.mkdir(exist_ok=True)
     (run / change).write_text("another")
     with pytest.raises(ConfigError, match="NONET_TRUST"):
-        check_import(run / "sources/evil.py", "tokenizer.use")
+        read_code(run / "sources/evil.py", "tokenizer.use")
 
 
 def test_results_of_a_run_are_no_code(run):
@@ -80,29 +81,29 @@ def test_code_in_a_run_but_outside_its_sources_and_behind_links_is_guarded_too(r
         run / "out.py",
     ):
         with pytest.raises(ConfigError, match="NONET_TRUST"):
-            check_import(file, "use")
+            read_code(file, "use")
 
 
 def test_a_machine_that_remembers_nothing_takes_hashes_from_the_environment(run, monkeypatch):
     guard_folder(run)
     monkeypatch.setenv("NONET_TRUST", f"0123,{compute_code_hash(run)}")
-    check_import(run / "sources/evil.py", "use")
+    read_code(run / "sources/evil.py", "use")
 
 
 def test_the_option_approves_what_the_command_opens_and_is_remembered(run, monkeypatch):
-    guard_folder(run)
     trust.approve_opened_folders()
-    check_import(run / "sources/evil.py", "use")
+    guard_folder(run)
+    read_code(run / "sources/evil.py", "use")
     monkeypatch.setattr(trust, "_settings", {"approves": False, "imports": True})
-    check_import(run / "sources/evil.py", "use")
+    read_code(run / "sources/evil.py", "use")
 
 
 def test_a_command_that_only_reads_imports_no_code_not_even_approved_code(run):
     guard_folder(run)
     approve_code(run)
     with import_no_code(), pytest.raises(ConfigError, match="which this command does not run"):
-        check_import(run / "sources/evil.py", "use")
-    check_import(run / "sources/evil.py", "use")
+        read_code(run / "sources/evil.py", "use")
+    read_code(run / "sources/evil.py", "use")
 
 
 def test_files_of_the_user_need_no_approval(run, tmp_path):

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, to_document
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, parse_file
-from nonet.trust import approve_code
+from nonet.run_code import CodePart, list_references, read_copy_records
+from nonet.trust import approve_parts
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
@@ -70,9 +72,17 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
                 copies.add(_copy_file(file_beside, copy_beside))
                 sha256 = hashlib.sha256(copy_beside.read_bytes()).hexdigest()
                 records.append({"use": None, "copy": name_beside, "sha256": sha256})
-    run.write_json(run.sources_list.name, records)
+    sources_list = run.write_json(run.sources_list.name, records)
+    approve_run(scenario, records, sources_list)
+
+
+def approve_run(scenario: Scenario, records: Sequence[Mapping[str, Any]], sources_list: Path) -> None:
+    """Approve the code of a run that this user starts: these copies, and what the scenario names, but no other file."""
+    part = CodePart(references=list_references(yaml.parse(yaml.dump(to_document(scenario)))))
+    part.files[sources_list.name] = hashlib.sha256(sources_list.read_bytes()).hexdigest()
+    part.files |= {f"sources/{record['copy']}": record["sha256"] for record in records}
     with suppress(OSError):  # a home that cannot be written: --trust is asked for later
-        approve_code(run.path)
+        approve_parts([part])
 
 
 def copy_with_siblings(file: Path, copy: Path) -> None:
@@ -191,7 +201,7 @@ def read_copies(run: RunFolder) -> PluginFiles:
     Raises:
         ConfigError: A copy is missing, or differs from the one at the start of the run.
     """
-    records = run.read_json(run.sources_list.name) or []
+    records = read_copy_records(run.path)
     for record in records:
         copy = run.sources / record["copy"]
         if not copy.is_file():
@@ -205,9 +215,7 @@ def read_copies(run: RunFolder) -> PluginFiles:
                 f"continues with the files from its start; put it back, or start a new run with the "
                 f"changed {record['use'] or copy.name}"
             )
-    return PluginFiles(
-        str(run.sources), {record["use"]: record["copy"] for record in records if record["use"]}
-    )
+    return PluginFiles.of_run(run.path, records)
 
 
 def _choose_copy_path(use: str, digest: str) -> str:

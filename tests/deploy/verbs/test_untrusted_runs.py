@@ -24,7 +24,8 @@ RUNNING = [
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run whose scenario names code of the run as its tokenizer."""
-    monkeypatch.setattr(trust, "_guarded_folders", [])
+    monkeypatch.setattr(trust, "_guarded", {})
+    monkeypatch.setattr(trust, "_approved", set())
     monkeypatch.setattr(trust, "_settings", {"approves": False, "imports": True})
     monkeypatch.setenv("NONET_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
