@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nonet import yaml
@@ -45,12 +46,37 @@ def list_named_files(scenario: Scenario) -> list[str]:
 
 
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
-    """Copy the user's own files into a run, and write its `sources.json`.
+    """Copy the user's own files into a run, write its `sources.json`, and approve this code, but no other file of the run.
 
     Args:
         scenario: The scenario that names the files.
         folder: The folder of the scenario, to which these names are relative.
         run: The folder of the run.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+    part = _copy_files(scenario, folder, run)
+    with suppress(OSError):  # a home that cannot be written: --trust is asked for later
+        approve_parts([part])
+
+
+def describe_code(scenario: Scenario, folder: Path) -> CodePart:
+    """Return the code that a run of a scenario has when it starts, without approving it.
+
+    Args:
+        scenario: The scenario that names the user's own files.
+        folder: The folder of the scenario.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+    with TemporaryDirectory() as run:
+        return _copy_files(scenario, folder, RunFolder(Path(run)))
+
+
+def _copy_files(scenario: Scenario, folder: Path, run: RunFolder) -> CodePart:
+    """Copy the user's own files into a run, write its `sources.json`, and return its code.
 
     Raises:
         ConfigError: A file is missing.
@@ -62,39 +88,38 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
         if not origin.is_file():
             raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
         digest = hashlib.sha256(origin.read_bytes()).hexdigest()
-        copy = _copy_file(origin, run.sources / _choose_copy_path(use, digest))
+        copy = run.sources / _choose_copy_path(use, digest)
+        digest = _copy_file(origin, copy)
         copies.add(copy)
         records.append({"use": use, "copy": str(copy.relative_to(run.sources)), "sha256": digest})
         for file_beside in find_files_beside(origin, {*_list_tables(scenario, folder), run.path.resolve()}):
             copy_beside = copy.parent / file_beside.relative_to(origin.parent)
             name_beside = str(copy_beside.relative_to(run.sources))
             if copy_beside not in copies and name_beside not in named_files:
-                copies.add(_copy_file(file_beside, copy_beside))
-                sha256 = hashlib.sha256(copy_beside.read_bytes()).hexdigest()
+                copies.add(copy_beside)
+                sha256 = _copy_file(file_beside, copy_beside)
                 records.append({"use": None, "copy": name_beside, "sha256": sha256})
-    sources_list = run.write_json(run.sources_list.name, records)
-    approve_run(scenario, records, sources_list)
+    run.write_json(run.sources_list.name, records)
+    files = {f"{run.sources.name}/{record['copy']}": record["sha256"] for record in records}
+    files[run.sources_list.name] = hashlib.sha256(run.sources_list.read_bytes()).hexdigest()
+    return CodePart(files, list_references(yaml.parse(yaml.dump(to_document(scenario)))))
 
 
-def approve_run(scenario: Scenario, records: Sequence[Mapping[str, Any]], sources_list: Path) -> None:
-    """Approve the code of a run that this user starts: these copies, and what the scenario names, but no other file."""
-    part = CodePart(references=list_references(yaml.parse(yaml.dump(to_document(scenario)))))
-    part.files[sources_list.name] = hashlib.sha256(sources_list.read_bytes()).hexdigest()
-    part.files |= {f"sources/{record['copy']}": record["sha256"] for record in records}
-    with suppress(OSError):  # a home that cannot be written: --trust is asked for later
-        approve_parts([part])
-
-
-def copy_with_siblings(file: Path, copy: Path) -> None:
+def copy_with_siblings(file: Path, copy: Path) -> dict[Path, str]:
     """Copy a user's file together with the files that it needs beside it.
 
     Args:
         file: The original.
         copy: The path of the copy.
+
+    Returns:
+        The SHA-256 of each copy by its path.
     """
-    _copy_file(file, copy)
+    copies = {copy: _copy_file(file, copy)}
     for file_beside in find_files_beside(file):
-        _copy_file(file_beside, copy.parent / file_beside.relative_to(file.parent))
+        copy_beside = copy.parent / file_beside.relative_to(file.parent)
+        copies[copy_beside] = _copy_file(file_beside, copy_beside)
+    return copies
 
 
 def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]:
@@ -181,11 +206,12 @@ def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:
     return files
 
 
-def _copy_file(origin: Path, copy: Path) -> Path:
-    """Copy a file to the path `copy`, and return that path."""
+def _copy_file(origin: Path, copy: Path) -> str:
+    """Copy a file to the path `copy`, and return the SHA-256 of what was written."""
     make_folder(copy.parent)
-    write_whole(copy, origin.read_bytes())
-    return copy
+    content = origin.read_bytes()
+    write_whole(copy, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
