@@ -1,6 +1,6 @@
 """Builds a ranker in a process of its own, as a check before a run: in the interpreter that will train it.
 
-    python -m nonet.models.keras.check '{"options": {...}, "features": {...}, "weight_decay": {...}}'
+    python -m nonet.models.keras.check '{"options": {...}, "features": {...}, "weight_decay": {...}, "trust": {...}}'
 
 It takes one step, and builds the model again from the configuration that a checkpoint has. It prints {"parameters": n} or
 {"error": message} as its last line.
@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nonet
 from nonet.errors import ConfigError, NonetError
+from nonet.trust import TrustState, adopt_trust, list_trust
 
 if TYPE_CHECKING:
     from nonet.models.keras.ranker import KerasRanker
@@ -48,6 +50,7 @@ def check_ranker(
         "options": dict(options),
         "features": dict(features),
         "weight_decay": dict(weight_decay or {}),
+        "trust": asdict(list_trust(on_this_node=True)),
     }
     done = subprocess.run(
         [python, "-m", __name__, json.dumps(request)],
@@ -71,6 +74,7 @@ def main() -> None:
     from nonet.models.keras.builder import build
 
     request = json.loads(sys.argv[1])
+    adopt_trust(TrustState(**request["trust"]))
     options, features = request["options"], request["features"]
     try:
         ranker = build(options, (), features, 0)

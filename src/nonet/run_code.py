@@ -182,7 +182,7 @@ def _list_attached(folder: Path) -> Iterator[str]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a damaged line, whose reward is checked when the run attaches it again
         if record.get("verb") == "attach" and "refused" not in record and names_code(use):
-            yield use
+            yield str(use)
 
 
 def names_code(use: Any) -> bool:

@@ -52,7 +52,7 @@ class TrustState:
 
     Attributes:
         references: The guarded folders, with the references of the scenarios that were read there.
-        hashes: The approved hashes.
+        hashes: The approved hashes of code that the process has checked.
         views: Those of the folders that other nodes may lack.
     """
 
@@ -63,7 +63,7 @@ class TrustState:
 
 _guarded: dict[Path, set[str]] = {}  # the references of the scenarios that were read in each guarded folder
 _views: set[Path] = set()  # guarded folders that only processes of this node have
-_approved: set[str] = set()  # hashes that this process has approved or received
+_approved: set[str] = set()  # hashes that this process has approved, received, or found approved
 _settings = {"approves": False, "imports": True}
 
 
@@ -242,7 +242,7 @@ def list_trust(*, on_this_node: bool = False) -> TrustState:
     """Return what the processes that this one starts need to know; on this node, also about views."""
     folders = _guarded.keys() - (set() if on_this_node else _views)
     references = {str(folder): sorted(_guarded[folder]) for folder in sorted(folders)}
-    return TrustState(references, sorted(_read_approved()), [str(folder) for folder in folders & _views])
+    return TrustState(references, sorted(_approved), [str(folder) for folder in folders & _views])
 
 
 def adopt_trust(state: TrustState) -> None:
@@ -346,9 +346,11 @@ def _check_parts(
     """
     if not _settings["imports"]:
         raise ConfigError(f"{title}: {what} is code of {folder.name}, which this command does not run")
-    parts = parts or needed
-    hashes = {part.hash for part in needed.values()}
-    if not hashes <= _read_approved():
+    parts, approved = parts or needed, _read_approved()
+    _approved.update(
+        approved & {part.hash for part in parts.values()}
+    )  # for processes on nodes that remember nothing
+    if not {part.hash for part in needed.values()} <= approved:
         detail = f" ({what})" if what else ""
         raise ConfigError(
             f"{title}: {folder.name} has code of its own{detail} that you have neither started nor approved on this machine; "
@@ -373,7 +375,7 @@ def _find_approvals() -> Path:
 
 
 def _read_approved() -> set[str]:
-    """Return the approved hashes."""
+    """Return the approved hashes, of which "" is never one."""
     file = _find_approvals()
     remembered = file.read_text(encoding="utf-8").split() if file.is_file() else []
     return {*_approved, *remembered, *filter(None, os.environ.get("NONET_TRUST", "").split(","))}
