@@ -505,3 +505,19 @@ def test_a_child_process_that_unpickles_a_function_checks_modules_beside_its_fil
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "NONET_TRUST" in done.stderr
     assert not (tmp_path / "mark").exists()
+
+
+def test_an_export_names_a_file_outside_of_it_only_if_it_is_approved(tmp_path):
+    export = tmp_path / "export"
+    export.mkdir()
+    (tmp_path / "out.py").write_text(leave_mark(tmp_path / "mark") + "build = 1\n")
+    use = f"{tmp_path / 'out.py'}:build"
+    settings = {"setup": {"model": {"use": use}}, "joins": {}}
+    (export / "export.json").write_text(json.dumps(settings))
+    guard_folder(export)
+    add_references(export, settings)
+    with pytest.raises(ConfigError, match="NONET_TRUST"):
+        load_reference(use, PluginFiles(), "model.use")
+    assert not (tmp_path / "mark").exists()
+    approve_code(export)
+    assert load_reference(use, PluginFiles(), "model.use") == 1
