@@ -483,7 +483,7 @@ def test_a_worker_checks_the_code_that_it_loads(helped, tmp_path, change):
         (helped / "sources/helper.py").write_text(leave_mark(tmp_path / "mark") + "VALUE = 1\n")
     code = (
         "import json, sys; from pathlib import Path; from nonet.plugins import import_file; from nonet.trust import *\n"
-        "from nonet.trust import TrustState, adopt_trust; adopt_trust(TrustState(**json.loads(sys.argv[1])))\n"
+        "from nonet.trust import TrustState, take_trust; take_trust(TrustState(**json.loads(sys.argv[1])))\n"
         "print(import_file(Path(sys.argv[2]), 'use').VALUE)"
     )
     done = subprocess.run(

@@ -51,7 +51,7 @@ from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, LocatedName, PluginFiles
 from nonet.replaceable import get_files
 from nonet.suggest import suggest_inline
-from nonet.trust import TrustState, add_references, adopt_trust, is_guarded, list_trust
+from nonet.trust import TrustState, add_references, is_guarded, list_trust, take_trust
 from nonet.workers.roles import Weights
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.kinds import get_shipped_roles
@@ -329,7 +329,7 @@ def _validate_document(document: Any, files: PluginFiles) -> Scenario:
 
 def _restore_scenario(trust: TrustState, document: Any, files: PluginFiles) -> Scenario:
     """Validate the document of a pickled scenario, after adopting what the process that pickled it knows about code."""
-    adopt_trust(trust)
+    take_trust(trust)
     return _validate_document(document, files)
 
 

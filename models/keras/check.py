@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import nonet
 from nonet.errors import ConfigError, NonetError
-from nonet.trust import TrustState, adopt_trust, list_trust
+from nonet.trust import TrustState, list_trust, take_trust
 
 if TYPE_CHECKING:
     from nonet.models.keras.ranker import KerasRanker
@@ -74,7 +74,7 @@ def main() -> None:
     from nonet.models.keras.builder import build
 
     request = json.loads(sys.argv[1])
-    adopt_trust(TrustState(**request["trust"]))
+    take_trust(TrustState(**request["trust"]))
     options, features = request["options"], request["features"]
     try:
         ranker = build(options, (), features, 0)

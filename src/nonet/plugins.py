@@ -334,8 +334,8 @@ def _make_importable_by_children(module_name: str, path: Path, content: bytes) -
     state = list_trust(on_this_node=True)
     lines = [
         "import sys",
-        "from nonet.trust import TrustState, adopt_trust",
-        f"adopt_trust(TrustState({state.references!r}, {state.hashes!r}, {state.views!r}))",
+        "from nonet.trust import TrustState, take_trust",
+        f"take_trust(TrustState({state.references!r}, {state.hashes!r}, {state.views!r}))",
         f"sys.path.append({str(path.parent)!r})",
         f"__file__ = {str(path)!r}",
         f"exec(compile({content!r}, __file__, 'exec'))",

@@ -181,10 +181,10 @@ def _list_attached(folder: Path) -> Iterator[str]:
             use = (record.get("options") or {}).get("use")
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a damaged line, whose reward is checked when the run attaches it again
-        if record.get("verb") == "attach" and "refused" not in record and names_code(use):
+        if record.get("verb") == "attach" and "refused" not in record and is_code_reference(use):
             yield str(use)
 
 
-def names_code(use: Any) -> bool:
+def is_code_reference(use: Any) -> bool:
     """Return whether the `use` of an attached reward is more than a shipped name: a file, a module or an address."""
     return isinstance(use, str) and (use.endswith(".py") or ":" in use)

@@ -39,8 +39,8 @@ from nonet.run_code import (
     ENVIRONMENT,
     CodePart,
     find_part,
+    is_code_reference,
     list_references,
-    names_code,
     needs_approval,
     read_code_parts,
 )
@@ -195,7 +195,7 @@ def check_attached(folder: Path, use: Any, title: str) -> None:
     Raises:
         ConfigError: It is not approved.
     """
-    if names_code(use) and _find_guards(folder):
+    if is_code_reference(use) and _find_guards(folder):
         _check_parts(folder, {use: CodePart(references={use})}, title, use)
 
 
@@ -243,7 +243,7 @@ def list_trust(*, on_this_node: bool = False) -> TrustState:
     return TrustState(references, sorted(_approved), [str(folder) for folder in folders & _views])
 
 
-def adopt_trust(state: TrustState) -> None:
+def take_trust(state: TrustState) -> None:
     """Guard the folders of another process, and approve what it has approved."""
     _approved.update(state.hashes)
     for folder, names in state.references.items():
