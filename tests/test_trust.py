@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import py_compile
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict
@@ -521,3 +522,9 @@ def test_an_export_names_a_file_outside_of_it_only_if_it_is_approved(tmp_path):
     assert not (tmp_path / "mark").exists()
     approve_code(export)
     assert load_reference(use, PluginFiles(), "model.use") == 1
+
+
+def test_a_script_in_a_guarded_folder_can_be_run(run, tmp_path):
+    guard_folder(run)
+    runpy.run_path(str(run / "sources/evil.py"))  # as the user does who runs the example of an export
+    assert (tmp_path / "mark").exists()

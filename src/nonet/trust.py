@@ -286,8 +286,8 @@ class _GuardedExtensionLoader(ExtensionFileLoader):
 
 def _find_in_guarded_folder(place: str) -> FileFinder:
     """Return the finder of modules in a folder on Python's path. Raises ImportError if the folder is not guarded."""
-    if not _find_guards(Path(place)):
-        raise ImportError(f"{place} is not guarded")
+    if not _find_guards(Path(place)) or Path(place).is_file():  # a file is a script that the user runs
+        raise ImportError(f"{place} is no guarded folder")
     source, extension = (_GuardedLoader, SOURCE_SUFFIXES), (_GuardedExtensionLoader, EXTENSION_SUFFIXES)
     return FileFinder(place, extension, source)
 
