@@ -405,9 +405,8 @@ def _prepare_records(
     with change_run(run.path, single_writer=single_writer) as writer:
         if resume:
             guard_folder(run.path, approves=False)
-            check_folder(
-                run.path, run.id
-            )  # of the folder that workers read, which may be newer than the view
+            # Of the folder that workers read, which may be newer than the view.
+            check_folder(run.path, run.id)
             read_copies(run)
             record_resume(run)
             return writer
