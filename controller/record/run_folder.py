@@ -27,6 +27,7 @@ from nonet.storage import (
     register_work_folder,
     remove,
 )
+from nonet.trust import guard_work_folder, is_guarded
 
 _FACTS = "results/tokenise.json"  # the results of the tokenise stage
 # The versions of a run's catalogue after the first (which is in _FACTS), the newest last.
@@ -194,8 +195,8 @@ class RunFolder:
         return str(Path(path).relative_to(root)) if is_inside else path
 
     def clear_records(self) -> None:
-        """Delete the journal, the metrics and the list of sources, so that a run without a checkpoint starts again."""
-        for path in (self.journal, self.metrics, self.sources_list):
+        """Delete the journal, the metrics and the copies of sources, so that a run without a checkpoint starts again."""
+        for path in (self.journal, self.metrics, self.sources_list, self.sources):
             remove(path, "the run starts again")
 
     def write_json(self, name: str, value: Any) -> Path:
@@ -266,7 +267,10 @@ def lock_run(run: RunFolder) -> FolderLock:
 
 def open_for_writing(run: RunFolder) -> RunFolder:
     """Return the folder in which this node writes a run: of a stored run that was opened for reading, its work folder."""
-    return RunFolder(open_work_folder(run.path))
+    work_folder = RunFolder(open_work_folder(run.path))
+    if is_guarded(run.path):
+        guard_work_folder(work_folder.path, run.path)
+    return work_folder
 
 
 def is_empty(run: RunFolder) -> bool:

@@ -158,9 +158,10 @@ def _open_stored(address: str) -> RunFolder:
         place, _, run_id = address.rpartition("/")
         work_folder = RunFolder(make_local_folder(place, run_id))
         if is_running(work_folder):
+            guard_folder(work_folder.path)
             return work_folder
         raise ConfigError(f"storage: {error}") from None
-    guard_folder(run.path)
+    guard_folder(run.path, is_view=True)
     return run
 
 

@@ -51,6 +51,7 @@ from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, LocatedName, PluginFiles
 from nonet.replaceable import get_files
 from nonet.suggest import suggest_inline
+from nonet.trust import TrustState, add_references, is_guarded, list_trust, take_trust
 from nonet.workers.roles import Weights
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.kinds import get_shipped_roles
@@ -110,8 +111,11 @@ class Scenario(StrictModel):
         return isinstance(other, Scenario) and _to_plain(self) == _to_plain(other)
 
     def __reduce__(self) -> Any:
-        """Pickle the document, which is validated again on unpickling, as classes of the user's own files cannot be pickled."""
-        return _validate_document, (_to_plain(self), self._files)
+        """Pickle the document, which is validated again on unpickling, as classes of the user's own files cannot be pickled.
+
+        The process that unpickles it checks the code that this one checks.
+        """
+        return _restore_scenario, (list_trust(on_this_node=True), _to_plain(self), self._files)
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -208,6 +212,8 @@ def load_scenario(
     """
     read = read_document(source, changes)
     stored_document = stored and yaml.read(stored)
+    if stored:
+        add_references(stored.parent, stored_document)
     files = find_user_files(read.path)
     if read.parents:
         scenario = _make_extended(read, files, stored_document)
@@ -228,6 +234,9 @@ def read_document(source: str | Path, changes: list[str] | None = None) -> Scena
     """
     path = find_scenario(source)
     read = read_chain(path, changes or ())
+    if read.parents and is_guarded(path.parent):
+        raise ConfigError(f"{path}: the scenario of a run extends no other; start a new run")
+    add_references(path.parent, read.document, changes or ())
     if yaml.is_map(read.document) and path.parent != LIBRARY:
         resolve_stores(read.document, path.parent)
     return read
@@ -316,6 +325,12 @@ def _put_setting(document: dict[str, Any], path: str, value: Any) -> None:
 def _validate_document(document: Any, files: PluginFiles) -> Scenario:
     """Validate a document and return its scenario; pydantic's ValidationError is not converted."""
     return Scenario.model_validate(document, context={"files": files})
+
+
+def _restore_scenario(trust: TrustState, document: Any, files: PluginFiles) -> Scenario:
+    """Validate the document of a pickled scenario, after adopting what the process that pickled it knows about code."""
+    take_trust(trust)
+    return _validate_document(document, files)
 
 
 def _to_plain(scenario: Scenario) -> dict[str, Any]:

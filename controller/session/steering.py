@@ -19,6 +19,7 @@ from nonet.controller.session.objectives import SETTABLE, RewardObjectives
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import parse_file
 from nonet.suggest import suggest_inline
+from nonet.trust import check_attached
 from nonet.workers.runtime import WorkerGroup
 
 _TRIAL_PROMPTS = 8  # prompts that a new reward is tried on; enough to raise its errors
@@ -155,6 +156,8 @@ class RewardSteering:
         name = command["name"]
         if name in self.objectives.rewards:
             raise ConfigError(f"there is a reward {name!r} already; detach it first, or give another --name")
+        use = command["options"].get("use") or name
+        check_attached(self._session.run.path, use, f"attach {name}")
         self._check_copy(command)
         options = RewardOptions.model_validate(command["options"])
         rewards = self._session.reward

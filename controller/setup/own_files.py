@@ -17,14 +17,17 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, to_document
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, parse_file
-from nonet.trust import approve_code
+from nonet.run_code import CodePart, list_references, read_copy_records
+from nonet.trust import approve_parts
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
@@ -43,12 +46,37 @@ def list_named_files(scenario: Scenario) -> list[str]:
 
 
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
-    """Copy the user's own files into a run, and write its `sources.json`.
+    """Copy the user's own files into a run, write its `sources.json`, and approve this code, but no other file of the run.
 
     Args:
         scenario: The scenario that names the files.
         folder: The folder of the scenario, to which these names are relative.
         run: The folder of the run.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+    part = _copy_files(scenario, folder, run)
+    with suppress(OSError):  # a home that cannot be written: --trust is asked for later
+        approve_parts([part])
+
+
+def describe_code(scenario: Scenario, folder: Path) -> CodePart:
+    """Return the code that a run of a scenario has when it starts, without approving it.
+
+    Args:
+        scenario: The scenario that names the user's own files.
+        folder: The folder of the scenario.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+    with TemporaryDirectory() as run:
+        return _copy_files(scenario, folder, RunFolder(Path(run)))
+
+
+def _copy_files(scenario: Scenario, folder: Path, run: RunFolder) -> CodePart:
+    """Copy the user's own files into a run, write its `sources.json`, and return its code.
 
     Raises:
         ConfigError: A file is missing.
@@ -60,31 +88,38 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
         if not origin.is_file():
             raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
         digest = hashlib.sha256(origin.read_bytes()).hexdigest()
-        copy = _copy_file(origin, run.sources / _choose_copy_path(use, digest))
+        copy = run.sources / _choose_copy_path(use, digest)
+        digest = _copy_file(origin, copy)
         copies.add(copy)
         records.append({"use": use, "copy": str(copy.relative_to(run.sources)), "sha256": digest})
         for file_beside in find_files_beside(origin, {*_list_tables(scenario, folder), run.path.resolve()}):
             copy_beside = copy.parent / file_beside.relative_to(origin.parent)
             name_beside = str(copy_beside.relative_to(run.sources))
             if copy_beside not in copies and name_beside not in named_files:
-                copies.add(_copy_file(file_beside, copy_beside))
-                sha256 = hashlib.sha256(copy_beside.read_bytes()).hexdigest()
+                copies.add(copy_beside)
+                sha256 = _copy_file(file_beside, copy_beside)
                 records.append({"use": None, "copy": name_beside, "sha256": sha256})
     run.write_json(run.sources_list.name, records)
-    with suppress(OSError):  # a home that cannot be written: --trust is asked for later
-        approve_code(run.path)
+    files = {f"{run.sources.name}/{record['copy']}": record["sha256"] for record in records}
+    files[run.sources_list.name] = hashlib.sha256(run.sources_list.read_bytes()).hexdigest()
+    return CodePart(files, list_references(yaml.parse(yaml.dump(to_document(scenario)))))
 
 
-def copy_with_siblings(file: Path, copy: Path) -> None:
+def copy_with_siblings(file: Path, copy: Path) -> dict[Path, str]:
     """Copy a user's file together with the files that it needs beside it.
 
     Args:
         file: The original.
         copy: The path of the copy.
+
+    Returns:
+        The SHA-256 of each copy by its path.
     """
-    _copy_file(file, copy)
+    copies = {copy: _copy_file(file, copy)}
     for file_beside in find_files_beside(file):
-        _copy_file(file_beside, copy.parent / file_beside.relative_to(file.parent))
+        copy_beside = copy.parent / file_beside.relative_to(file.parent)
+        copies[copy_beside] = _copy_file(file_beside, copy_beside)
+    return copies
 
 
 def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]:
@@ -171,11 +206,12 @@ def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:
     return files
 
 
-def _copy_file(origin: Path, copy: Path) -> Path:
-    """Copy a file to the path `copy`, and return that path."""
+def _copy_file(origin: Path, copy: Path) -> str:
+    """Copy a file to the path `copy`, and return the SHA-256 of what was written."""
     make_folder(copy.parent)
-    write_whole(copy, origin.read_bytes())
-    return copy
+    content = origin.read_bytes()
+    write_whole(copy, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
@@ -191,7 +227,7 @@ def read_copies(run: RunFolder) -> PluginFiles:
     Raises:
         ConfigError: A copy is missing, or differs from the one at the start of the run.
     """
-    records = run.read_json(run.sources_list.name) or []
+    records = read_copy_records(run.path)
     for record in records:
         copy = run.sources / record["copy"]
         if not copy.is_file():
@@ -205,9 +241,7 @@ def read_copies(run: RunFolder) -> PluginFiles:
                 f"continues with the files from its start; put it back, or start a new run with the "
                 f"changed {record['use'] or copy.name}"
             )
-    return PluginFiles(
-        str(run.sources), {record["use"]: record["copy"] for record in records if record["use"]}
-    )
+    return PluginFiles.of_run(run.path, records)
 
 
 def _choose_copy_path(use: str, digest: str) -> str:

@@ -17,6 +17,7 @@ from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
 from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import MASK
+from nonet.trust import check_folder, guard_folder
 from nonet.workers.roles import DataSetup, KnownRun
 
 
@@ -104,12 +105,14 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
         ConfigError: The folder holds a run of another scenario, or a file is missing.
     """
     make_folder(run.path)
+    guard_folder(run.path, approves=False)
     if run.scenario.exists():
         check_same(scenario, run)
     if not run.sources_list.exists():
         keep_copies(scenario, folder, run)
     if not run.scenario.exists():
         write_whole(run.scenario, yaml.dump(to_document(scenario)).encode())
+    check_folder(run.path, run.id)
     return hashlib.sha256(run.scenario.read_bytes()).hexdigest()
 
 

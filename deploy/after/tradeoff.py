@@ -33,6 +33,7 @@ from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import PluginFiles
+from nonet.trust import check_folder
 
 _WIDTH, _HEIGHT, _LEFT_MARGIN, _BOTTOM_MARGIN = 560, 340, 70, 50  # of the picture, in pixels
 _STYLE = """
@@ -68,6 +69,7 @@ def run_tradeoff(
     source = find_run(run)
     scenario, _ = load_scenario(source.scenario)
     check_supported(scenario, "tradeoff", source.id)
+    check_folder(source.path, source.id)
     key, values = _parse_sweep(sweep)
     stage, reward = _find_swept_reward(key, scenario)
     earlier_stages = list(scenario.stages)[: list(scenario.stages).index(stage)]

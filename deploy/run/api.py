@@ -32,6 +32,7 @@ from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
+from nonet.trust import check_folder
 
 if TYPE_CHECKING:
     from nonet.deploy.run.driver import DriverRun
@@ -212,6 +213,7 @@ def resume(
     if folder.report.exists():
         raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
     stored, _ = load_scenario(folder.scenario, changes)
+    check_folder(folder.path, folder.id)
     if scenario_file is not None:  # deadlines and trackers may differ from those of the run's start
         given = scenario_file.scenario
         stored = stored.model_copy(update={"deadlines": given.deadlines, "tracking": given.tracking})

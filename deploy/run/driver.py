@@ -53,6 +53,7 @@ from nonet.storage import (
     list_mounts,
     open_storage,
 )
+from nonet.trust import check_folder, guard_folder
 from nonet.workers import check_ray_environment
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
@@ -403,6 +404,9 @@ def _prepare_records(
         _check_storage(copy.address, resume=resume, single_writer=single_writer)
     with change_run(run.path, single_writer=single_writer) as writer:
         if resume:
+            guard_folder(run.path, approves=False)
+            # Of the folder that workers read, which may be newer than the view.
+            check_folder(run.path, run.id)
             read_copies(run)
             record_resume(run)
             return writer

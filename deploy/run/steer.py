@@ -10,6 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from nonet.deploy.run.status import is_run_elsewhere
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
-from nonet.trust import approve_code, is_approved
+from nonet.run_code import CodePart
+from nonet.trust import approve_parts
 
 _POLL_S = 0.1
 _REWARD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
@@ -68,12 +70,11 @@ def attach(
     if parse_file(use) is not None and _is_elsewhere(folder):
         raise ConfigError(
             f"attach: {use} is a file of this machine, and another one runs {folder.id}; attach it there, or name a module that "
-            "both machines have"
+            "both machines have, and that NONET_TRUST approves there"
         )
-    was_approved, target_folder = is_approved(folder.path), open_for_writing(folder)
-    copied_use, digest = _copy_source(target_folder, use)
-    if was_approved:
-        approve_code(target_folder.path)
+    copied_use, digest, parts = _copy_source(open_for_writing(folder), use)
+    with suppress(OSError):  # a home that cannot be written: the run refuses code that is not approved
+        approve_parts(parts)
     command_options = reward_options.model_dump(exclude_unset=True) | {"use": copied_use}
     return folder, CommandQueue(folder).ask(
         verb="attach", name=reward_name, stage=stage, options=command_options, original=use, sha256=digest
@@ -212,20 +213,22 @@ def _find_active_run(run: str | Path, suggestion: str) -> RunFolder:
     return folder
 
 
-def _copy_source(folder: RunFolder, use: str) -> tuple[str, str]:
+def _copy_source(folder: RunFolder, use: str) -> tuple[str, str, list[CodePart]]:
     """Copy the file of a reward, and the files beside it, into the run.
 
     Returns:
-        `use` with the copy instead of the file, and the file's sha256. If `use` names no file, nothing is copied,
-        and the result is `use` and "".
+        `use` with the copy instead of the file, the file's sha256, and the code that its user attaches. If `use` names no file,
+        nothing is copied, and the result has `use` and "".
     """
     file = parse_file(use)
     if file is None:
-        return use, ""
+        return use, "", [CodePart(references={use})]
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     copy_path = folder.sources / f"attached-{digest[:12]}" / Path(file).name
-    copy_with_siblings(Path(file).resolve(), copy_path)
-    return f"{copy_path.relative_to(folder.sources)}{use.removeprefix(file)}", digest
+    copies = copy_with_siblings(Path(file).resolve(), copy_path)
+    files = {str(copy.relative_to(folder.path)): sha256 for copy, sha256 in copies.items()}
+    copied_use = f"{copy_path.relative_to(folder.sources)}{use.removeprefix(file)}"
+    return copied_use, copies[copy_path], [CodePart(files=files), CodePart(references={copied_use})]
 
 
 def _choose_name(use: str, target: Any) -> str:

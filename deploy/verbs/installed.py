@@ -11,13 +11,15 @@ from typer.core import TyperGroup
 from nonet.contracts import find_entry_point, list_entry_points
 from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
-from nonet.trust import approve_opened_folders
+from nonet.trust import approve_opened_folders, import_no_code
 
 _ENTRY_POINTS = "nonet.verbs"  # the group of entry points
 _PAGE = "docs/how-to/extend.md"  # for errors
 _RUNNING = ("run", "plan", "tune", "submit", "resume", "tradeoff", "parity", "chaos")
 _STEERING = ("attach", "detach", "set", "scale")
-_ASKING = ("evaluate", "recommend", "score", "report", "serve", "publish", "export")
+_ASKING = ("evaluate", "recommend", "score", "serve", "publish", "export")
+_READING = frozenset(("status", "logs", "why", "runs", "report", "versions", "top"))
+"""Commands that import no code of a run, not even approved code."""
 _RUNS_CODE = frozenset(
     (*_RUNNING, *_STEERING, *_ASKING)
 )  # commands that may run code of a run or of an export
@@ -69,6 +71,8 @@ class VerbGroup(TyperGroup):
             command = super().get_command(ctx, cmd_name)
             if command is not None and cmd_name in _RUNS_CODE:
                 _add_trust_option(command)
+            if command is not None and cmd_name in _READING and command.callback is not None:
+                command.callback = import_no_code()(command.callback)
             return command
         verb = load_heavy(entry_point.value)
         if isinstance(verb, typer.Typer):

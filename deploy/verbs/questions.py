@@ -116,19 +116,17 @@ def report(
     from nonet.controller.record import find_group, find_run
     from nonet.deploy.report import write_report
     from nonet.storage import find_page_folder
-    from nonet.trust import import_no_code
 
     if group := find_group(run):
         result, text = read_group(group)
         print(json.dumps(result, indent=1) if as_json else text)
         return
     folder = find_run(run)
-    with import_no_code():
-        page = write_report(folder.path, find_page_folder(folder.path))
-        if as_json:
-            print(json.dumps(folder.read_json("report.json"), indent=1))
-        else:
-            print_summary(folder, page)
+    page = write_report(folder.path, find_page_folder(folder.path))
+    if as_json:
+        print(json.dumps(folder.read_json("report.json"), indent=1))
+    else:
+        print_summary(folder, page)
 
 
 def evaluate(

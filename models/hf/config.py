@@ -130,7 +130,7 @@ def _load_folder_config(path: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(f"model.path: the config of {path} cannot be read: {format_error(error)}") from None
 

@@ -49,7 +49,9 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
 
     tokenizer = read_tokenizer({"path": path}, "a text encoder")
     try:
-        model: Any = AutoModel.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
+        model: Any = AutoModel.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, dtype=torch.float32
+        ).eval()
     except Exception as error:  # Each model class raises its own exceptions.
         message = " ".join(str(error).split())[:300]
         raise ConfigError(

@@ -47,7 +47,10 @@ def build_causal_lm(options: Mapping[str, Any], seed: int, config: Any = None) -
     config = config or read_config(options)
     if attention == "uni":
         register()
-    load_options: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
+    load_options: dict[str, Any] = {
+        "dtype": DTYPES[str(options.get("precision", "fp32"))],
+        "trust_remote_code": False,  # Otherwise transformers asks on a terminal whether to run code of the folder.
+    }
     if attention is not None:
         load_options["attn_implementation"] = ATTENTIONS[attention]
     is_deferred = torch.empty(0).device.type == "meta"  # The weights are read or drawn later, one at a time.

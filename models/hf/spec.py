@@ -298,7 +298,7 @@ def _build_meta_model(config_json: str, path: str | None) -> Any:
     model_config = read_config({"config": json.loads(config_json), "path": path})
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(model_config)
+            return AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
     except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
         raise ConfigError(
             f"model: {model_config.model_type} cannot be built from its config: {format_error(error)}"

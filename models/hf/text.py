@@ -66,7 +66,7 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # Each kind of tokenizer raises its own exceptions.
         message = " ".join(str(error).split())[:300]
         raise ConfigError(

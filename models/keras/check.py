@@ -1,6 +1,6 @@
 """Builds a ranker in a process of its own, as a check before a run: in the interpreter that will train it.
 
-    python -m nonet.models.keras.check '{"options": {...}, "features": {...}, "weight_decay": {...}}'
+    python -m nonet.models.keras.check '{"options": {...}, "features": {...}, "weight_decay": {...}, "trust": {...}}'
 
 It takes one step, and builds the model again from the configuration that a checkpoint has. It prints {"parameters": n} or
 {"error": message} as its last line.
@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nonet
 from nonet.errors import ConfigError, NonetError
+from nonet.trust import TrustState, list_trust, take_trust
 
 if TYPE_CHECKING:
     from nonet.models.keras.ranker import KerasRanker
@@ -48,6 +50,7 @@ def check_ranker(
         "options": dict(options),
         "features": dict(features),
         "weight_decay": dict(weight_decay or {}),
+        "trust": asdict(list_trust(on_this_node=True)),
     }
     try:
         done = subprocess.run(
@@ -74,6 +77,7 @@ def check_ranker(
 def main() -> None:
     """Build and step the ranker that the argument describes, and print the result as JSON."""
     request = json.loads(sys.argv[1])
+    take_trust(TrustState(**request.pop("trust")))
     try:
         result: dict[str, Any] = {"parameters": build_and_step(**request)}
     except NonetError as error:

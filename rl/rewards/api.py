@@ -274,7 +274,7 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
     if module_path.endswith(".py"):
         module = import_file(Path(base) / module_path, f"{title} ({module_path})")
     elif attribute:
-        module = import_name(module_path, f"{title} ({use})")
+        module = import_name(module_path, f"{title} ({use})", use)
     elif use in SHIPPED:
         module_path, _, attribute = SHIPPED[use].partition(":")
         module = importlib.import_module(module_path)

@@ -23,7 +23,7 @@ import pkgutil
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 from nonet.contracts import check_spec, find_entry_point, list_entry_points
 from nonet.errors import ConfigError
 from nonet.suggest import suggest_inline
-from nonet.trust import check_import
+from nonet.trust import ContentLoader, check_reference, list_trust, read_code
 
 T = TypeVar("T")
 
@@ -45,14 +45,36 @@ class PluginFiles:
     Attributes:
         folder: The folder that relative paths start from.
         copies: For the files of a run, the path of the run's copy of a file, by the path that the scenario uses.
+        is_closed: Whether all files are in the folder, as those of a run are.
     """
 
     folder: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
+    is_closed: bool = False
+
+    @classmethod
+    def of_run(cls, run: Path, records: Sequence[Mapping[str, Any]]) -> PluginFiles:
+        """Return the location of the copies of the user's own files that a run has.
+
+        Args:
+            run: The folder of the run.
+            records: What `nonet.run_code.read_copy_records` returned.
+        """
+        copies = {record["use"]: record["copy"] for record in records if record["use"]}
+        return cls(str(run / "sources"), copies, is_closed=True)
 
     def resolve_path(self, cited: str) -> Path:
-        """Return the path of the file that a scenario names as `cited`, or of its copy if there is one."""
-        return Path(self.folder) / self.copies.get(cited, cited)
+        """Return the path of the file that a scenario names as `cited`, or of its copy if there is one.
+
+        Raises:
+            ConfigError: The folder is closed, and the file is outside of it.
+        """
+        path = Path(self.folder) / self.copies.get(cited, cited)
+        if self.is_closed and not path.resolve().is_relative_to(Path(self.folder).resolve()):
+            raise ConfigError(
+                f"use: {cited} leads out of {self.folder}; a run has copies of all its files there, so start a new run"
+            )
+        return path
 
     def make_absolute(self, use: Any) -> Any:
         """Return a reference with an absolute path, so that processes in another working directory can import it.
@@ -220,11 +242,12 @@ def load_reference(use: str, files: PluginFiles, title: str) -> Any:
     if not attribute:
         raise ConfigError(f"{title}: the reference does not name an object; write {file_or_module}:Name")
     is_file = file_or_module.endswith(".py")
-    module = (
-        import_file(files.resolve_path(file_or_module), title)
-        if is_file
-        else import_name(file_or_module, title)
-    )
+    if is_file:
+        file = files.resolve_path(file_or_module)
+        check_reference(use, title, file)
+        module = import_file(file, title)
+    else:
+        module = import_name(file_or_module, title, use)
     if not hasattr(module, attribute):
         raise ConfigError(f"{title}: there is no {attribute!r} in {file_or_module}")
     return getattr(module, attribute)
@@ -253,20 +276,23 @@ def import_file(path: Path, title: str) -> ModuleType:
         raise ConfigError(
             f"{title}: there is no file {path}. Relative paths start from the folder of the scenario."
         )
-    check_import(path, title)
-    digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()
+    path = path.absolute()
+    resolved = path.resolve()
+    content = read_code(path, title)
+    digest = hashlib.sha256(str(resolved).encode() + content).hexdigest()
     module_name = f"{OWN}{path.stem}_{digest[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    module_spec = importlib.util.spec_from_file_location(module_name, path)
-    assert module_spec is not None and module_spec.loader is not None  # noqa: PT018  a .py file always has both
+    loader = ContentLoader(module_name, str(path), content)
+    module_spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
+    assert module_spec is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module  # dataclasses and pickle look up the module of a class
-    folder = path.resolve().parent
+    folder = resolved.parent
     _remove_modules_of_other_folders(folder)
     sys.path.insert(0, str(folder))
     try:
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException as error:
         del sys.modules[module_name]
         raise _to_config_error(error, title) from error
@@ -275,7 +301,7 @@ def import_file(path: Path, title: str) -> ModuleType:
     _imported_folders.append(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # the last entry, so that installed packages take precedence
-    _make_importable_by_children(module_name, path.resolve())
+    _make_importable_by_children(module_name, resolved, content)
     return module
 
 
@@ -295,18 +321,25 @@ def _remove_modules_of_other_folders(folder: Path) -> None:
 _shim_folders: dict[int, Path] = {}  # the folder of modules that run files of the user, by process
 
 
-def _make_importable_by_children(module_name: str, path: Path) -> None:
-    """Write a module of this name that runs the file into a folder on `sys.path`, which spawned child processes inherit.
+def _make_importable_by_children(module_name: str, path: Path, content: bytes) -> None:
+    """Write a module of this name that runs a file into a folder on `sys.path`, which spawned child processes inherit.
 
-    Child processes that unpickle a function of the file import its module by name.
+    Child processes that unpickle a function of the file import its module by name. They guard what this process guards.
     """
     if os.getpid() not in _shim_folders:
         folder = Path(tempfile.mkdtemp(prefix="nonet-own-"))
         _shim_folders[os.getpid()] = folder
         sys.path.append(str(folder))
         atexit.register(_remove_shim_folder, os.getpid(), folder)
-    run_file = "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
-    lines = ["import sys", f"sys.path.append({str(path.parent)!r})", f"__file__ = {str(path)!r}", run_file]
+    state = list_trust(on_this_node=True)
+    lines = [
+        "import sys",
+        "from nonet.trust import TrustState, take_trust",
+        f"take_trust(TrustState({state.references!r}, {state.hashes!r}, {state.views!r}))",
+        f"sys.path.append({str(path.parent)!r})",
+        f"__file__ = {str(path)!r}",
+        f"exec(compile({content!r}, __file__, 'exec'))",
+    ]
     (_shim_folders[os.getpid()] / f"{module_name}.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -316,16 +349,18 @@ def _remove_shim_folder(process: int, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def import_name(module: str, title: str) -> ModuleType:
+def import_name(module: str, title: str, use: str) -> ModuleType:
     """Import an installed module and return it.
 
     Args:
         module: The dotted name of the module.
         title: The start of error messages.
+        use: The reference that names the module.
 
     Raises:
-        ConfigError: The module cannot be imported; the message is one line.
+        ConfigError: The module cannot be imported, or a run names it that is not approved; the message is one line.
     """
+    check_reference(use, title)
     try:
         return importlib.import_module(module)
     except BaseException as error:

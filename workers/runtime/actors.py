@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from nonet.deadlines import DEFAULTS, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
 from nonet.storage import list_mounts
+from nonet.trust import list_trust
 from nonet.workers import WorkerActivity, check_ray_environment, start_ray
 from nonet.workers.devices import PoolEnvironment, get_device
 from nonet.workers.runtime.dispatch import CallMessage, format_task_name, pack_header
@@ -157,6 +158,7 @@ class ActorGroup:
             device=get_device(seat.device).to_torch_device(),
             deadline_s=self._deadlines.step,
             mounts=list_mounts(),
+            trust=list_trust(),
         )
         return WorkerActor.options(**options).remote(place, self._lifetime.orphan_timeout_s)  # type: ignore[attr-defined]
 

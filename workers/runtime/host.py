@@ -31,6 +31,7 @@ from nonet.errors import (
     WorkerLost,
 )
 from nonet.storage import FileEntry, MountedRun, RunCopy, fetch_arguments, find_copy, mount
+from nonet.trust import take_trust
 from nonet.workers import (
     WorkerActivity,
     describe_activity,
@@ -78,6 +79,7 @@ class WorkerActor:
 
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
+        take_trust(place.trust)
         if place.threads:
             # torch's OpenMP reads this when torch is imported, which the first role does. Workers share cores, and their
             # threads would spin there while they wait for a thread that another worker keeps from running.

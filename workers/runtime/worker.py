@@ -13,6 +13,7 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS
 from nonet.storage import MountedRun
+from nonet.trust import TrustState
 from nonet.workers.runtime.rendezvous import StoreAddress, join_role_process_group
 
 
@@ -33,6 +34,7 @@ class Place:
         deadline_s: Seconds to wait for a value of another rank; ranks wait twice as long for each other in a
             collective.
         mounts: The runs in object storage whose files the process may read and write.
+        trust: The folders whose code the process checks before it imports it, and the approved hashes.
     """
 
     role: str = "worker"
@@ -46,6 +48,7 @@ class Place:
     meeting: StoreAddress | None = None
     deadline_s: float = DEFAULTS.step
     mounts: tuple[MountedRun, ...] = ()
+    trust: TrustState = field(default_factory=TrustState)
 
 
 class DistributeWorker:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
+from nonet.run_code import read_copy_records
 from nonet.suggest import suggest_inline
+from nonet.trust import is_guarded
 
 SOURCES = "sources.json"  # lists the copies of the user's own files in a run's folder
 LIBRARY = Path(__file__).resolve().parents[3] / "deploy" / "scenarios"  # the folder of the shipped scenarios
@@ -44,8 +45,6 @@ def list_shipped_scenarios() -> list[str]:
 
 def find_user_files(path: Path) -> PluginFiles:
     """Return where the user's own files of a scenario are: in its folder, or in `sources` if the folder is that of a run."""
-    sources_list = path.parent / SOURCES
-    if not sources_list.exists():
-        return PluginFiles(str(path.parent))
-    records = json.loads(sources_list.read_text(encoding="utf-8"))
-    return PluginFiles(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
+    if not (path.parent / SOURCES).exists():
+        return PluginFiles(str(path.parent), is_closed=is_guarded(path.parent))
+    return PluginFiles.of_run(path.parent, read_copy_records(path.parent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 import nonet
 from nonet.controller.record import RunFolder, create_run, describe_place, find_runs_root, find_stored_run
 from nonet.controller.scenario import hide_in_command
+from nonet.controller.setup import describe_code
 from nonet.deploy.run import api
 from nonet.deploy.run.jobs.package import PackageListing, read_listing
 from nonet.errors import ConfigError
-from nonet.trust import approve_code
+from nonet.trust import approve_parts
 
 
 def run_submitted(run: str, folder: Path) -> Any:
@@ -51,21 +51,14 @@ def run_submitted(run: str, folder: Path) -> Any:
             f"run {run} has finished: see {describe_place(run_folder)}; to run again, submit with another --name"
         )
     if run_folder and list(run_folder.checkpoints.glob("step-*")):
-        if _has_code_of_package(run_folder.path, folder):
-            approve_code(run_folder.path)
+        # The user has submitted this code again: approve it, but nothing else that the folder of the run may have.
+        approve_parts([describe_code(scenario_file.scenario, scenario_file.folder)])
         scenario_file = api.scenario(scenario_path, listing.changes, stored=run_folder.scenario)
         return api.resume(run_folder.path, scenario_file=scenario_file)
     command = _describe_submission(run, listing)
     storage_url = storage.url if storage else None
     new_run = create_run(run, None if storage else find_runs_root() / run, storage_url, run_id=run)
     return api.run(scenario_file, run_dir=new_run, command=command)
-
-
-def _has_code_of_package(run: Path, package: Path) -> bool:
-    """Return whether all files of the user in a run are files of the package, which its user has submitted again."""
-    sent = {hashlib.sha256(file.read_bytes()).hexdigest() for file in package.rglob("*") if file.is_file()}
-    sources = [file for file in (run / "sources").rglob("*") if file.is_file()]
-    return all(hashlib.sha256(file.read_bytes()).hexdigest() in sent for file in sources)
 
 
 def _describe_submission(run: str, listing: PackageListing) -> str:

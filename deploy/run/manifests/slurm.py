@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from nonet.controller.setup import describe_code
 from nonet.deploy.run.manifests.request import ManifestRequest
 from nonet.errors import ConfigError
 
@@ -28,7 +29,7 @@ export NONET_RUNS="${{NONET_RUNS:-$PWD/runs}}"
 RAY_AUTH_TOKEN="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 run="$NONET_RUNS/{name}-$SLURM_JOB_ID"  # the same after a requeue
-
+{trust}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 port=$((20000 + 2 * (SLURM_JOB_ID % 5000)))
 address="$(srun --nodes=1 --ntasks=1 --nodelist="${{nodes[0]}}" hostname -I | awk '{{print $1}}')"
@@ -64,7 +65,7 @@ while True:
 PYTHON
 
 if compgen -G "$run/checkpoints/step-*" > /dev/null; then
-  nonet resume "$run" --trust &  # the job has started this run itself
+  nonet resume "$run" &
 else
   nonet run {scenario}{changes} --run-dir "$run" &
 fi
@@ -111,8 +112,20 @@ def build_slurm_files(request: ManifestRequest) -> dict[str, str]:
         cpus=cpus,
         options=options,
         ray_options=ray_options,
+        trust=_approve_code(request),
         notice_s=_NOTICE_S,
         scenario=shlex.quote(str(request.path.absolute())),
         changes="".join(f" --set {shlex.quote(change)}" for change in request.changes),
     )
     return {"slurm.sh": script}
+
+
+def _approve_code(request: ManifestRequest) -> str:
+    """Return the line that approves the code of the run as it is now, as far as the scenario names code."""
+    code_hash = describe_code(request.scenario, request.path.parent).hash
+    if not code_hash:
+        return ""
+    return (
+        "# What the run has now. If files that the scenario names change, write this script again.\n"
+        f'export NONET_TRUST="{code_hash}${{NONET_TRUST:+,$NONET_TRUST}}"\n'
+    )

@@ -32,7 +32,7 @@ from nonet.models import MODELS, ModelSpec
 from nonet.models.generation import Corpus
 from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
-from nonet.trust import approve_code
+from nonet.trust import approve_code, check_folder
 
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 # Options of a model whose spec opens the exported folder by its own options.
@@ -88,6 +88,9 @@ def export_run(run: str, target: Path, version: int | None = None, form: str = "
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} already exists; choose a new folder to export to")
     exported = VersionToExport.open(run, version)
+    check_folder(
+        exported.run.folder.path, exported.run.folder.id
+    )  # the export has this code, and is approved
     make_folder(target)
     try:
         write(exported, target)

@@ -17,7 +17,8 @@ from nonet.models import MODELS
 from nonet.models.generation import Corpus, Recommender
 from nonet.models.inference import InferenceEngine, Question
 from nonet.plugins import load_heavy
-from nonet.trust import guard_folder
+from nonet.run_code import select_export_settings
+from nonet.trust import add_references, guard_folder
 from nonet.workers.registry import COUNTS, load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
 
@@ -153,6 +154,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         )
     _check_files(folder, description.get("files", {}))  # exports of format 1 do not list their files
     guard_folder(folder)
+    add_references(folder, select_export_settings(description))
     return description
 
 

@@ -1,5 +1,7 @@
 """Text encoders: a vector a text, whatever stands beside it; mistakes in one line."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -31,6 +33,19 @@ def test_a_text_has_the_vector_that_it_has_alone(tmp_path):
         assert together.shape == (4, 32)
         np.testing.assert_allclose(together, alone, atol=1e-5)
     assert not np.allclose(together[0], together[1])
+
+
+def test_code_of_a_folder_is_not_run_even_if_the_user_says_yes(tmp_path, monkeypatch):
+    folder_of(tmp_path / "encoder")
+    mark = tmp_path / "mark"
+    (tmp_path / "encoder/evil.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    config = json.loads((tmp_path / "encoder/config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+    (tmp_path / "encoder/config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ConfigError, match=r"cannot be read|trust_remote_code"):
+        encode({"path": "encoder", "pool": "mean"}, ["old"], tmp_path)
+    assert not mark.exists()
 
 
 def test_items_of_the_same_words_have_the_same_vector(tmp_path):

@@ -8,8 +8,10 @@ import zipfile
 import pytest
 
 import nonet
-from nonet.controller.record.run_folder import create_run, describe_place, find_runs_root
+from nonet import trust
+from nonet.controller.record.run_folder import RunFolder, create_run, describe_place, find_runs_root
 from nonet.controller.scenario import load_scenario
+from nonet.controller.setup.run_files import write_run
 from nonet.deploy.run import api
 from nonet.deploy.run.jobs.job import run_submitted
 from nonet.deploy.run.jobs.package import write_package
@@ -173,3 +175,28 @@ def test_a_job_of_another_version_of_nonet_is_refused(unpacked):
 def test_a_folder_that_is_no_package_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not the folder of a submitted job"):
         run_submitted("mine", tmp_path)
+
+
+@pytest.mark.parametrize("change", ["nothing", "a file more", "a compiled file", "a name", "other code"])
+def test_a_job_approves_the_code_of_its_package_and_nothing_else_that_its_run_has(
+    unpacked, ring, tmp_path, monkeypatch, change
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(trust, "_approved", set())
+    folder, _ = unpacked(changes=[])
+    run = RunFolder(tmp_path / "all" / "mine")
+    write_run(load_scenario(folder / "ring.yaml")[0], folder, run)
+    (run.checkpoints / "step-000003").mkdir(parents=True)
+    (tmp_path / "config/nonet/trusted").unlink()  # a new pod remembers nothing
+    trust._approved.clear()
+    if change == "a file more":  # its content is that of a file of the package
+        (run.sources / "helper.py").write_bytes(next(run.sources.rglob("*.py")).read_bytes())
+    elif change == "a compiled file":
+        (run.sources / "helper.pyc").write_bytes(b"")
+    elif change == "a name":
+        text = run.scenario.read_text()
+        run.scenario.write_text(text.replace("own.py", "own.py:other"))
+    elif change == "other code":
+        next(run.sources.rglob("*.py")).write_text("")
+    run_submitted("mine", folder)
+    assert trust.is_approved(run.path) == (change == "nothing")

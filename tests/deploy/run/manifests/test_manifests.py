@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import subprocess
 import zipfile
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from nonet import trust
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import write_run
 from nonet.deploy.run.jobs.package import read_listing
 from nonet.deploy.run.manifests import write_manifests
 from nonet.deploy.run.manifests.node_groups import list_node_groups
@@ -174,6 +178,24 @@ def test_a_slurm_script_is_one_that_bash_reads_and_asks_for_the_nodes_of_the_sce
     npu = ["pools={n: {device: npu}}", "roles={trainer: {pool: n, workers: 2}}"]
     write(QUICK, tmp_path, "slurm", changes=npu)
     assert "#SBATCH --gres=npu:2\n" in (tmp_path / "slurm.sh").read_text()
+
+
+def test_a_slurm_script_approves_the_code_that_its_run_has_when_it_starts_and_no_other(
+    ring, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(trust, "_approved", set())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    write(ring / "ring.yaml", tmp_path, "slurm")
+    script = (tmp_path / "slurm.sh").read_text()
+    assert "--trust" not in script
+    assert not (tmp_path / "config").exists(), "a script that is only written approves nothing"
+    (line,) = [line for line in script.splitlines() if line.startswith("export NONET_TRUST=")]
+    shown = f"NONET_TRUST=0123; {line}; echo $NONET_TRUST"
+    hashes = subprocess.check_output(["bash", "-euc", shown], text=True).strip()
+    run = RunFolder(tmp_path / "run")
+    write_run(load_scenario(ring / "ring.yaml")[0], ring, run)
+    assert hashes == f"{trust.compute_code_hash(run.path)},0123"
+    subprocess.run(["bash", "-euc", line.replace("\n", "")], check=True, env={"PATH": os.environ["PATH"]})
 
 
 def test_a_slurm_job_of_a_run_in_object_storage_is_refused_with_what_to_do(tmp_path):

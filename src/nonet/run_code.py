@@ -1,0 +1,190 @@
+"""The code that a folder of a run or an export has, and the hashes by which a user approves it.
+
+The code of a folder has parts, each of which has a hash of its own:
+
+- "", the folder itself: all files below `sources`, Python and compiled files elsewhere, `sources.json`, and the references of
+  the stored scenario, or of the settings of an export. References are texts such as `file.py:NAME` and `package.module:NAME`.
+  The environments of pools count as references too, because they choose the program that workers run.
+- `sources/attached-...`, the files of a reward that was attached to the run.
+- the reference of each attached reward.
+
+Files in `__pycache__` are not part of the code, and links are never imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nonet import yaml
+from nonet.errors import ConfigError
+from nonet.journal import LineJournal
+
+SOURCES = "sources"
+_SOURCES_LIST = "sources.json"
+_COMMANDS = "commands.jsonl"
+_ATTACHED = re.compile(rf"{SOURCES}/attached-[^/]+")
+_CODE_ENDINGS = (".py", ".pyc", ".so")
+_HASH_DIGITS = 32
+ENVIRONMENT = "env "  # the beginning of the reference that stands for the environment of a pool
+_LINK, _NO_FILE = "link", "missing"
+# Every text that may be imported: a file, or a module with a name. A text too many does no harm.
+_REFERENCE = re.compile(r"[^\n]*\.py(:[^\s/]+)?|[^\s:/]+:[^\s/:]+")
+
+
+@dataclass(slots=True)
+class CodePart:
+    """A part of the code of a folder.
+
+    Attributes:
+        files: The SHA-256 of each file by its path in the folder.
+        references: The references to code.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    references: set[str] = field(default_factory=set)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there are files besides `sources.json`, which a run without code has too."""
+        return bool(self.files.keys() - {_SOURCES_LIST})
+
+    @property
+    def hash(self) -> str:
+        """The hash that a user approves; "" if the part has no code, so that an empty part is never approved."""
+        if not self.has_files and not self.references:
+            return ""
+        lines = [f"{path}\0{content}\n" for path, content in sorted(self.files.items())]
+        lines += [f"\0{reference}\n" for reference in sorted(self.references)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def read_code_parts(folder: Path) -> dict[str, CodePart]:
+    """Read the parts of the code of a folder, "" among them, by their names."""
+    parts = {"": CodePart(references=_read_references(folder))}
+    for path, content in _walk_code(folder):
+        attached = _ATTACHED.match(path)
+        parts.setdefault(attached[0] if attached else "", CodePart()).files[path] = content
+    for reference in _list_attached(folder):
+        parts[reference] = CodePart(references={reference})
+    return parts
+
+
+def read_copy_records(run: Path) -> list[dict[str, Any]]:
+    """Read which copies of the user's own files a run has: {"use", "copy", "sha256"} of each, [] without a list.
+
+    Raises:
+        ConfigError: The list is damaged, or has a copy outside of the run's `sources`, or one that is reached by a link.
+    """
+    sources_list, sources = run / _SOURCES_LIST, run / SOURCES
+    if not sources_list.exists():
+        return []
+    try:
+        records = json.loads(sources_list.read_text(encoding="utf-8"))
+        copies = [(str(record["use"]), str(record["copy"]), str(record["sha256"])) for record in records]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{sources_list} is damaged ({type(error).__name__}: {error}); start a new run"
+        ) from None
+    for _, copy, _ in copies:
+        path = PurePosixPath(copy)
+        places = [sources, *(sources / parent for parent in (path, *path.parents))]
+        is_inside = str(path) == copy and not path.is_absolute() and ".." not in path.parts
+        if not is_inside or any(place.is_symlink() for place in places):
+            raise ConfigError(
+                f"{sources_list}: {copy!r} leads out of {sources}; the copies of a run are files there, so start a new run"
+            )
+    return records
+
+
+def needs_approval(name: str, part: CodePart) -> bool:
+    """Return whether workers would run something of a part whatever else they do: files, environments, attached rewards.
+
+    Other references are checked when they are imported, since a text such as a time of day may look like one.
+
+    Args:
+        name: The name of the part.
+        part: The part.
+    """
+    return bool(name) or part.has_files or any(text.startswith(ENVIRONMENT) for text in part.references)
+
+
+def find_part(path: str) -> str:
+    """Return the name of the part that a file belongs to, by its path in the folder."""
+    attached = _ATTACHED.match(path)
+    return attached[0] if attached else ""
+
+
+def list_references(value: Any) -> set[str]:
+    """Return the references to code in plain data, such as the document of a scenario, at any depth."""
+    if isinstance(value, str):
+        return {value} if _REFERENCE.fullmatch(value) else set()
+    if isinstance(value, dict):
+        env = value.get("env")
+        references = {f"{ENVIRONMENT}{json.dumps(env, sort_keys=True, default=str)}"} if env else set[str]()
+        return references.union(*(list_references(child) for entry in value.items() for child in entry))
+    return set[str]().union(*map(list_references, value)) if isinstance(value, list | tuple) else set()
+
+
+def _walk_code(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the path in the folder and the SHA-256 of each file of its code."""
+    for parent, subfolders, names in os.walk(folder):
+        relative = Path(parent).relative_to(folder)
+        is_source = relative.parts[:1] == (SOURCES,)
+        links = [name for name in subfolders if (Path(parent) / name).is_symlink()]
+        subfolders[:] = sorted(name for name in subfolders if name != "__pycache__" and name not in links)
+        if is_source:
+            names = [*names, *links]
+        for name in names:
+            path = (relative / name).as_posix()
+            if is_source or name.endswith(_CODE_ENDINGS) or path == _SOURCES_LIST:
+                yield path, _hash_file(Path(parent) / name)
+
+
+def _hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file; a word for a link and for what is no file."""
+    if file.is_symlink():
+        return _LINK
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else _NO_FILE
+
+
+def _read_references(folder: Path) -> set[str]:
+    """Return the references of the stored scenario, or of the settings of an export."""
+    references = set[str]()
+    if (folder / "scenario.yaml").is_file():
+        try:
+            references |= list_references(yaml.read(folder / "scenario.yaml"))
+        except ConfigError:  # whoever loads the scenario reports it
+            references.add("scenario.yaml is not valid YAML")
+    if (folder / "export.json").is_file():
+        description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        references |= list_references(select_export_settings(description))
+    return references
+
+
+def select_export_settings(description: Any) -> Any:
+    """Return the parts of the description of an export that may name code."""
+    return [description.get("setup"), description.get("joins")] if isinstance(description, dict) else []
+
+
+def _list_attached(folder: Path) -> Iterator[str]:
+    """Yield what the rewards that were attached to a run name, unless they were refused."""
+    for _, line in LineJournal(folder / _COMMANDS, read_only=True).iterate_lines():
+        try:
+            record = json.loads(line)["r"]
+            use = (record.get("options") or {}).get("use")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # a damaged line, whose reward is checked when the run attaches it again
+        if record.get("verb") == "attach" and "refused" not in record and is_code_reference(use):
+            yield str(use)
+
+
+def is_code_reference(use: Any) -> bool:
+    """Return whether the `use` of an attached reward is more than a shipped name: a file, a module or an address."""
+    return isinstance(use, str) and (use.endswith(".py") or ":" in use)
