@@ -28,7 +28,7 @@ def log(tmp_path):
     folder = tmp_path / "log"
     write(folder / "dt=2026-11-01" / "part-0.parquet", 1)
     write(folder / "dt=2026-11-02" / "part-0.parquet", 2)
-    for left in ("_temporary/0/part-0", "_delta_log/0001.checkpoint", ".hidden/x", "dt=2026-11-02/_part"):
+    for left in ("_temporary/0/part-0", "_spark_metadata/0001", ".hidden/x", "dt=2026-11-02/_part"):
         write(folder / f"{left}.parquet", 9)
     return folder
 
@@ -83,6 +83,86 @@ def test_values_of_folders_are_whole_numbers_where_all_are_and_missing_where_hiv
     write(tmp_path / "day=12" / "shop=__HIVE_DEFAULT_PARTITION__" / "x.parquet", 2)
     rows = read_parquet(tmp_path, "rows").sort_by("user_id").to_pylist()
     assert [(row["day"], row["shop"]) for row in rows] == [(1, "a/b"), (12, None)]
+
+
+def test_a_key_of_some_folders_is_missing_in_the_others_wherever_the_table_is_read(tmp_path):
+    write(tmp_path / "day=1" / "event=buy" / "x.parquet", 1)
+    write(tmp_path / "day=2" / "x.parquet", 2)
+    write(tmp_path / "x.parquet", 3)
+    rows = read_parquet(tmp_path, "rows").sort_by("user_id").to_pylist()
+    assert [(row["day"], row["event"]) for row in rows] == [(1, "buy"), (2, None), (None, None)]
+    assert {"day", "event"} <= set(read_parquet_schema(tmp_path, "rows").names)
+    assert read(str(tmp_path), where="event == 'buy'", ids=[]).open().leaves[0].pruned_rows == 0
+    feed = read(str(tmp_path), where="event == 'buy'", ids=[]).open()
+    assert [batch["user_id"].tolist() for batch in feed.iterate_epoch(0)] == [[1]]
+    with pytest.raises(DataError, match="2 of 3 rows have no event"):
+        read_interactions(str(tmp_path))
+
+
+def test_keys_that_differ_only_in_case_are_one_column_unless_a_path_has_both(tmp_path):
+    write(tmp_path / "a" / "Event=buy" / "x.parquet", 1)
+    write(tmp_path / "a" / "event=view" / "x.parquet", 2)
+    table = read_parquet(tmp_path / "a", "rows")
+    assert table["event"].to_pylist() == ["buy", "view"]
+    assert "Event" not in table.column_names
+    write(tmp_path / "b" / "Event=1" / "event=view" / "x.parquet", 1)
+    table = read_parquet(tmp_path / "b", "rows")
+    assert (table["Event"].to_pylist(), table["event"].to_pylist()) == ([1], ["view"])
+    write(tmp_path / "c" / "Event=buy" / "x.parquet", 1)
+    assert read_parquet(tmp_path / "c", "rows")["Event"].to_pylist() == ["buy"]
+
+
+LOGS = {
+    "Delta": ("_delta_log/00000000000000000000.json", "part-0.parquet"),
+    "Delta ": ("_delta_log/00000000000000000000.json", "dt=1/part-0.parquet"),
+    "Iceberg": ("metadata/00000-4f1e.metadata.json", "data/dt=1/part-0.parquet"),
+    "Iceberg ": ("metadata/v1.gz.metadata.json", "data/part-0.parquet"),
+    "Hudi": (".hoodie/hoodie.properties", "dt=1/part-0.parquet"),
+    "Hudi ": ("2026/11/.hoodie_partition_metadata", "2026/11/part-0.parquet"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("table", LOGS)
+def test_files_of_a_table_with_a_log_are_refused_by_the_name_of_its_format(tmp_path, table, scheme):
+    log_file, part = LOGS[table]
+    folder = tmp_path / "lake" / "events"
+    write(folder / part, 1)
+    (folder / log_file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / log_file).write_text("{}")
+    parent = (folder / part).parent
+    places = [folder, f"{folder}/**/*.parquet", f"{tmp_path}/lake/*", parent, f"{parent}/*.parquet"]
+    for place in [*places, folder / part]:
+        with pytest.raises(
+            DataError, match=rf"events.* belongs to a {table.strip()} table .*Parquet copy"
+        ) as error:
+            find_files(f"{scheme}{place}", "interactions")
+        assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=f"{table.strip()} table"):
+        read(f"{scheme}{folder}").open()
+
+
+def test_a_folder_called_metadata_or_a_log_beside_a_plain_table_refuses_nothing(tmp_path):
+    write(tmp_path / "plain" / "part-0.parquet", 1)
+    (tmp_path / "plain" / "metadata").mkdir()
+    (tmp_path / "plain" / "metadata" / "columns.json").write_text("{}")
+    (tmp_path / "_delta_log").mkdir()
+    assert len(find_files(tmp_path / "plain", "rows").files) == 1
+
+
+def test_a_closed_folder_around_a_partition_is_not_asked_twice(tmp_path, monkeypatch):
+    write(tmp_path / "dt=1" / "part-0.parquet", 1)
+
+    class Closed(pafs.LocalFileSystem):
+        def get_file_info(self, paths):
+            if isinstance(paths, list) and f"{tmp_path}/_delta_log" in paths:
+                raise OSError("AWS Error ACCESS_DENIED")
+            return super().get_file_info(paths)
+
+    monkeypatch.setattr(files.pafs, "LocalFileSystem", Closed)
+    assert len(find_files(tmp_path / "dt=1", "rows").files) == 1
+    with pytest.raises(DataError, match="ACCESS_DENIED"):
+        find_files(tmp_path, "rows")
 
 
 def test_a_column_of_the_file_wins_over_that_of_its_folder(tmp_path):
