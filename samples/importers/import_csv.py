@@ -32,6 +32,7 @@ from nonet.samples.tables import (
     OF_ITEMS,
     align_item_column,
     choose_time_column,
+    describe_rewritten_ids,
     guess_roles,
     list_time_candidates,
     normalise_name,
@@ -94,6 +95,14 @@ def import_csv(
     """
     tables = read_csv_tables(src, columns, items, notes, missing)
     label = f"csv {src}"
+    for role in ("user", "item"):
+        note = (
+            describe_rewritten_ids(tables.interactions[tables.roles[role]], role)
+            if role in tables.roles
+            else None
+        )
+        if note is not None and notes is not None:
+            notes.append(note)
     return write_tables(
         tables.interactions, tables.items, dst, label, tables.roles, tables.item_roles, missing
     )

@@ -18,6 +18,7 @@ from .guesses import normalise_name as normalise_name
 from .guesses import strip_type_suffix as strip_type_suffix
 from .ids import IdKind as IdKind
 from .ids import convert_ids as convert_ids
+from .ids import describe_rewritten_ids as describe_rewritten_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import compute_keys as compute_keys

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
+from nonet.samples.tables.ids import describe_rewritten_ids
 from nonet.samples.tables.paths import read_parquet
 from nonet.samples.tables.table_format import ROLES, Columns, to_table_format
 from nonet.samples.tables.times import convert_times, convert_to_seconds, get_unit_by_name
@@ -348,6 +349,7 @@ def _check_no_duplicates(table: pa.Table, label: str) -> None:
             f"{label}: {len(repeated_ids)} item ids occur more than once, the first: "
             f"{join_names(repeated_ids.to_pylist()[:5])}. "
             "An item has one row."
+            + ("" if (note := describe_rewritten_ids(values, "item")) is None else f" {note}")
         )
 
 

@@ -234,3 +234,19 @@ def test_20_events_seconds_apart_come_in_that_order_and_ties_keep_the_order_of_t
     assert (code, "100% of neighbouring events of a user share a timestamp" in out) == (0, True)
     seq, items = build_sequences(read_interactions("b/mine-data/interactions.parquet"), None, split=SPLIT)
     assert [items["item_id"].to_pylist()[item] for item in seq.item] == columns["item_id"]
+
+
+def test_22_ids_that_a_spreadsheet_has_rewritten_are_warned_of_by_new_plan_and_import(new, command):
+    columns = events()
+    columns["item_id"] = [f"9.780{item % 7}E+12" for item in columns["item_id"]]
+    as_csv(pa.table(columns), "books.csv")
+    code, out, err = new("a/mine.yaml", "--data", "books.csv")
+    assert code == 0, err
+    sentence = "7 of 7 distinct item ids are written as a spreadsheet writes"
+    assert f"warning: {sentence}" in out
+    for words in (("plan", "a/mine.yaml"), ("import", "csv", "books.csv", "imported")):
+        code, out, err = command(*words)
+        assert (code, sentence in out + err) == (0, True), out + err
+    columns["item_id"] = [f"{item}E{item}A" for item in columns["item_id"]]
+    as_csv(pa.table(columns), "codes.csv")
+    assert "spreadsheet" not in "".join(map(str, new("b/mine.yaml", "--data", "codes.csv")))
