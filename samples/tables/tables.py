@@ -10,6 +10,7 @@ do. A source is the name that a column has in the files.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -313,8 +314,23 @@ def _check_event_type(table: pa.Table, label: str) -> None:
 def _normalise_rating(table: pa.Table, label: str) -> pa.Table:
     kind = table.schema.field("rating").type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        raise DataError(f"{label}: column 'rating' is {kind}; wanted numbers.")
+        raise DataError(
+            f"{label}: column 'rating' is {kind}; wanted numbers{_describe_first_text(table['rating'])}."
+        )
     return _replace_column(table, "rating", table["rating"].cast(pa.float32(), safe=False))
+
+
+def _describe_first_text(column: pa.ChunkedArray) -> str:
+    """Return a clause with the first text of a column that is no number; "" if its type is no text or all are numbers."""
+    if not pa.types.is_string(column.type):
+        return ""
+    is_wrong = pc.invert(pc.match_substring_regex(column, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"))
+    row = pc.index(is_wrong, True).as_py()
+    if row < 0:
+        return ""
+    text = column[row].as_py()
+    advice = ", so write a point for the decimal comma" if re.fullmatch(r"[+-]?\d+,\d+", text) else ""
+    return f"; row {row} has {text!r}{advice}"
 
 
 def _normalise_times(
