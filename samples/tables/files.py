@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from nonet.addresses import open_filesystem
 from nonet.errors import DataError
 from nonet.samples.tables.retries import get_first_line, read_with_retries
 from nonet.suggest import join_names, suggest_sentence
@@ -156,8 +157,8 @@ def _find_without_retry(path: str, label: str, endings: tuple[str, ...], is_remo
     wildcard_at = min((path.find(mark) for mark in _WILDCARDS if mark in path), default=-1)
     fixed_part = path if wildcard_at < 0 else path[:wildcard_at].rpartition("/")[0]
     if is_remote:
-        system, root = pafs.FileSystem.from_uri(fixed_part + uri_options)
-        pattern = "" if wildcard_at < 0 else path[len(fixed_part) :].lstrip("/")
+        system, root = open_filesystem(fixed_part + uri_options)
+        pattern = "" if wildcard_at < 0 else _decode_pattern(path[len(fixed_part) :].lstrip("/"))
     else:
         system, root = pafs.LocalFileSystem(), fixed_part
         if wildcard_at >= 0 and os.path.exists(path):  # The name of a file or folder has brackets in it.
@@ -185,6 +186,11 @@ def _find_without_retry(path: str, label: str, endings: tuple[str, ...], is_remo
         _check_no_table_log(system, root, files, f"{label} {path}")
         return FoundFiles(system, files)
     raise DataError(f"{label} {path}: no such file or folder (looked in {os.getcwd()}).")
+
+
+def _decode_pattern(pattern: str) -> str:
+    """Decode the percent-encoded characters of a pattern; encoded wildcards stand for themselves."""
+    return unquote(re.sub("%(2A|3F|5B)", r"[%\1]", pattern, flags=re.IGNORECASE))
 
 
 def _check_no_table_log(system: pafs.FileSystem, root: str, files: Sequence[str], label: str) -> None:

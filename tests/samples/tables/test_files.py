@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -11,6 +12,7 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.preparation import EventLog
+from nonet.samples.sources._parquet_options import pin_files
 from nonet.samples.streams import read
 from nonet.samples.tables import files, find_files, read_interactions, read_parquet_schema
 from nonet.samples.tables.paths import read_parquet
@@ -219,18 +221,14 @@ def test_a_column_that_a_later_file_adds_is_missing_before_and_unlike_columns_na
 
 
 class _OneBucket:
-    """pyarrow.fs, whose `s3://bucket/` is a local folder; it notes the URIs that it is asked for."""
+    """`open_filesystem`, whose `s3://bucket/` is a local folder; it notes the URIs that it is asked for."""
 
     def __init__(self, folder):
         self.asked, self._folder = [], str(folder)
-        self.FileSystem = self
 
-    def from_uri(self, uri):
+    def __call__(self, uri):
         self.asked.append(uri)
         return pafs.LocalFileSystem(), uri.partition("?")[0].replace("s3://bucket", self._folder)
-
-    def __getattr__(self, name):
-        return getattr(pafs, name)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +238,47 @@ def test_options_of_a_uri_reach_its_file_system_and_are_no_wildcard(tmp_path, mo
     (tmp_path / "day").mkdir()
     write(tmp_path / "day" / "a.parquet", 1)
     bucket = _OneBucket(tmp_path)
-    monkeypatch.setattr(files, "pafs", bucket)
+    monkeypatch.setattr(files, "open_filesystem", bucket)
     options = "?scheme=http&endpoint_override=127.0.0.1:9000"
     assert find_files(place + options, "interactions").files == [str(tmp_path / "day" / "a.parquet")]
     assert bucket.asked == ["s3://bucket/day" + options]
     assert find_files(place, "interactions").files == [str(tmp_path / "day" / "a.parquet")]
+
+
+BLANK = "été 100%25 #1"
+"""The name of a folder that must be encoded in an address, and must not be decoded twice."""
+
+
+def test_an_address_is_decoded_once_also_in_its_pattern_and_a_path_never(tmp_path):
+    write(tmp_path / BLANK / "clicks [1].parquet", 1)
+    expected = [str(tmp_path / BLANK / "clicks [1].parquet")]
+    encoded = f"file://{tmp_path}/{quote(BLANK)}"
+    places = [tmp_path / BLANK, f"{tmp_path}/{BLANK}/*.parquet", encoded]
+    places += [f"{encoded}/*.parquet", f"file://{tmp_path}/*/{quote('clicks [1].parquet')}"]
+    for place in places:
+        assert find_files(place, "rows").files == expected, place
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("my data", r"write ' ' as %20, as in file:///.*/my%20data"),
+        ("été", r"write 'é' as %C3%A9, as in file:///.*/%C3%A9t%C3%A9"),
+        ("a#b", r"write '#' as %23, as in file:///.*/a%23b"),
+        ("100%", r"write '%' as %25, as in file:///.*/100%25$"),
+        ("100%25 a", r"write ' ' as %20, as in file:///.*/100%25%20a"),
+    ],
+)
+def test_a_character_that_an_address_must_not_have_is_refused_with_its_encoded_form(tmp_path, name, advice):
+    write(tmp_path / "a" / "x.parquet", 1)  # where `#b` would be cut off
+    for place in (f"file://{tmp_path}/{name}", f"file://{tmp_path}/{name}/*.parquet"):
+        with pytest.raises(DataError, match=advice if "*" not in place else advice.rstrip("$")):
+            find_files(place, "rows")
+
+
+def test_files_of_a_run_are_pinned_by_addresses_that_can_be_opened(tmp_path):
+    write(tmp_path / BLANK / "x 1.parquet", 1)
+    pinned = pin_files({"path": f"file://{tmp_path}/{quote(BLANK)}"})["path"]
+    assert pinned == [f"file://{tmp_path}/{quote(BLANK)}/x%201.parquet"]
+    assert find_files(pinned[0], "rows").files == [str(tmp_path / BLANK / "x 1.parquet")]
+    assert pin_files({"path": str(tmp_path / BLANK)})["path"] == [str(tmp_path / BLANK / "x 1.parquet")]
