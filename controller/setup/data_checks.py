@@ -25,7 +25,7 @@ from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
-from nonet.samples.profiles import measure_profile
+from nonet.samples.profiles import describe_lists, measure_profile
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins
 from nonet.samples.tables import describe_rewritten_ids, find_parquet
@@ -103,7 +103,8 @@ def check_data(
         notes = scenario.model.spec.check_events(scenario, seq)
         if checks.max_table_bytes is not None:  # A run shows these notes when it begins.
             checks.warnings += notes or ()
-        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
+        columns = describe_lists(items)
+        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items), columns=columns)
         checks.warnings += list_data_warnings(profile, options.split, scenario.sparse.get_feature_dims())
 
 

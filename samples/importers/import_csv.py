@@ -33,6 +33,7 @@ from nonet.samples.tables import (
     align_item_column,
     choose_time_column,
     describe_rewritten_ids,
+    guess_categories,
     guess_roles,
     list_time_candidates,
     normalise_name,
@@ -169,7 +170,7 @@ def read_csv_tables(
         item_roles = {"item": catalogue.column_names[0]}
     else:
         catalogue = _read_table(items_path, chosen[items_path], missing, notes)
-        item_roles = roles[items_path]
+        item_roles = guess_categories(roles[items_path], catalogue)
     table, catalogue = _align_id_types(
         table, roles[path].get("item"), catalogue, item_roles.get("item", "item_id")
     )

@@ -108,6 +108,31 @@ def test_06_lists_as_text_are_lists(new, form):
     assert imported("a", "items")["categories"].to_pylist() == words
 
 
+@pytest.mark.parametrize("name", ["genres", "mechanics", "x7"])
+@pytest.mark.parametrize("form", ["['{}', '{}']", "{}, {}", "{}|{}"])
+@pytest.mark.parametrize("verb", ["new", "import"])
+def test_06_whether_a_column_is_a_list_does_not_depend_on_its_name(new, command, name, form, verb):
+    as_csv(pa.table(events()), "plays.csv")
+    words = [["Indie", "Action"], ["RPG", "Indie"], ["Action", "RPG"]] * 5
+    rows = [f'{item},Game {item},"{form.format(*pair)}"' for item, pair in enumerate(words, 1)]
+    Path("items.csv").write_text("\n".join([f"item_id,title,{name}", *rows]) + "\n")
+    if verb == "new":
+        assert new("a/mine.yaml", "--data", "plays.csv", "--items", "items.csv")[0] == 0
+        assert imported("a", "items")["categories"].to_pylist() == words
+    else:
+        assert command("import", "csv", "plays.csv", "out", "--items", "items.csv")[0] == 0
+        assert pq.read_table("out/items.parquet")["categories"].to_pylist() == words
+
+
+def test_06_texts_that_may_be_lists_are_warned_of(new):
+    as_csv(pa.table(events()), "plays.csv")
+    rows = [f'{item},Game {item},"Town {item}, OR"' for item in range(1, 16)]
+    Path("items.csv").write_text("\n".join(["item_id,title,genres", *rows]) + "\n")
+    code, out, err = new("a/mine.yaml", "--data", "plays.csv", "--items", "items.csv")
+    assert code == 0, err
+    assert "warning: categories: each text is treated as one word, although most contain ', '" in out
+
+
 def test_08_users_that_are_missing_are_refused_with_the_ties_of_the_others(new, refused):
     day = [f"2016-05-{1 + session % 28:02d}" for session in range(120) for _ in range(5)]
     views = {
