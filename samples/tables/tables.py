@@ -312,6 +312,7 @@ def _check_event_type(table: pa.Table, label: str) -> None:
 
 
 def _normalise_rating(table: pa.Table, label: str) -> pa.Table:
+    """Convert ratings to float32. Raises DataError with the first value if they are no numbers."""
     kind = table.schema.field("rating").type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise DataError(

@@ -167,9 +167,8 @@ def _are_cut_by(texts: list[str], delimiter: str) -> bool:
         return True
     recurring = [word for word, count in counts.items() if count > 1]
     moving_count = sum(len(positions[word]) > 1 for word in recurring)
-    return texts_per_word >= _MIN_TEXTS_PER_MOVING_WORD and 0 < moving_count >= _MIN_MOVING_SHARE * len(
-        recurring
-    )
+    do_words_move = 0 < moving_count >= _MIN_MOVING_SHARE * len(recurring)
+    return do_words_move and texts_per_word >= _MIN_TEXTS_PER_MOVING_WORD
 
 
 def _check_value_type(kind: pa.DataType) -> None:
