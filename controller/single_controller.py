@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import threading
 import time
@@ -37,7 +38,7 @@ from nonet.controller.record.tracking.kinds import TrackedRun
 from nonet.controller.scenario import Scenario, flatten_document, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
-from nonet.errors import NonetError, PlacementError, ServiceMissing, StorageError
+from nonet.errors import NonetError, PlacementError, ServiceMissing, StorageError, is_disk_full
 from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer, register_work_folder
 from nonet.workers import describe_activity
 
@@ -190,11 +191,8 @@ class SingleController:
             if self._task.detached:
                 self._lock = lock_run(self._run)  # held until this process ends; else the driver holds it
             outcome = {"state": DONE if self._run_with_recoveries() else STOPPED}
-        except NonetError as error:
-            worker_traceback = getattr(error, "traceback", "")
-            outcome = _make_failure(str(error), worker_traceback, error.exit_code)
         except Exception as error:
-            outcome = _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), exit_code=1)
+            outcome = self._describe_failure(error)
         with contextlib.suppress(Exception):
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
         self._status.finish(outcome)  # before the last commit, which stores it
@@ -210,6 +208,20 @@ class SingleController:
         self._outcome = outcome  # the driver ends this process when it sees it
         if self._task.detached or self._lease.is_expired:
             self._end_actor()
+
+    def _describe_failure(self, error: Exception) -> dict[str, Any]:
+        """Return the outcome of a run that an error ended."""
+        if is_disk_full(error):
+            free_bytes = shutil.disk_usage(self._run.path).free
+            return _make_failure(
+                f"a disk is full: {' '.join(str(error).split())}; the run is in {self._run.path}, whose disk has "
+                f"{free_bytes / 1e6:,.1f} MB free: make room, then nonet resume {self._run.id}",
+                "",
+                exit_code=1,
+            )
+        if isinstance(error, NonetError):
+            return _make_failure(str(error), getattr(error, "traceback", ""), error.exit_code)
+        return _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), exit_code=1)
 
     def _close_writer(self, *, discards: bool) -> None:
         """Store the end of the run; one that failed without a checkpoint because of wrong input is deleted instead."""

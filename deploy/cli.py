@@ -23,7 +23,7 @@ from nonet.deploy.verbs import (
     steering,
     watching,
 )
-from nonet.errors import ConfigError, NonetError
+from nonet.errors import ConfigError, NonetError, is_disk_full
 
 app = typer.Typer(
     name="nonet",
@@ -75,6 +75,11 @@ def main() -> None:
     except typer.Abort:
         sys.exit(130)
     except OSError as error:
+        if is_disk_full(error):
+            place = f" of {error.filename}" if error.filename else ""
+            _exit_with_error(
+                NonetError(f"the disk{place} is full ({error.strerror}); make room and try again")
+            )
         if error.filename is None:  # not about a path of the user
             raise
         _exit_with_error(ConfigError(f"{error.filename}: {error.strerror}; it cannot be read or written"))

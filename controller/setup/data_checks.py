@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +25,10 @@ from nonet.errors import ConfigError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
-from nonet.samples.profiles import measure_profile
+from nonet.samples.profiles import describe_lists, measure_profile
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins
-from nonet.samples.tables import find_parquet
+from nonet.samples.tables import describe_rewritten_ids, find_parquet
 from nonet.suggest import suggest_sentence
 from nonet.workers.roles import check_sequences
 
@@ -64,9 +65,11 @@ def check_data(
     is_sampled = checks.max_table_bytes is not None and any(
         _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
     )
+    ids: dict[str, Any]
     if is_sampled or data.is_prepared_on_disk():
         interactions, item_schema = data.sample_tables()
         seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
+        ids = {"user": interactions["user_id"], "item": interactions["item_id"]}
     else:
         built = checks.build_sequences(data)
         seq, items = built.sequences, built.items
@@ -82,6 +85,9 @@ def check_data(
         event_columns = seq.feature_columns
         check_sequences(seq, data)
         joins.check_ids(np.asarray(items["item_id"][:1]), seq.user_id)
+        ids = {"user": np.asarray(seq.user_id), "item": np.asarray(items["item_id"])}
+    notes = (describe_rewritten_ids(role_ids, role) for role, role_ids in ids.items())
+    checks.warnings += [note for note in notes if note is not None]
     _check_reward_columns(reward_columns, items.column_names, scenario.data.columns)
     for name, stage in scenario.stages.items():
         _check_stage_columns(name, stage, items.column_names)
@@ -89,12 +95,7 @@ def check_data(
     scenario.model.spec.check_columns(scenario, event_columns, items.schema)
     for name, graph in data.graphs.items():
         if graph.table is not None:
-            ids = (
-                {"item": np.asarray(items["item_id"]), "user": np.asarray(seq.user_id)}
-                if seq is not None
-                else None
-            )
-            read_edges(name, graph, ids)
+            read_edges(name, graph, ids if seq is not None else None)
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
     if seq is not None:
@@ -102,7 +103,8 @@ def check_data(
         notes = scenario.model.spec.check_events(scenario, seq)
         if checks.max_table_bytes is not None:  # A run shows these notes when it begins.
             checks.warnings += notes or ()
-        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
+        columns = describe_lists(items)
+        profile = measure_profile(seq.offsets, seq.item, seq.time, len(items), columns=columns)
         checks.warnings += list_data_warnings(profile, options.split, scenario.sparse.get_feature_dims())
 
 

@@ -29,6 +29,7 @@ from nonet.rl.rewards import (
     describe_missing_column,
     find_reward,
     load_reward,
+    open_reward,
     run_trial,
     set_up,
 )
@@ -241,7 +242,7 @@ class _NamedReward:
         reward = load_reward(self.use, self.folder, self.options.get_options(), name=self.name)
         reward.timeout_s = self.options.timeout_s
         set_up(reward, self.name)
-        reward.open(run)
+        open_reward(reward, self.name, run)
         return reward
 
 

@@ -27,6 +27,7 @@ from nonet.samples.tables import (
     check_items,
     convert_ids,
     convert_times,
+    find_files,
     read_parquet,
 )
 from nonet.suggest import join_names, suggest_sentence
@@ -188,7 +189,7 @@ def iterate_user_ids(
             _check_named_columns(table.column_names, columns, label)
             column = _find_column(table.column_names, vocabulary, "user", label, columns)
             return _split_distinct_ids([table[column]], chunk_size)
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(find_files(path, "users").files[0])
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from None
     _check_named_columns(file.schema_arrow.names, columns, label)

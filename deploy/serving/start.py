@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from nonet.controller.record import find_run
 from nonet.controller.scenario import check_supported, load_scenario
 from nonet.deploy.opened import check_selected, find_artifacts
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
+from nonet.deploy.serving.draining import drain_proxies
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_port, check_ray_environment, start_ray
@@ -74,6 +75,8 @@ def serve_run(
         say(f"serving {run_folder.id} at http://{host}:{port} after {time.monotonic() - start_s:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    stop with Ctrl-C")
         _wait_for_interrupt()
+        with suppress(Exception):  # Ray raises plain exceptions; what cannot be drained is stopped
+            drain_proxies()
 
 
 @contextmanager

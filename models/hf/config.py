@@ -98,13 +98,23 @@ def check_window(config: Any, history: int, layout: Any) -> None:
             )
 
 
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+"""The files that peft writes for an adapter, also beside the weights of its base model."""
+
+
 def read_folder_keys(path: str) -> dict[str, Any]:
     """Read the config.json of a model folder.
 
     Raises:
-        ConfigError: The folder or the file does not exist or is not valid.
+        ConfigError: The folder or the file does not exist or is not valid, or the folder has an adapter, which is not read.
     """
     file = Path(path) / "config.json"
+    if adapters := [name for name in _ADAPTER_FILES if Path(path, name).is_file()]:
+        raise ConfigError(
+            f"model.path: {path} has a LoRA adapter ({join_names(adapters)}), which is not read; merge it into its base model "
+            f"first, and use that folder: peft.AutoPeftModelForCausalLM.from_pretrained({path!r}).merge_and_unload()"
+            ".save_pretrained(MERGED)"
+        )
     if not file.is_file():
         problem = (
             join_names(sorted(entry.name for entry in Path(path).iterdir()))

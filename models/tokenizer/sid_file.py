@@ -87,7 +87,7 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
 def _read_json(path: Path) -> dict[str, list[Any]]:
     """Read semantic ids by item id from a JSON file."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_bytes())  # with or without a byte order mark
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: not JSON ({error}). It must be {{item id: [codes...]}}.") from None
     if not isinstance(table, dict) or not all(isinstance(value, list) for value in table.values()):

@@ -7,7 +7,7 @@ from .api import reward as reward
 from .attempts import PromptFailure as PromptFailure
 from .attempts import RewardCalls as RewardCalls
 from .base import Reward as Reward
-from .checks import await_result as await_result
+from .checks import open_reward as open_reward
 from .checks import score_checked as score_checked
 from .checks import set_up as set_up
 from .known import RunData as RunData

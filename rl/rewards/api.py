@@ -114,7 +114,7 @@ def as_reward(target: Any, options: Mapping[str, Any] | None = None, *, name: st
         return target(**options)
     except ConfigError as error:
         raise ConfigError(f"reward {name or target.__name__!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` would end the worker
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"reward {name or target.__name__!r}: {target.__name__}() failed: {cause}"

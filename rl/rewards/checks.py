@@ -12,6 +12,8 @@ import inspect
 import os
 import threading
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from nonet.types import Rollouts
 
 if TYPE_CHECKING:
     from nonet.rl.rewards.base import Reward
+    from nonet.rl.rewards.known import RunData
 
 _MAX_NAMED_USERS = 3  # number of users that an error names
 
@@ -34,15 +37,26 @@ def set_up(reward: Reward, name: str) -> None:
     """Call a reward's `setup`.
 
     Raises:
-        DataError: `setup` raised an exception. The message names the reward, the exception and the line of code.
+        DataError: `setup` raised an exception or ended the process. The message names the reward, the exception and the line of
+            code.
     """
+    _call_stage(reward.setup, name, "setup")
+
+
+def open_reward(reward: Reward, name: str, run: RunData) -> None:
+    """Call a reward's `open` with the data of a run; errors are those of `set_up`."""
+    _call_stage(lambda: reward.open(run), name, "open")
+
+
+def _call_stage(call: Callable[[], Any], name: str, stage: str) -> None:
+    """Call `setup` or `open` of a reward, and convert its errors; `sys.exit` is one, for it would end the worker."""
     try:
-        await_result(reward.setup())
+        await_result(call())
     except NonetError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
-            f"reward {name!r} failed in setup: {_format_error(error)}{_format_location(error)}"
+            f"reward {name!r} failed in {stage}: {_format_error(error)}{_format_location(error)}"
         ) from error
 
 
@@ -62,16 +76,22 @@ def score_allowing_nan(reward: Reward, name: str, rollouts: Rollouts) -> np.ndar
     """Return scores as `score_checked` does, but allow scores that are not finite."""
     users = _list_first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
-        result = await_result(reward.score(rollouts))
+        # Read-only as in a run, whose arrays are shared with other processes: a call that fails is made again with the same.
+        result = await_result(reward.score(rollouts.as_read_only()))
     except DataError as error:
         raise type(error)(f"reward {name!r}: {error}") from error
     except (ConnectionError, TimeoutError) as error:
         raise Unreachable(
             f"reward {name!r} failed for users {users}: {_format_error(error)}{_format_location(error)}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        advice = (
+            "; what a reward gets is read-only: copy it first, x = x.copy()"
+            if "read-only" in str(error)
+            else ""
+        )
         raise DataError(
-            f"reward {name!r} failed for users {users}: {_format_error(error)}{_format_location(error)}"
+            f"reward {name!r} failed for users {users}: {_format_error(error)}{_format_location(error)}{advice}"
         ) from error
     shape = rollouts.valid.shape
     try:
@@ -115,15 +135,21 @@ def await_result(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
 
-    async def wait() -> Any:
-        return await value
+    async def wait() -> tuple[Any, SystemExit | None]:
+        try:
+            return await value, None
+        except SystemExit as error:  # it would end the event loop, and this call would wait for ever
+            return None, error
 
     future = asyncio.run_coroutine_threadsafe(wait(), _get_event_loop())
     try:
-        return future.result()
+        result, exit_error = future.result()
     except BaseException:
         future.cancel()
         raise
+    if exit_error is not None:
+        raise exit_error
+    return result
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process id, at most one entry
@@ -138,8 +164,17 @@ def _get_event_loop() -> asyncio.AbstractEventLoop:
         ):  # after a fork, the thread of the parent's loop does not exist in the child
             _loops.clear()
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="event loop of rewards", daemon=True).start()
+            threading.Thread(
+                target=_run_loop, args=(loop,), name="event loop of rewards", daemon=True
+            ).start()
         return _loops[os.getpid()]
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop for ever, also after one of its tasks has called `sys.exit`, which asyncio raises here too."""
+    while True:
+        with suppress(SystemExit):
+            loop.run_forever()
 
 
 def _to_array(result: Any) -> np.ndarray:

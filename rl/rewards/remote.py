@@ -8,10 +8,15 @@ Both receive a message with `uid`, `user_id` and `scene` [U], `item_id`, `valid`
 nats), `history` and `target` (one list per user), `step`, and the requested item columns in `columns`. Both return scores [U, W]:
 a server as JSON, `{"scores": [[...]]}`, and an actor as any value that a reward may return. The actor's method is `score`, or the
 one named in `actor://namespace/name/method`. If a prompt is sent again, it has the same `uid`.
+
+Redirects are not followed, because urllib would send the token to their target and turn a POST into a GET. The proxy variables of
+the environment count, except for addresses of this machine.
 """
 
 from __future__ import annotations
 
+import functools
+import ipaddress
 import json
 import os
 import socket
@@ -19,7 +24,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import numpy as np
 
@@ -69,13 +74,15 @@ class HttpReward(Reward):
 
     @classmethod
     def check_reachable(cls, title: str, timeout_s: float) -> None:
-        """Raise Unreachable if nothing accepts a connection at the address."""
-        parts = urlsplit(cls.url)
+        """Raise Unreachable if nothing accepts a connection at the address, or at the proxy through which it is asked."""
+        proxy = _find_proxy(cls.url)
+        parts = urlsplit(cls.url if proxy is None else proxy)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             socket.create_connection((parts.hostname or "", port), timeout_s).close()
         except OSError as error:
-            raise Unreachable(f"{title}: {cls.url} cannot be reached: {error}; start the server") from None
+            next_step = "; start the server" if proxy is None else _describe_proxy(cls.url)
+            raise Unreachable(f"{title}: {cls.url} cannot be reached: {error}{next_step}") from None
 
     def score(self, r: Rollouts) -> Any:
         """Post the rollouts to the server and return its scores."""
@@ -93,19 +100,75 @@ class HttpReward(Reward):
             Unreachable: The server cannot be reached, or asks to try again later.
             DataError: The server answered with another error, or not in time.
         """
+        through = _describe_proxy(self.url)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+            with _make_opener(_find_proxy(self.url)).open(request, timeout=self.timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
+            if 300 <= error.code < 400:
+                raise DataError(
+                    f"{self.url} answered {error.code}: {_describe_redirect(self.url, error)}{through}"
+                ) from None
             error_type = Unreachable if error.code in _RETRIED_CODES else DataError
-            raise error_type(f"{self.url} answered {error.code}: {_shorten(error.read())}") from None
+            raise error_type(f"{self.url} answered {error.code}: {_shorten(error.read())}{through}") from None
         except TimeoutError:
-            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s{through}") from None
         except OSError as error:
             reason = getattr(error, "reason", error)  # urllib wraps the timeout of a connect in a URLError
             if isinstance(reason, TimeoutError):
-                raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
-            raise Unreachable(f"{self.url} cannot be reached: {reason}") from None
+                raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s{through}") from None
+            raise Unreachable(f"{self.url} cannot be reached: {reason}{through}") from None
+
+
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes urllib raise HTTPError for every redirect."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Return no request."""
+
+
+@functools.lru_cache
+def _make_opener(proxy: str | None) -> urllib.request.OpenerDirector:
+    """Return an opener that sends all requests through a proxy, or all directly, and follows no redirect."""
+    proxies = {} if proxy is None else {"http": proxy, "https": proxy}
+    return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _RefuseRedirects)
+
+
+def _find_proxy(url: str) -> str | None:
+    """Return the proxy that the environment names for an address; None if it is asked directly, as this machine always is."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost" or host.endswith(".localhost")
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if is_local or not proxy or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _describe_proxy(url: str) -> str:
+    """Return a clause for messages that names the proxy through which an address is asked, without its password; "" for none."""
+    proxy = _find_proxy(url)
+    if proxy is None:
+        return ""
+    parts = urlsplit(url)
+    address = urlsplit(proxy).netloc.rpartition("@")[2]
+    return (
+        f"; it was asked through the proxy {address} of {parts.scheme}_proxy, which may be the one that answers or fails: "
+        f"no_proxy={parts.hostname} asks it directly"
+    )
+
+
+def _describe_redirect(url: str, error: urllib.error.HTTPError) -> str:
+    """Return a clause that names the target of a redirect, without what it may have after `?`."""
+    location = error.headers.get("Location")
+    if not location:
+        return "a redirect without a target"
+    target = urlsplit(urljoin(url, location))
+    shown = urlunsplit((target.scheme, target.netloc.rpartition("@")[2], target.path, "", ""))
+    return f"it redirects to {_shorten(shown.encode())}, and redirects are not followed; if that is the service, use that address"
 
 
 def make_reward_class(use: str, title: str) -> type[Reward]:

@@ -32,6 +32,8 @@ from nonet.samples.tables import (
     OF_ITEMS,
     align_item_column,
     choose_time_column,
+    describe_rewritten_ids,
+    guess_categories,
     guess_roles,
     list_time_candidates,
     normalise_name,
@@ -94,6 +96,14 @@ def import_csv(
     """
     tables = read_csv_tables(src, columns, items, notes, missing)
     label = f"csv {src}"
+    for role in ("user", "item"):
+        note = (
+            describe_rewritten_ids(tables.interactions[tables.roles[role]], role)
+            if role in tables.roles
+            else None
+        )
+        if note is not None and notes is not None:
+            notes.append(note)
     return write_tables(
         tables.interactions, tables.items, dst, label, tables.roles, tables.item_roles, missing
     )
@@ -160,7 +170,7 @@ def read_csv_tables(
         item_roles = {"item": catalogue.column_names[0]}
     else:
         catalogue = _read_table(items_path, chosen[items_path], missing, notes)
-        item_roles = roles[items_path]
+        item_roles = guess_categories(roles[items_path], catalogue)
     table, catalogue = _align_id_types(
         table, roles[path].get("item"), catalogue, item_roles.get("item", "item_id")
     )

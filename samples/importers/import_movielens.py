@@ -1,4 +1,4 @@
-"""Imports MovieLens folders as GroupLens publishes them: CSV (latest, 20M and larger), 1M (.dat files) and 100K (u.data).
+"""Imports MovieLens folders as GroupLens publishes them: CSV (latest, 20M and larger), 1M and 10M (.dat files) and 100K (u.data).
 
 Movies without ratings stay in the items table. The README of the folder, which has the licence, is copied beside the tables. The
 readers return a table of ratings with the columns of `write_tables`, and a table of movies.
@@ -21,7 +21,7 @@ from nonet.samples.importers.importers import (
     split_genres,
     write_tables,
 )
-from nonet.samples.importers.text_form import split_lines
+from nonet.samples.importers.text_form import read_whole_text, split_lines
 
 _RATINGS = pa.schema(
     {"user_id": pa.int64(), "item_id": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
@@ -83,7 +83,7 @@ def _read_csv_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
 
 
 def _read_dat_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
-    """Read the 1M set."""
+    """Read the 1M or 10M set."""
     ratings = _split_lines(folder / "ratings.dat", "::", 4)
     movies = _split_lines(folder / "movies.dat", "::", 3)
     genres = split_genres(pa.chunked_array([pa.array(movies[2], pa.string())]))
@@ -147,10 +147,9 @@ def _select_columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
 
 
 def _split_lines(path: Path, separator: str, field_count: int) -> list[list[str]]:
-    """Read a Latin-1 file of the older sets, whose lines have `field_count` fields, and return its columns as text."""
-    if not path.is_file():
-        raise DataError(f"movielens {path}: no such file.")
-    rows = [line.split(separator) for line in split_lines(path.read_bytes().decode("latin-1")) if line]
+    """Read a file of the older sets, whose lines have `field_count` fields, and return its columns as text."""
+    text = read_whole_text(path, "movielens")
+    rows = [line.split(separator) for line in split_lines(text) if line]
     bad_line = next((number for number, row in enumerate(rows, 1) if len(row) != field_count), None)
     if bad_line:
         raise DataError(

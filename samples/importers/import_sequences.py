@@ -28,6 +28,7 @@ from nonet.samples.importers.importers import (
     read_jagged_lines,
     write_tables,
 )
+from nonet.samples.importers.text_form import read_whole_text
 from nonet.samples.tables import split_categories
 
 
@@ -127,7 +128,7 @@ def _add_attributes(items: pa.Table, path: Path) -> pa.Table:
     if not path.is_file():
         return items
     try:
-        attributes = json.loads(path.read_text(encoding="utf-8"))
+        attributes = json.loads(read_whole_text(path, "sequences"))
         keys = items["item_id"].cast(pa.string()).to_pylist()
         categories = [list(map(str, attributes.get(key, []))) for key in keys]
     except (ValueError, AttributeError, TypeError, RecursionError):

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
 from nonet.errors import DataError
-from nonet.samples.importers.text_form import detect_text_form, split_lines
+from nonet.samples.importers.text_form import detect_text_form, read_whole_text, split_lines
+from nonet.samples.importers.text_tables import read_delimited
 from nonet.samples.sequences import index_items
 from nonet.samples.tables import (
     MISSING,
@@ -111,20 +112,12 @@ def _restore_time_unit(log: pa.Table, times: pa.ChunkedArray, name: str) -> pa.T
 
 
 def read_csv(path: PathLike, label: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:
-    """Read a UTF-8 CSV (comma, tab, semicolon or bar; also .gz) with a header; `types` gives types by column."""
-    try:
-        form = detect_text_form(path, label)
-        table = pacsv.read_csv(
-            path,
-            parse_options=pacsv.ParseOptions(delimiter=form.delimiter or ",", newlines_in_values=True),
-            convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
-        )
-        check_names(table.column_names, f"{label} {path}")
-        return table
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        reason = f"{reason} (not UTF-8)" if "UTF8" in reason else reason
-        raise DataError(f"{label} {path}: not a readable CSV: {reason}") from None
+    """Read a delimited file with a header, in the delimiter and encoding that it has; `types` gives types by column."""
+    form = detect_text_form(path, label)
+    form = replace(form, delimiter=form.delimiter or ",", has_header=True)
+    table = read_delimited(os.fspath(path), form, label, types or {})
+    check_names(table.column_names, f"{label} {path}")
+    return table
 
 
 def check_names(names: list[str], label: str) -> None:
@@ -161,12 +154,7 @@ def split_genres(column: pa.ChunkedArray) -> pa.Array:
 
 def read_jagged_lines(path: Path, label: str) -> tuple[list[str], list[list[str]]]:
     """Read lines of `user token token ...`, and return the users and the tokens of each; empty lines are skipped."""
-    try:
-        lines = [line.split() for line in split_lines(path.read_text(encoding="utf-8"))]
-    except FileNotFoundError:
-        raise DataError(f"{label} {path}: no such file.") from None
-    except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{label} {path}: not a text file ({error}).") from None
+    lines = [line.split() for line in split_lines(read_whole_text(path, label))]
     lines = [line for line in lines if line]
     return [line[0] for line in lines], [line[1:] for line in lines]
 

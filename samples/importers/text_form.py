@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ _DELIMITERS = (",", "\t", ";", "|", " ")  # an earlier one wins a tie
 _MIN_ALIKE_SHARE = (
     0.9  # share of lines with as many fields as the first one, above which a delimiter is plausible
 )
+_SEPARATOR_LINE = re.compile(
+    r'"?sep=(.)\1*"?[;, \t]*\r?\n', re.IGNORECASE
+)  # Excel's first line, such as `sep=;`
+_ENCODINGS = ("utf-8", "cp1252", "latin-1")  # tried in this order; the last one reads any bytes
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|\.\d+)([eE][+-]?\d+)?$")
 _DATE = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}.*)?$|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?$|\d{1,2}:\d{2}(:\d{2})?$"
@@ -59,6 +64,7 @@ class TextForm:
         gzipped: Whether the content is compressed by gzip, whatever the file is called.
         names: Names of the columns; "column_1", "column_2", ... if there is no header; empty for JSON.
         missing: Texts that stand for a missing value in columns of numbers, in addition to the empty text.
+        skipped_lines: The number of lines before the header or the first row, which are no data.
     """
 
     kind: str
@@ -69,6 +75,11 @@ class TextForm:
     gzipped: bool
     names: tuple[str, ...]
     missing: tuple[str, ...] = MISSING
+    skipped_lines: int = 0
+
+    def list_encodings(self) -> list[str]:
+        """Return the encodings to try in this order, because only the beginning of the file has been checked."""
+        return list(_ENCODINGS[_ENCODINGS.index(self.encoding) :])
 
 
 def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
@@ -78,9 +89,9 @@ def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
         DataError: The file does not exist, is empty, or is neither delimited text nor JSON lines.
     """
     head, gzipped = _read_head(Path(path), label)
-    if not head.strip():
+    if not head.removeprefix(codecs.BOM_UTF8).strip():
         raise DataError(f"{label} {path}: the file is empty.")
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if _is_utf16(head):
         raise DataError(f"{label} {path}: the file is UTF-16, not UTF-8; save the file as UTF-8 text.")
     encoding = _detect_encoding(head)
     text = head.decode(encoding, errors="replace").lstrip("\ufeff")
@@ -96,7 +107,12 @@ def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
         )
     if first_character == "<":
         raise DataError(f"{label} {path}: the file is HTML or XML; give CSV, JSON lines or Parquet.")
-    delimiter, records = _detect_delimiter(text)
+    separator_line = _SEPARATOR_LINE.match(text)
+    if separator_line is not None:
+        text = text[separator_line.end() :]
+        if not text.strip():
+            raise DataError(f"{label} {path}: the file is empty, apart from its line sep=.")
+    delimiter, records = _detect_delimiter(text, _DELIMITERS if separator_line is None else separator_line[1])
     if delimiter == "::":
         raise DataError(
             f"{label} {path}: fields are separated by '::', which is no delimiter of one character; "
@@ -104,7 +120,49 @@ def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
         )
     has_header, sure = _detect_header(records)
     names = records[0] if has_header else [f"column_{number}" for number in range(1, len(records[0]) + 1)]
-    return TextForm("delimited", delimiter, has_header, sure, encoding, gzipped, tuple(names))
+    skipped_lines = int(separator_line is not None)
+    return TextForm(
+        "delimited", delimiter, has_header, sure, encoding, gzipped, tuple(names), skipped_lines=skipped_lines
+    )
+
+
+def _is_utf16(head: bytes) -> bool:
+    """Return whether the first bytes of a text are UTF-16, with a byte order mark or, without it, with many zero bytes."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    zeros, others = sorted((head[::2].count(0), head[1::2].count(0)))[::-1]
+    return zeros > len(head) // 4 and others == 0
+
+
+def decode_text(content: bytes) -> tuple[str, str]:
+    """Decode the whole content of a text file in the first encoding in which it is valid.
+
+    Returns:
+        The text without a byte order mark, and Python's name of the encoding.
+    """
+    content = content.removeprefix(codecs.BOM_UTF8)
+    for encoding in _ENCODINGS:
+        try:
+            return content.decode(encoding), encoding
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("latin-1 reads any bytes")
+
+
+def read_whole_text(path: str | os.PathLike[str], label: str) -> str:
+    """Read a text file in its encoding; `label` opens every error message.
+
+    Raises:
+        DataError: The file does not exist, cannot be read, or is no text that is supported.
+    """
+    head, gzipped = _read_head(Path(path), label)
+    if _is_utf16(head):
+        raise DataError(f"{label} {path}: the file is UTF-16, not UTF-8; save the file as UTF-8 text.")
+    try:
+        with gzip.open(path, "rb") if gzipped else open(path, "rb") as source:
+            return decode_text(source.read())[0]
+    except (OSError, EOFError) as error:
+        raise DataError(f"{label} {path}: cannot be read: {error}") from None
 
 
 def is_parquet_file(path: str | os.PathLike[str]) -> bool:
@@ -114,8 +172,11 @@ def is_parquet_file(path: str | os.PathLike[str]) -> bool:
 
 
 def read_bytes(path: str | os.PathLike[str], form: TextForm) -> io.BufferedIOBase | Any:
-    """Open a file for reading its decompressed bytes."""
-    return gzip.open(path, "rb") if form.gzipped else open(path, "rb")
+    """Open a file for reading its decompressed bytes, without a byte order mark of UTF-8."""
+    source = gzip.open(path, "rb") if form.gzipped else open(path, "rb")  # noqa: SIM115  the caller closes it
+    if source.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        source.seek(0)
+    return source
 
 
 def split_lines(text: str) -> list[str]:
@@ -171,13 +232,13 @@ def _check_json(text: str, path: str | os.PathLike[str], label: str) -> None:
         )
 
 
-def _detect_delimiter(text: str) -> tuple[str, list[list[str]]]:
-    """Return the delimiter that splits most lines into the same number of fields, and the first lines split by it."""
+def _detect_delimiter(text: str, delimiters: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """Return the one of `delimiters` that splits most lines into as many fields, and the first lines split by it."""
     best: tuple[Any, str, list[list[str]]] | None = None  # score, delimiter and lines
     first_lines = [line for line in split_lines(text)[:50] if line]
-    if first_lines and all("::" in line for line in first_lines):
+    if len(delimiters) > 1 and first_lines and all("::" in line for line in first_lines):
         return "::", [first_lines[0].split("::")]
-    for index, delimiter in enumerate(_DELIMITERS):
+    for index, delimiter in enumerate(delimiters):
         try:
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
             records = [row for row, _ in zip(rows, range(400), strict=False) if row]
@@ -196,7 +257,7 @@ def _detect_delimiter(text: str) -> tuple[str, list[list[str]]]:
         )
         if best is None or score > best[0]:
             best = score, delimiter, records
-    return (best[1], best[2]) if best else (",", [[split_lines(text)[0]]])
+    return (best[1], best[2]) if best else (delimiters[0], [[split_lines(text)[0]]])
 
 
 def _detect_header(records: list[list[str]]) -> tuple[bool, bool]:

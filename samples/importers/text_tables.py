@@ -21,6 +21,7 @@ import pyarrow.json as pajson
 from nonet.errors import DataError
 from nonet.samples.importers.text_form import (
     TextForm,
+    decode_text,
     detect_text_form,
     is_parquet_file,
     read_bytes,
@@ -46,10 +47,9 @@ ENDINGS = (
     ".dat",
 )
 """The endings of text files in a folder. The format is detected from the content and not from the ending."""
-_FALLBACK_ENCODINGS = (
-    "cp1252",
-    "latin-1",
-)  # tried in this order if a file is not valid UTF-8; latin-1 reads any bytes
+# A number with a decimal comma, and one with a comma that may also separate thousands.
+_DECIMAL_COMMA = r"^\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?\s*$"
+_THOUSANDS_COMMA = r"^\s*[+-]?\d{1,3}(,\d{3})?\s*$"
 _JSON_BLOCK_BYTES = 1 << 24  # Arrow infers the types of JSON columns from the first block
 _SAMPLE_LINES = 2000  # number of lines of JSON from which a schema or the first rows are read
 
@@ -103,7 +103,7 @@ def read_text_schema(
     if form.kind == "json":
         schema = _read_json(files[0], form, label, max_lines=_SAMPLE_LINES).schema
     else:
-        schema = _read_delimited(
+        schema = read_delimited(
             files[0], form, label, {name: pa.string() for name in texts}, first_block=True
         ).schema
     return FolderColumns.from_files(files).extend_schema(schema), form
@@ -117,7 +117,7 @@ def read_first_text_rows(
     form = replace(detect_text_form(file, label), missing=missing)
     if form.kind == "json":
         return _read_json(file, form, label, max_lines=_SAMPLE_LINES)
-    return _read_delimited(file, form, label, {}, first_block=True)
+    return read_delimited(file, form, label, {}, first_block=True)
 
 
 def read_text(
@@ -155,10 +155,10 @@ def read_text(
 def _read_file(file: str, form: TextForm, label: str, types: Mapping[str, Any], notes: list[str]) -> pa.Table:
     """Read one file of either format; `notes` receives the decisions."""
     if form.kind == "json":
-        return _cast_to_text(_read_json(file, form, label), types)
+        return _cast_to_text(_read_json(file, form, label, notes), types)
     if not form.has_header:
         notes.append(f"{file} has no line of names; its columns are {form.names[0]} to {form.names[-1]}")
-    return _read_delimited(file, form, label, types, notes)
+    return read_delimited(file, form, label, types, notes)
 
 
 def _unify_tables(
@@ -200,7 +200,7 @@ def _unify_tables(
     return [conform(table, schema, file) for file, table in zip(files, tables, strict=True)]
 
 
-def _read_delimited(
+def read_delimited(
     file: str,
     form: TextForm,
     label: str,
@@ -213,44 +213,111 @@ def _read_delimited(
     Raises:
         DataError: The file cannot be read or parsed.
     """
-    encodings = [form.encoding, *_FALLBACK_ENCODINGS]
     last_error: BaseException | None = None
-    for encoding in dict.fromkeys(encodings):
-        options = {
-            "read_options": pacsv.ReadOptions(
-                column_names=None if form.has_header else list(form.names), encoding=encoding
-            ),
-            "parse_options": pacsv.ParseOptions(
-                delimiter=form.delimiter, newlines_in_values=not first_block, quote_char='"'
-            ),
-            "convert_options": pacsv.ConvertOptions(
-                column_types=dict(types), strings_can_be_null=False, null_values=["", *form.missing]
-            ),
-        }
+    for encoding in form.list_encodings():
         try:
-            with read_bytes(file, form) as source:
-                if first_block:
-                    with pacsv.open_csv(source, **options) as reader:
-                        first_batches = [batch for batch, _ in zip(reader, range(1), strict=False)]
-                        return pa.Table.from_batches(first_batches, reader.schema)
-                table = pacsv.read_csv(source, **options)
+            table = _parse_delimited(file, form, types, encoding, first_block)
+            if any(pa.types.is_binary(field.type) for field in table.schema):
+                raise pa.ArrowInvalid(
+                    "a text is not UTF8"
+                )  # Arrow infers bytes for columns without a given type.
         except (UnicodeDecodeError, pa.ArrowInvalid) as error:
             if isinstance(error, pa.ArrowInvalid) and "UTF8" not in str(error):
-                raise DataError(f"{label} {file}: not a readable CSV: {_get_first_line(error)}") from None
+                reason = _locate_error(error, file, form, types, encoding)
+                raise DataError(f"{label} {file}: not a readable CSV: {reason}") from None
             last_error = error
             continue
         except (pa.ArrowException, OSError, EOFError) as error:
             raise DataError(f"{label} {file}: not a readable CSV: {_get_first_line(error)}") from None
         if encoding != "utf-8" and notes is not None:
             notes.append(f"{file} is not UTF-8; it is read as {encoding}")
-        return table
+        return table if form.delimiter == "," else _parse_decimal_commas(table, form, types, file, notes)
     raise DataError(f"{label} {file}: not UTF-8 text: {_get_first_line(last_error)}; save the file as UTF-8")
 
 
-def _read_json(file: str, form: TextForm, label: str, max_lines: int | None = None) -> pa.Table:
+def _parse_delimited(
+    file: str,
+    form: TextForm,
+    types: Mapping[str, Any],
+    encoding: str,
+    first_block: bool,
+    use_threads: bool = True,
+) -> pa.Table:
+    """Read a delimited file, or its first block, in one encoding."""
+    options = {
+        "read_options": pacsv.ReadOptions(
+            column_names=None if form.has_header else list(form.names),
+            encoding=encoding,
+            skip_rows=form.skipped_lines,
+            use_threads=use_threads,
+        ),
+        "parse_options": pacsv.ParseOptions(
+            delimiter=form.delimiter, newlines_in_values=not first_block, quote_char='"'
+        ),
+        "convert_options": pacsv.ConvertOptions(
+            column_types=dict(types), strings_can_be_null=False, null_values=["", *form.missing]
+        ),
+    }
+    with read_bytes(file, form) as source:
+        if not first_block:
+            return pacsv.read_csv(source, **options)
+        with pacsv.open_csv(source, **options) as reader:
+            first_batches = [batch for batch, _ in zip(reader, range(1), strict=False)]
+            return pa.Table.from_batches(first_batches, reader.schema)
+
+
+def _locate_error(
+    error: BaseException, file: str, form: TextForm, types: Mapping[str, Any], encoding: str
+) -> str:
+    """Return the message of an error with the number of the row, which Arrow knows only if one thread reads the file."""
+    try:
+        _parse_delimited(file, form, types, encoding, first_block=False, use_threads=False)
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as located_error:
+        return _get_first_line(located_error)
+    return _get_first_line(error)
+
+
+def _parse_decimal_commas(
+    table: pa.Table, form: TextForm, types: Mapping[str, Any], file: str, notes: list[str] | None
+) -> pa.Table:
+    """Convert columns of texts that are all numbers, some with a decimal comma, to float64; `notes` receives their names.
+
+    A column whose commas may all separate thousands stays text, because `1,234` may be either.
+    """
+    converted: list[str] = []
+    for index, name in enumerate(table.column_names):
+        column = table.column(index)
+        if name in types or not pa.types.is_string(column.type):
+            continue
+        is_missing = pc.is_in(column, value_set=pa.array(["", *form.missing]))
+        texts = column.filter(pc.invert(is_missing))
+        has_comma = pc.any(pc.match_substring(texts, ",")).as_py()
+        if not (has_comma and pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py()):
+            continue
+        if pc.all(pc.match_substring_regex(texts, _THOUSANDS_COMMA)).as_py():
+            if notes is not None:
+                notes.append(
+                    f"{file}: column {name} is read as text: {texts[0].as_py()!r} may have a comma of decimals or of thousands; "
+                    "write numbers with a point"
+                )
+            continue
+        points = pc.replace_substring(
+            pc.replace_substring(pc.utf8_trim_whitespace(column), ".", ""), ",", "."
+        )
+        numbers = pc.if_else(is_missing, pa.scalar(None, pa.string()), points).cast(pa.float64())
+        table = table.set_column(index, name, numbers)
+        converted.append(name)
+    if converted and notes is not None:
+        notes.append(f"{file}: {', '.join(converted)} is read as numbers with a decimal comma")
+    return table
+
+
+def _read_json(
+    file: str, form: TextForm, label: str, notes: list[str] | None = None, max_lines: int | None = None
+) -> pa.Table:
     """Read one JSON object per line; a column that is a number in one line and text in another becomes text.
 
-    Arrow reads the file if it can. Otherwise, for example for mixed types, the lines are parsed one by one.
+    Arrow reads the file if it can. Otherwise, for example for mixed types or another encoding, the lines are parsed one by one.
 
     Raises:
         DataError: The file cannot be read, or a line is no JSON object.
@@ -260,31 +327,34 @@ def _read_json(file: str, form: TextForm, label: str, max_lines: int | None = No
             if max_lines is not None:
                 first_lines = (line for line, _ in zip(source, range(max_lines), strict=False))
                 content = io.BytesIO(b"".join(first_lines))
-            elif form.encoding == "utf-8":
-                content = source
             else:
-                content = io.BytesIO(source.read().decode(form.encoding, errors="strict").encode())
-            return pajson.read_json(content, read_options=pajson.ReadOptions(block_size=_JSON_BLOCK_BYTES))
+                content = source
+            table = pajson.read_json(content, read_options=pajson.ReadOptions(block_size=_JSON_BLOCK_BYTES))
+            table.validate(full=True)  # Arrow's reader accepts texts that are not UTF-8.
+            return table
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         pass
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError) as error:
         raise DataError(f"{label} {file}: not readable JSON lines: {_get_first_line(error)}") from None
     rows = []
     with read_bytes(file, form) as source:
-        for number, line in enumerate(split_lines(source.read().decode(form.encoding, errors="replace")), 1):
-            if max_lines is not None and number > max_lines:
-                break
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataError(
-                    f"{label} {file}: line {number} is no JSON object: {_get_first_line(error)}"
-                ) from None
-            if not isinstance(row, dict):
-                raise DataError(f"{label} {file}: line {number} is no JSON object, which each line must be")
-            rows.append(row)
+        text, encoding = decode_text(source.read())
+    for number, line in enumerate(split_lines(text), 1):
+        if max_lines is not None and number > max_lines:
+            break
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"{label} {file}: line {number} is no JSON object: {_get_first_line(error)}"
+            ) from None
+        if not isinstance(row, dict):
+            raise DataError(f"{label} {file}: line {number} is no JSON object, which each line must be")
+        rows.append(row)
+    if encoding != "utf-8" and notes is not None:
+        notes.append(f"{file} is not UTF-8; it is read as {encoding}")
     return _make_table(rows)
 
 

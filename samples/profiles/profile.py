@@ -27,7 +27,7 @@ class ItemColumn:
 
     Attributes:
         name: Name of the column.
-        kind: "text", "list", "number" or "other".
+        kind: "text", "list" (also if it is written as text), "number" or "other".
         filled: Share of rows with a value.
         distinct: Number of distinct values divided by the number of rows.
         delimiter: A delimiter that most words of a list column contain, which suggests that they are lists that were not

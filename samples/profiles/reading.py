@@ -19,6 +19,7 @@ from nonet.samples.profiles.profile import DataProfile, ItemColumn, measure_prof
 from nonet.samples.sequences import drop_unknown_events, index_items, parse_min_events, select_events
 from nonet.samples.tables import (
     Columns,
+    are_lists,
     as_numbers,
     compile_condition,
     compute_keys,
@@ -296,6 +297,12 @@ def _read_item_columns(path: str, columns: Columns) -> tuple[pa.Table, tuple[Ite
     )
 
 
+def describe_lists(items: pa.Table) -> tuple[ItemColumn, ...]:
+    """Describe the columns of a table of items that are lists of texts."""
+    names = [field.name for field in items.schema if _get_kind(field.type) == "list"]
+    return tuple(_describe_column(name, items[name]) for name in names)
+
+
 def _describe_column(name: str, column: pa.ChunkedArray) -> ItemColumn:
     """Describe one column of the items: see `ItemColumn`."""
     kind, row_count = _get_kind(column.type), max(1, len(column))
@@ -311,6 +318,7 @@ def _describe_column(name: str, column: pa.ChunkedArray) -> ItemColumn:
         texts = column.drop_null()
         empty_count = pc.sum(pc.equal(pc.utf8_length(texts), 0)).as_py() or 0
         filled = (len(texts) - empty_count) / row_count
+        kind = "list" if are_lists(texts) else "text"
         return ItemColumn(name, kind, filled, len(texts.unique()) / row_count)
     return ItemColumn(name, kind)
 

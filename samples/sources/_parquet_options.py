@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -148,8 +149,9 @@ def _find_matching(path: str) -> list[str]:
     is_remote = "://" in path
     if path.startswith("builtin:") or (is_remote and "?" in path):
         return [path]  # The URIs of single files would lose the options after the `?`.
-    scheme = path.partition("://")[0] + "://" if is_remote else ""
-    return [scheme + file for file in find_parquet(path, "data.source")[1]]
+    files = find_parquet(path, "data.source")[1]
+    scheme = path.partition("://")[0]
+    return [f"{scheme}://{quote(file)}" for file in files] if is_remote else files
 
 
 def detect_time_unit(options: FileSourceOptions) -> str | None:

@@ -12,6 +12,7 @@ first file are.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 import os
@@ -319,8 +320,10 @@ def _inspect_text(
     group_starts, group_rows = [], []
     with system.open_input_file(path) as source:
         size = source.size()
+        head = _read_first_line(source)
+        _check_text_head(head, path)
         # The first group of a CSV file starts after the header.
-        start = len(_read_first_line(source)) if file_format == "csv" else 0
+        start = len(head) if file_format == "csv" else len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8)
         first_and_last = [
             source.read_at(min(4096, size), 0),
             source.read_at(min(4096, size), max(0, size - 4096)),
@@ -348,6 +351,17 @@ def _inspect_text(
             f"{path}: its columns are {join_names(names)}, those of the first file {join_names(first_schema.names)}"
         )
     return OpenedFile(file, first_schema)
+
+
+def _check_text_head(head: bytes, path: str) -> None:
+    """Raise DataError if the first line of a text file is UTF-16 or one with which Excel begins a file."""
+    if b"\0" in head or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path}: the file is UTF-16 or binary, not UTF-8; save the file as UTF-8 text")
+    if head.removeprefix(codecs.BOM_UTF8).lower().lstrip(b'"').startswith(b"sep="):
+        line = head.decode("utf-8", errors="replace").strip()
+        raise DataError(
+            f"{path}: its first line is {line!r}; remove that line, and separate columns by commas"
+        )
 
 
 def _read_first_line(source: pa.NativeFile) -> bytes:
@@ -385,6 +399,10 @@ def _read_text_group(
                 f"it ends at byte {start + len(group_bytes)}, but had {file.bytes} bytes when it was listed: truncated"
             )
         header = _read_first_line(source) if file_format == "csv" else b""
+    try:
+        (header + group_bytes).decode("utf-8")
+    except UnicodeDecodeError:
+        raise pa.ArrowInvalid("a text is not UTF-8; save the file as UTF-8") from None
     if file_format == "lines":
         return _parse_user_lines(group_bytes, schema)
     types = {} if schema is None else {field.name: field.type for field in schema}

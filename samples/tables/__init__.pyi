@@ -18,6 +18,7 @@ from .guesses import normalise_name as normalise_name
 from .guesses import strip_type_suffix as strip_type_suffix
 from .ids import IdKind as IdKind
 from .ids import convert_ids as convert_ids
+from .ids import describe_rewritten_ids as describe_rewritten_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import compute_keys as compute_keys
@@ -58,4 +59,5 @@ from .times import get_unit_by_size as get_unit_by_size
 from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import conform as conform  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import unify_schemas as unify_schemas  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .word_lists import are_lists as are_lists  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .word_lists import find_uncut_delimiter as find_uncut_delimiter

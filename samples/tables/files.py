@@ -2,7 +2,8 @@
 
 Path components that begin with `_` or `.` below the folder or wildcard are ignored, because Spark, Hive and Delta keep their
 own files there. In a glob, `*`, `?` and `[...]` match within one component, and `**` matches any number of components. Folders
-named `key=value` become columns (`FolderColumns`).
+named `key=value` become columns (`FolderColumns`). Files of a table format with a log (Delta, Iceberg, Hudi) are refused, because
+only the log says which of them count.
 """
 
 from __future__ import annotations
@@ -20,12 +21,27 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from nonet.addresses import open_filesystem
 from nonet.errors import DataError
 from nonet.samples.tables.retries import get_first_line, read_with_retries
 from nonet.suggest import join_names, suggest_sentence
 
 _WILDCARDS = "*?["
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's folder value for null.
+_LOG_FORMATS = {
+    "_delta_log": "Delta",
+    ".hoodie": "Hudi",
+    ".hoodie_partition_metadata": "Hudi",
+    "metadata": "Iceberg",
+}
+"""The table format of an entry of a folder. `metadata` counts only if it has files of Iceberg."""
+_ICEBERG_METADATA = re.compile(r"\.metadata\.json(\.gz)?$")
+_COPY_ADVICE = {
+    "Delta": "pyarrow.dataset.write_dataset(deltalake.DeltaTable(PATH).to_pyarrow_dataset(), COPY, format='parquet')",
+    "Hudi": "spark.read.format('hudi').load(PATH).write.parquet(COPY)",
+    "Iceberg": "pyarrow.parquet.write_table(catalog.load_table(NAME).scan().to_arrow(), COPY), with a catalog of pyiceberg",
+}
+"""How to write a plain Parquet copy of a table, by its format."""
 _BUILTIN_FOLDER = Path(__file__).parents[1] / "data"
 _BUILTIN_PREFIX = "builtin:"
 _LICENCE_NOTICES = {
@@ -141,8 +157,8 @@ def _find_without_retry(path: str, label: str, endings: tuple[str, ...], is_remo
     wildcard_at = min((path.find(mark) for mark in _WILDCARDS if mark in path), default=-1)
     fixed_part = path if wildcard_at < 0 else path[:wildcard_at].rpartition("/")[0]
     if is_remote:
-        system, root = pafs.FileSystem.from_uri(fixed_part + uri_options)
-        pattern = "" if wildcard_at < 0 else path[len(fixed_part) :].lstrip("/")
+        system, root = open_filesystem(fixed_part + uri_options)
+        pattern = "" if wildcard_at < 0 else _decode_pattern(path[len(fixed_part) :].lstrip("/"))
     else:
         system, root = pafs.LocalFileSystem(), fixed_part
         if wildcard_at >= 0 and os.path.exists(path):  # The name of a file or folder has brackets in it.
@@ -154,9 +170,11 @@ def _find_without_retry(path: str, label: str, endings: tuple[str, ...], is_remo
         if not files:
             problem = f"no {endings[0]} file is there." if is_remote else "no file matches this pattern."
             raise DataError(f"{label} {path}: {problem}")
+        _check_no_table_log(system, root, files, f"{label} {path}")
         return FoundFiles(system, files)
     info = system.get_file_info(root)
     if info.type == pafs.FileType.File:
+        _check_no_table_log(system, root, [root], f"{label} {path}")
         return FoundFiles(system, [root])
     if info.type == pafs.FileType.Directory or is_remote:
         files = _list_data_files(system, root, endings)
@@ -165,8 +183,70 @@ def _find_without_retry(path: str, label: str, endings: tuple[str, ...], is_remo
                 f"no {endings[0]} file is there." if is_remote else f"the folder holds no {endings[0]} file."
             )
             raise DataError(f"{label} {path}: {problem}")
+        _check_no_table_log(system, root, files, f"{label} {path}")
         return FoundFiles(system, files)
     raise DataError(f"{label} {path}: no such file or folder (looked in {os.getcwd()}).")
+
+
+def _decode_pattern(pattern: str) -> str:
+    """Decode the percent-encoded characters of a pattern; encoded wildcards stand for themselves."""
+    return unquote(re.sub("%(2A|3F|5B)", r"[%\1]", pattern, flags=re.IGNORECASE))
+
+
+def _check_no_table_log(system: pafs.FileSystem, root: str, files: Sequence[str], label: str) -> None:
+    """Refuse files that belong to a table with a log, because some of them may hold rows that were deleted or replaced.
+
+    Args:
+        system: Filesystem of the files.
+        root: The file or folder in which the files were found.
+        files: Paths of the files.
+        label: Prefix of the error message.
+
+    Raises:
+        DataError: If the folder of a file, or one around it, has the log of a table. The message names the format.
+    """
+    if isinstance(system, pafs.LocalFileSystem):
+        root, files = os.path.abspath(root), [os.path.abspath(file) for file in files]
+    for folder in _list_table_folders(root, files):
+        try:
+            infos = system.get_file_info([f"{folder}/{name}" for name in _LOG_FORMATS])
+            for info in infos:
+                name = info.base_name
+                if info.type == pafs.FileType.NotFound or (
+                    name == "metadata" and not _has_iceberg_metadata(system, info)
+                ):
+                    continue
+                table_format = _LOG_FORMATS[name]
+                raise DataError(
+                    f"{label}: {folder} belongs to a {table_format} table (it has {name}), whose log says which rows count; "
+                    f"Nonet does not use that log. Write a plain Parquet copy and give its path: {_COPY_ADVICE[table_format]}"
+                )
+        except OSError:
+            if folder == root or folder.startswith(f"{root.rstrip('/')}/"):
+                raise
+            # A folder around the one that the user gave may be closed to them.
+
+
+def _list_table_folders(root: str, files: Sequence[str]) -> list[str]:
+    """Return the folders whose log may be about the files: all up to `root`, and those of which `root` may be a partition."""
+    folders: dict[str, None] = {}
+    for folder in dict.fromkeys(file.rpartition("/")[0] for file in files):
+        while folder and folder not in folders:
+            name = folder.rpartition("/")[2]
+            if "=" not in name:  # Tables have no log in their partitions.
+                folders[folder] = None
+            is_below_root = folder.startswith(f"{root.rstrip('/')}/")
+            if not is_below_root and "=" not in name and name != "data":  # Iceberg keeps files in `data`.
+                break
+            folder = folder.rpartition("/")[0]
+    return list(folders)
+
+
+def _has_iceberg_metadata(system: pafs.FileSystem, info: pafs.FileInfo) -> bool:
+    """Return whether an entry is a folder with metadata files of Iceberg."""
+    if info.type != pafs.FileType.Directory:
+        return False
+    return any(_ICEBERG_METADATA.search(path) for path, _ in _list_entries(system, info.path))
 
 
 def _list_data_files(system: pafs.FileSystem, root: str, endings: tuple[str, ...]) -> list[str]:
@@ -267,20 +347,21 @@ class FolderColumns:
 
     @classmethod
     def from_files(cls, files: Sequence[str]) -> FolderColumns:
-        """Parse the `key=value` folders in the paths of files; a key that is not in every path is no column."""
-        texts_by_file = {file: _parse_pairs(file) for file in files}
-        names = [
-            name
-            for name in next(iter(texts_by_file.values()), {})
-            if all(name in pairs for pairs in texts_by_file.values())
-        ]
+        """Parse the `key=value` folders in the paths of files.
+
+        A key that a path lacks is null in the rows of that file. Keys that differ only in upper and lower case are one column.
+        """
+        texts_by_file = _unify_case({file: _parse_pairs(file) for file in files})
+        names = list(dict.fromkeys(name for pairs in texts_by_file.values() for name in pairs))
         fields: list[pa.Field] = []
         values: dict[str, dict[str, Any]] = {file: {} for file in files}
         for name in names:
-            is_integer = all(map(_is_int64_or_null, (pairs[name] for pairs in texts_by_file.values())))
+            is_integer = all(
+                map(_is_int64_or_null, (pairs.get(name, _HIVE_NULL) for pairs in texts_by_file.values()))
+            )
             fields.append(pa.field(name, pa.int64() if is_integer else pa.string()))
             for file, pairs in texts_by_file.items():
-                text = pairs[name]
+                text = pairs.get(name, _HIVE_NULL)
                 values[file][name] = None if text == _HIVE_NULL else int(text) if is_integer else text
         return cls(pa.schema(fields), values)
 
@@ -312,6 +393,22 @@ def _parse_pairs(path: str) -> dict[str, str]:
             break
         pairs.append((unquote(key), unquote(value)))
     return dict(reversed(pairs))
+
+
+def _unify_case(pairs_by_file: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Write keys that differ only in case in lower case; keys that occur in one path in two spellings stay as they are."""
+    spellings: dict[str, set[str]] = {}
+    apart: set[str] = set()
+    for pairs in pairs_by_file.values():
+        lower_names = [name.lower() for name in pairs]
+        apart.update(name for name in lower_names if lower_names.count(name) > 1)
+        for name in pairs:
+            spellings.setdefault(name.lower(), set()).add(name)
+    unified = {lower for lower, names in spellings.items() if len(names) > 1} - apart
+    return {
+        file: {name.lower() if name.lower() in unified else name: text for name, text in pairs.items()}
+        for file, pairs in pairs_by_file.items()
+    }
 
 
 def _is_int64_or_null(text: str) -> bool:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from nonet.samples.tables.table_format import ROLES
 from nonet.samples.tables.times import convert_to_seconds, find_implausible
+from nonet.samples.tables.word_lists import are_lists, parse_word_lists
 
 NAMES = {
     "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session "
@@ -144,7 +145,9 @@ def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str
 
 
 def guess_categories(roles: Mapping[str, str], rows: pa.Table) -> dict[str, str]:
-    """Take the only column of lists of texts for the categories of items, if no column has their name and texts recur.
+    """Take the only column of lists of words for the categories of items, if no column has their name and words recur.
+
+    Lists may be written as text.
 
     Args:
         roles: Columns of the items by role.
@@ -153,11 +156,19 @@ def guess_categories(roles: Mapping[str, str], rows: pa.Table) -> dict[str, str]
     Returns:
         `roles`, with `categories` if there is such a column.
     """
-    names = [field.name for field in rows.schema if _is_text_list(field.type)]
-    if "categories" in roles or len(names) != 1 or names[0] in roles.values():
+    if "categories" in roles:
         return dict(roles)
-    texts = rows[names[0]].combine_chunks().flatten()
-    return {**roles, "categories": names[0]} if 2 * len(texts.unique()) <= len(texts) else dict(roles)
+    free_fields = [field for field in rows.schema if field.name not in roles.values()]
+    names = [
+        field.name
+        for field in free_fields
+        if _is_text_list(field.type) or (_is_text(field.type) and are_lists(rows[field.name]))
+    ]
+    if len(names) != 1:
+        return dict(roles)
+    column = rows[names[0]].combine_chunks()
+    words = (parse_word_lists(column, ()) if _is_text(column.type) else column).flatten()
+    return {**roles, "categories": names[0]} if 2 * len(words.unique()) <= len(words) else dict(roles)
 
 
 def _is_text_list(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Checks that a value which a user gives can be an id of a run, and converts it to the type of the run's ids."""
+"""Checks of ids: whether a value that a user gives can be an id of a run, and whether ids have lost digits in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 
 CANONICAL_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 """Pattern of a text that is the same id as the integer that it spells."""
+_SCIENTIFIC = r"^-?(\d{1,3}([.,]\d+)?[eE]\+|\d[.,]\d+[eE])\d{1,3}$|^-?\d{16,}\.0+$"
+"""Pattern of an id that was a number of floating point: `9.78014E+12`, `9,78E+12`, `9.78014E12`, `12345678901234568.0`."""
+_LONG, _ROUNDED = r"^-?\d{16,}$", r"^-?\d{15}0+$"
+"""Patterns of an integer of more than 15 digits, which spreadsheets do not keep, and of one that they have rounded."""
+_MIN_ROUNDED = 10
+"""The minimum number of distinct long ids that must all be rounded for a message; a few may end in 0 by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +84,25 @@ def _convert_id(value: Any, kind: IdKind, label: str) -> int | str:
     expected = "text" if kind.text else "whole numbers"
     example = "" if kind.example is None else f", such as {kind.example!r}"
     raise DataError(f"{label}: {value!r} can be no id of this run, whose ids are {expected}{example}")
+
+
+def describe_rewritten_ids(ids: pa.Array | pa.ChunkedArray | np.ndarray, name: str) -> str | None:
+    """Return a sentence about ids whose last digits a spreadsheet has removed, so that different ids are equal; None otherwise.
+
+    Args:
+        ids: The ids [N], text or integers.
+        name: What they are ids of, such as "item".
+    """
+    array: Any = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
+    distinct = array.unique().drop_null().cast(pa.string())
+    rewritten = distinct.filter(pc.match_substring_regex(distinct, _SCIENTIFIC))
+    if not len(rewritten):
+        long_ids = distinct.filter(pc.match_substring_regex(distinct, _LONG))
+        if len(long_ids) < _MIN_ROUNDED or not pc.all(pc.match_substring_regex(long_ids, _ROUNDED)).as_py():
+            return None
+        rewritten = long_ids
+    return (
+        f"{len(rewritten):,} of {len(distinct):,} distinct {name} ids are written as a spreadsheet writes long numbers, such as "
+        f"{rewritten[0].as_py()}: their last digits are lost, and different {name}s may have become one; export the ids again, "
+        "as text, from where the table comes from"
+    )

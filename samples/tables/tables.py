@@ -10,6 +10,7 @@ do. A source is the name that a column has in the files.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
+from nonet.samples.tables.ids import describe_rewritten_ids
 from nonet.samples.tables.paths import read_parquet
 from nonet.samples.tables.table_format import ROLES, Columns, to_table_format
 from nonet.samples.tables.times import convert_times, convert_to_seconds, get_unit_by_name
@@ -310,10 +312,26 @@ def _check_event_type(table: pa.Table, label: str) -> None:
 
 
 def _normalise_rating(table: pa.Table, label: str) -> pa.Table:
+    """Convert ratings to float32. Raises DataError with the first value if they are no numbers."""
     kind = table.schema.field("rating").type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        raise DataError(f"{label}: column 'rating' is {kind}; wanted numbers.")
+        raise DataError(
+            f"{label}: column 'rating' is {kind}; wanted numbers{_describe_first_text(table['rating'])}."
+        )
     return _replace_column(table, "rating", table["rating"].cast(pa.float32(), safe=False))
+
+
+def _describe_first_text(column: pa.ChunkedArray) -> str:
+    """Return a clause with the first text of a column that is no number; "" if its type is no text or all are numbers."""
+    if not pa.types.is_string(column.type):
+        return ""
+    is_wrong = pc.invert(pc.match_substring_regex(column, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"))
+    row = pc.index(is_wrong, True).as_py()
+    if row < 0:
+        return ""
+    text = column[row].as_py()
+    advice = ", so write a point for the decimal comma" if re.fullmatch(r"[+-]?\d+,\d+", text) else ""
+    return f"; row {row} has {text!r}{advice}"
 
 
 def _normalise_times(
@@ -348,6 +366,7 @@ def _check_no_duplicates(table: pa.Table, label: str) -> None:
             f"{label}: {len(repeated_ids)} item ids occur more than once, the first: "
             f"{join_names(repeated_ids.to_pylist()[:5])}. "
             "An item has one row."
+            + ("" if (note := describe_rewritten_ids(values, "item")) is None else f" {note}")
         )
 
 

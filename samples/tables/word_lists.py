@@ -1,15 +1,17 @@
 """Converts a column of categories to a list of words per item.
 
 A column may have a list type (of text, integers, lists or structs) or contain text. Text may be delimited by `|`, by commas,
-semicolons or slashes, or be a JSON or Python list. Text is split at commas, semicolons or slashes only if it is certain to be a
-list; if it may be one, `find_uncut_delimiter` returns the delimiter so that the caller can warn.
+semicolons or slashes, or be a list of JSON, Python, NumPy or Postgres. Text is split at commas, semicolons or slashes only if it
+is certain to be a list; if it may be one, `find_uncut_delimiter` returns the delimiter so that the caller can warn. The name of a
+column plays no part.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +25,14 @@ _MIN_SHARE = 0.5
 _MIN_TEXTS_PER_WORD = 2.0
 """The minimum number of distinct texts that contain a word, averaged over the words, for a column that is certain to contain
 lists."""
+_MIN_TEXTS_PER_MOVING_WORD, _MIN_MOVING_SHARE = 1.25, 1 / 3
+"""Fewer texts per word suffice if of the words in several texts, at least this share occurs at different positions: the parts of
+other texts, such as `Seattle, WA`, keep their position."""
+_BRACKETS = ("[]", "()", "{}")
+_NUMPY_LIST = re.compile(r"""\[\s*('[^']*'|"[^"]*")(\s+('[^']*'|"[^"]*"))+\s*\]""")
+_QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
+_EXAMINED_TEXTS = 20_000
+"""The number of texts from which `are_lists` decides."""
 
 
 def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
@@ -35,74 +45,130 @@ def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     Raises:
         TypeError: If the type of the column contains no words. The message is the type.
     """
-    kind = column.type
+    kind, ignored = column.type, set(missing)
     if pa.types.is_null(kind):
         return pa.array([[]] * len(column), pa.list_(pa.string()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        rows = _split_texts(column.to_pylist())
+        rows = _split_texts([None if text in ignored else text for text in column.to_pylist()])
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         _check_value_type(kind.value_type)
         rows = [list(_flatten_words(row)) for row in column.to_pylist()]
     else:
         raise TypeError(str(kind))
-    ignored = set(missing)
     return pa.array([[word for word in row if word not in ignored] for row in rows], pa.list_(pa.string()))
 
 
 def find_uncut_delimiter(texts: list[str | None]) -> str | None:
     """Return the delimiter of texts that may be lists but are not split, because they are not certain to be; None otherwise."""
     filled = [text for text in texts if text]
-    if not filled or _parse_literal_lists(filled) is not None or any("|" in text for text in filled):
+    if not filled or _have_literal_lists(filled) or any("|" in text for text in filled):
         return None
     for delimiter in _OTHER_DELIMITERS:
         if sum(delimiter in text for text in filled) >= _MIN_SHARE * len(filled):
-            return None if _are_lists(filled, delimiter) else delimiter
+            return None if _are_cut_by(filled, delimiter) else delimiter
     return None
 
 
+def are_lists(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether the texts of a column are certain to be lists: JSON, Python, or words cut by bars, commas or semicolons.
+
+    Texts with slashes are not, because they may also be paths or dates.
+    """
+    filled = [text for text in column.slice(0, _EXAMINED_TEXTS).to_pylist() if text]
+    delimiters = ("|", *(delimiter for delimiter in _OTHER_DELIMITERS if delimiter != "/"))
+    return bool(filled) and (
+        _have_literal_lists(filled) or any(_are_cut_by(filled, delimiter) for delimiter in delimiters)
+    )
+
+
 def _split_texts(texts: list[str | None]) -> list[list[str]]:
-    """Split texts into words: as JSON or Python lists, at `|`, or at another delimiter if they are certain to be lists."""
+    """Split texts into words: as JSON or Python lists, at `|`, or at another delimiter if they are certain to be lists.
+
+    Raises:
+        TypeError: If the texts are lists of objects without a name.
+    """
     filled = [text for text in texts if text]
     if (lists := _parse_literal_lists(filled)) is not None:
         next_list = iter(lists)
         return [next(next_list) if text else [] for text in texts]
     delimiter = "|"
     if not any("|" in text for text in filled):
-        delimiter = next((delimiter for delimiter in _OTHER_DELIMITERS if _are_lists(filled, delimiter)), "|")
+        delimiter = next(
+            (delimiter for delimiter in _OTHER_DELIMITERS if _are_cut_by(filled, delimiter)), "|"
+        )
     if delimiter == "|":
         return [[part for part in (text or "").split("|") if part] for text in texts]
     return [[part.strip() for part in (text or "").split(delimiter) if part.strip()] for text in texts]
 
 
+def _have_literal_lists(texts: list[str]) -> bool:
+    """Return whether texts are lists of JSON or Python, with or without words."""
+    try:
+        return _parse_literal_lists(texts) is not None
+    except TypeError:
+        return True
+
+
 def _parse_literal_lists(texts: list[str]) -> list[list[str]] | None:
-    """Parse texts that are JSON or Python lists to lists of words; return None if any text is not, or there is none."""
-    lists = []
-    for text in texts:
-        stripped = text.strip()
-        if not (stripped.startswith("[") and stripped.endswith("]")):
+    """Parse texts of which at least half are lists of JSON or Python to lists of words; any other text is one word.
+
+    Returns:
+        The words of each text; None if fewer texts are lists, or there is none.
+
+    Raises:
+        TypeError: If the texts are lists of objects without a name.
+    """
+    lists: list[list[str] | None] = []
+    for number, text in enumerate(texts, 1):
+        lists.append(_parse_literal_list(text.strip()))
+        if number == 1000 and lists.count(None) == number:  # the others are not worth the time
             return None
+    if not lists or lists.count(None) > (1 - _MIN_SHARE) * len(lists):
+        return None
+    return [[text] if words is None else words for text, words in zip(texts, lists, strict=True)]
+
+
+def _parse_literal_list(text: str) -> list[str] | None:
+    """Parse a text that is a list of JSON, Python (also a tuple or a set), NumPy or Postgres; None if it is no list."""
+    if text[:1] + text[-1:] not in _BRACKETS or len(text) < 2:
+        return None
+    if _NUMPY_LIST.fullmatch(text):  # Python would join the words.
+        return [first or second for first, second in _QUOTED.findall(text)]
+    try:
+        value = json.loads(text)
+    except ValueError:
         try:
-            value = json.loads(stripped)
-        except ValueError:
-            try:
-                value = ast.literal_eval(stripped)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            if text[0] == "(":
                 return None
-        try:
-            lists.append(list(_flatten_words(value)))
-        except TypeError:
-            return None
-    return lists or None
+            words = (word.strip().strip("'\"") for word in text[1:-1].split(","))
+            return [word for word in words if word]
+    if not isinstance(value, list | tuple | set | dict):  # a text or a number in parentheses
+        return None
+    return list(_flatten_words(sorted(value) if isinstance(value, set) else value))
 
 
-def _are_lists(texts: list[str], delimiter: str) -> bool:
+def _are_cut_by(texts: list[str], delimiter: str) -> bool:
     """Return whether texts are certain to be lists: at least half contain the delimiter, and words occur in several of them."""
     if not texts or sum(delimiter in text for text in texts) < _MIN_SHARE * len(texts):
         return False
-    distinct = set(texts)
-    # In how many distinct texts each word occurs.
-    counts = Counter(word.strip() for text in distinct for word in text.split(delimiter) if word.strip())
-    return bool(counts) and counts.total() / len(counts) >= _MIN_TEXTS_PER_WORD
+    counts: Counter[str] = Counter()  # in how many distinct texts each word occurs
+    positions: defaultdict[str, set[int]] = defaultdict(set)
+    for text in set(texts):
+        words = [word.strip() for word in text.split(delimiter) if word.strip()]
+        counts.update(words)
+        for position, word in enumerate(words):
+            positions[word].add(position)
+    if not counts:
+        return False
+    texts_per_word = counts.total() / len(counts)
+    if texts_per_word >= _MIN_TEXTS_PER_WORD:
+        return True
+    recurring = [word for word, count in counts.items() if count > 1]
+    moving_count = sum(len(positions[word]) > 1 for word in recurring)
+    do_words_move = 0 < moving_count >= _MIN_MOVING_SHARE * len(recurring)
+    return do_words_move and texts_per_word >= _MIN_TEXTS_PER_MOVING_WORD
 
 
 def _check_value_type(kind: pa.DataType) -> None:

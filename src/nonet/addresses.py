@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TypeVar
+from urllib.parse import quote
 
 from nonet.atomic import make_folder
 from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
@@ -28,6 +30,8 @@ from nonet.storage import fetch_stored, is_storage_address
 
 _WAITS_S = (0.2, 1.0)  # before the second and third attempt to read
 _CHUNK_BYTES = 16 << 20
+# The characters that an address may have besides percent-encoded ones. `#` would cut the address off.
+_ADDRESS_CHARACTERS = re.compile(r"(?:[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*")
 _Result = TypeVar("_Result")
 _used_copies: dict[str, IO[str]] = {}  # open lock files of the copies that this process uses, by key
 
@@ -35,6 +39,33 @@ _used_copies: dict[str, IO[str]] = {}  # open lock files of the copies that this
 def is_address(text: str) -> bool:
     """Return whether a text is the address of a store rather than a path on this machine."""
     return "://" in text
+
+
+def open_filesystem(address: str) -> tuple[Any, str]:
+    """Open the Arrow filesystem of an address, and return it with the path of the address in it, percent-decoded.
+
+    Raises:
+        pyarrow.ArrowInvalid: A character of the address must be percent-encoded; or another error of Arrow.
+    """
+    import pyarrow as pa
+    from pyarrow import fs
+
+    valid = _ADDRESS_CHARACTERS.match(address)
+    end = valid.end() if valid else 0
+    if end < len(address):
+        character = address[end]
+        raise pa.ArrowInvalid(
+            f"an address is percent-encoded: write {character!r} as {quote(character, safe='')}, as in {encode_path(address)}"
+        )
+    return fs.FileSystem.from_uri(address)
+
+
+def encode_path(path: str) -> str:
+    """Percent-encode what an address must not contain as it is; what is encoded stays as it is."""
+    parts = re.split(r"(%[0-9A-Fa-f]{2})", path)
+    return "".join(
+        part if index % 2 else quote(part, safe=":/?[]@!$&'()*+,;=~") for index, part in enumerate(parts)
+    )
 
 
 def fetch_folder(address: str, label: str) -> str:
@@ -109,7 +140,7 @@ def _list_files(address: str, label: str) -> _Listing:
     from pyarrow import fs
 
     def read() -> _Listing:
-        system, root = fs.FileSystem.from_uri(address)
+        system, root = open_filesystem(address)
         info = system.get_file_info(root)
         if info.type == fs.FileType.File:
             return _Listing(system, root, False, ((info.base_name, info.size, str(info.mtime)),))

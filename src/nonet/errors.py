@@ -22,6 +22,11 @@ A message is one line and says what is wrong, which value was found, which value
 
 from __future__ import annotations
 
+import errno
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+
 
 class NonetError(Exception):
     """Base class of all exceptions that Nonet raises on purpose."""
@@ -114,6 +119,13 @@ class CheckpointError(NonetError):
 
 class StaleVersion(NonetError):
     """A reader has another version than the one that an update starts from, or a call is from an older gang epoch."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk is full; libraries such as safetensors say so only in their text."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+        return True
+    return any(text in str(error) for text in _DISK_FULL_TEXTS)
 
 
 def _rebuild_worker_failed(

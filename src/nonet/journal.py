@@ -13,7 +13,6 @@ Readers take no lock: they find each line that was acknowledged before they bega
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, sync
-from nonet.errors import ConfigError, DeadlineExceeded, NonetError
+from nonet.errors import DISK_FULL_ERRNOS, ConfigError, DeadlineExceeded, NonetError
 
 _SEGMENT_BYTES = 64 << 20
 _DAY_S = 86_400.0
@@ -38,7 +37,6 @@ _STUCK_LOCK_WAIT_S = (
 )
 _LOCK_POLL_S = 0.002
 _CHUNK_BYTES = 1 << 16
-_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +130,7 @@ class LineJournal:
                     os.fdatasync(self._file)
             except OSError as error:
                 os.ftruncate(self._file, size)
-                if error.errno in _DISK_FULL_ERRNOS:
+                if error.errno in DISK_FULL_ERRNOS:
                     raise StorageFull(
                         f"the disk of {self.path} is full ({error.strerror}): nothing was stored; free some space and try again"
                     ) from None

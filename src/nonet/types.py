@@ -132,6 +132,10 @@ class Rollouts:
         """Concatenate the rollouts of all parts; values that exist once per step are taken from the first part."""
         return parts[0]._map_rows(lambda *values: _concat_values(values), *parts[1:])
 
+    def as_read_only(self) -> Rollouts:
+        """Return the rollouts with read-only views of their arrays."""
+        return self._map_rows(_view_read_only)
+
     def _map_rows(self, change: Callable[..., Any], *others: Rollouts) -> Rollouts:
         """Return a copy in which each value with a row per prompt is `change(value, *values of the others)`."""
         names = [attribute.name for attribute in fields(self)]
@@ -164,6 +168,17 @@ def _take_rows(value: Any, rows: np.ndarray) -> Any:
     lists = [value[int(row)] for row in rows]
     # The empty slice keeps the dtype if there are no rows.
     return Jagged(np.concatenate([value.values[:0], *lists]), np.cumsum([0, *map(len, lists)]))
+
+
+def _view_read_only(value: Any) -> Any:
+    """Return a read-only view of an array or of ragged data."""
+    import numpy as np
+
+    if isinstance(value, Jagged):
+        return Jagged(_view_read_only(value.values), _view_read_only(value.offsets))
+    view = np.asarray(value).view()
+    view.flags.writeable = False
+    return view
 
 
 def _concat_values(values: Sequence[Any]) -> Any:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from nonet.addresses import open_filesystem
 from nonet.atomic import replace_file, write_whole
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.registry.contents import VersionContents
@@ -53,9 +54,7 @@ class RemoteRegistry(VersionRegistry):
         super().__init__(local_dir)
         self.uri, self._max_age_s = uri, max_age_s
         try:
-            self._fs, self._path = (
-                (filesystem, uri) if filesystem is not None else pafs.FileSystem.from_uri(uri)
-            )
+            self._fs, self._path = (filesystem, uri) if filesystem is not None else open_filesystem(uri)
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(
                 f"registry: {uri!r} is not the address of a filesystem: {_format_error(error)}"

@@ -30,9 +30,9 @@ from nonet.rl.rewards import (
     Reward,
     RewardCalls,
     RunData,
-    await_result,
     describe_missing_column,
     load_reward,
+    open_reward,
     set_up,
 )
 from nonet.samples.stores import Join, StoreJoins
@@ -91,7 +91,7 @@ class RewardWorker(DistributeWorker):
         reward.device, reward.timeout_s = self.device, self._timeout_s
         set_up(reward, self.name)
         if self._run is not None:
-            await_result(reward.open(self._run))
+            open_reward(reward, self.name, self._run)
         return reward
 
     @property
@@ -117,7 +117,7 @@ class RewardWorker(DistributeWorker):
                 known = [*run.items.column_names, *self._joins.names]
                 raise ConfigError(describe_missing_column(self.name, column, known))
             self._columns[column] = as_array(run.items[column])
-        await_result(self.reward.open(run))
+        open_reward(self.reward, self.name, run)
         self._run = run
 
     @method(collect="concat", rollouts=Shard, idempotent=True, concurrent=True)

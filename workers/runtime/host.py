@@ -351,14 +351,14 @@ class WorkerActor:
             result = function(*args, **kwargs)
             register_tensor_serializer()
             return result
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a `sys.exit` of a user's class must not end the worker
             raise self._to_worker_error(name, error) from None
         finally:
             self._current_call = ""
             self._orphan_guard.record_heartbeat()
             self._spans.add(name, start, time.time(), result)
 
-    def _to_worker_error(self, name: str, error: Exception) -> NonetError:
+    def _to_worker_error(self, name: str, error: Exception | SystemExit) -> NonetError:
         """Convert an error of a role method into a NonetError that names this worker."""
         role, method, _ = parse_task_name(name)
         if is_peer_timeout(error):

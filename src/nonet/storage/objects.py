@@ -357,8 +357,8 @@ def check_address(address: str) -> str:
     """
     if not _ADDRESS.fullmatch(address):
         raise ConfigError(
-            f"storage is {address!r}; it must be s3://bucket or s3://bucket/folder (a local or mounted folder is named by "
-            "--run-dir or NONET_RUNS instead)"
+            f"storage is {address!r}; it must be s3://bucket or s3://bucket/folder, without blanks, ? and # (a local or "
+            "mounted folder is named by --run-dir or NONET_RUNS instead)"
         )
     return address.rstrip("/")
 

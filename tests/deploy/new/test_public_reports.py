@@ -108,6 +108,31 @@ def test_06_lists_as_text_are_lists(new, form):
     assert imported("a", "items")["categories"].to_pylist() == words
 
 
+@pytest.mark.parametrize("name", ["genres", "mechanics", "x7"])
+@pytest.mark.parametrize("form", ["['{}', '{}']", "{}, {}", "{}|{}"])
+@pytest.mark.parametrize("verb", ["new", "import"])
+def test_06_whether_a_column_is_a_list_does_not_depend_on_its_name(new, command, name, form, verb):
+    as_csv(pa.table(events()), "plays.csv")
+    words = [["Indie", "Action"], ["RPG", "Indie"], ["Action", "RPG"]] * 5
+    rows = [f'{item},Game {item},"{form.format(*pair)}"' for item, pair in enumerate(words, 1)]
+    Path("items.csv").write_text("\n".join([f"item_id,title,{name}", *rows]) + "\n")
+    if verb == "new":
+        assert new("a/mine.yaml", "--data", "plays.csv", "--items", "items.csv")[0] == 0
+        assert imported("a", "items")["categories"].to_pylist() == words
+    else:
+        assert command("import", "csv", "plays.csv", "out", "--items", "items.csv")[0] == 0
+        assert pq.read_table("out/items.parquet")["categories"].to_pylist() == words
+
+
+def test_06_texts_that_may_be_lists_are_warned_of(new):
+    as_csv(pa.table(events()), "plays.csv")
+    rows = [f'{item},Game {item},"Town {item}, OR"' for item in range(1, 16)]
+    Path("items.csv").write_text("\n".join(["item_id,title,genres", *rows]) + "\n")
+    code, out, err = new("a/mine.yaml", "--data", "plays.csv", "--items", "items.csv")
+    assert code == 0, err
+    assert "warning: categories: each text is treated as one word, although most contain ', '" in out
+
+
 def test_08_users_that_are_missing_are_refused_with_the_ties_of_the_others(new, refused):
     day = [f"2016-05-{1 + session % 28:02d}" for session in range(120) for _ in range(5)]
     views = {
@@ -234,3 +259,19 @@ def test_20_events_seconds_apart_come_in_that_order_and_ties_keep_the_order_of_t
     assert (code, "100% of neighbouring events of a user share a timestamp" in out) == (0, True)
     seq, items = build_sequences(read_interactions("b/mine-data/interactions.parquet"), None, split=SPLIT)
     assert [items["item_id"].to_pylist()[item] for item in seq.item] == columns["item_id"]
+
+
+def test_22_ids_that_a_spreadsheet_has_rewritten_are_warned_of_by_new_plan_and_import(new, command):
+    columns = events()
+    columns["item_id"] = [f"9.780{item % 7}E+12" for item in columns["item_id"]]
+    as_csv(pa.table(columns), "books.csv")
+    code, out, err = new("a/mine.yaml", "--data", "books.csv")
+    assert code == 0, err
+    sentence = "7 of 7 distinct item ids are written as a spreadsheet writes"
+    assert f"warning: {sentence}" in out
+    for words in (("plan", "a/mine.yaml"), ("import", "csv", "books.csv", "imported")):
+        code, out, err = command(*words)
+        assert (code, sentence in out + err) == (0, True), out + err
+    columns["item_id"] = [f"{item}E{item}A" for item in columns["item_id"]]
+    as_csv(pa.table(columns), "codes.csv")
+    assert "spreadsheet" not in "".join(map(str, new("b/mine.yaml", "--data", "codes.csv")))

@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 from backbones import folder_of
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.hf.config import read_folder_keys
 from nonet.models.hf.encoder import encode
 from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors
 
@@ -70,3 +71,18 @@ def test_an_encoder_that_is_not_there_is_one_line(tmp_path):
     folder_of(tmp_path / "encoder")
     with pytest.raises(DataError, match="Did you mean 'title'"):
         check_sources([{"use": "hf", "path": "encoder", "columns": ["titel"]}], ITEMS, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("has_base", [True, False])
+def test_an_adapter_that_would_be_left_out_is_refused_with_the_way_to_merge_it(tmp_path, name, has_base):
+    if has_base:
+        folder_of(tmp_path / "tuned")
+    (tmp_path / "tuned").mkdir(exist_ok=True)
+    (tmp_path / "tuned" / name).write_text("{}")
+    sentence = rf"tuned has a LoRA adapter \({name}\), which is not read; merge it into its base model"
+    with pytest.raises(ConfigError, match=rf"tokenizer\.vectors: .*{sentence}"):
+        check_sources([{"use": "hf", "path": "tuned"}], ITEMS, tmp_path)
+    with pytest.raises(ConfigError, match=rf"model\.path: .*{sentence}") as error:
+        read_folder_keys(str(tmp_path / "tuned"))
+    assert "\n" not in str(error.value)

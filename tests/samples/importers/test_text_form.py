@@ -10,7 +10,9 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.importers.import_csv import import_csv
-from nonet.samples.importers.text_form import detect_text_form, split_lines
+from nonet.samples.importers.import_movielens import import_movielens
+from nonet.samples.importers.import_sequences import import_sequences
+from nonet.samples.importers.text_form import detect_text_form, read_whole_text, split_lines
 
 ROWS = [("u1", "7003", 1600000000), ("u1", "7004", 1600000050), ("u2", "7003", 1600000090)]
 NAMES = ("user_id", "item_id", "timestamp")
@@ -165,3 +167,112 @@ def test_the_item_of_a_review_is_the_one_that_the_table_of_items_has(tmp_path):
     items = table(tmp_path / "i.csv", names=("asin", "title"), rows=[("v1", "One")])
     import_csv(log, tmp_path / "out", items=items)
     assert pq.read_table(tmp_path / "out" / "interactions.parquet")["item_id"].to_pylist() == ["v1"]
+
+
+@pytest.mark.parametrize("first_line", ["sep=;", '"sep=;"', "SEP=;", "sep=;;;", "\ufeffsep=;"])
+@pytest.mark.parametrize("names", [NAMES, None])
+def test_the_first_line_of_excel_names_the_delimiter_and_is_no_row(tmp_path, first_line, names):
+    path = table(tmp_path / "log.csv", ";", names)
+    path.write_text(f"{first_line}\r\n{path.read_text()}")
+    columns = None if names else {"user": "1", "item": "2", "time": "3"}
+    assert imported(path, tmp_path / "out", columns=columns) == EXPECTED
+    path.write_text(f"{first_line}\n")
+    with pytest.raises(DataError, match="the file is empty, apart from its line sep="):
+        detect_text_form(path, "csv")
+
+
+def test_numbers_with_a_decimal_comma_are_numbers_and_their_column_is_named(tmp_path):
+    rows = [
+        ("u1", "7003", 1600000000, "3,5", "1.234,5", "1,2,3", "12 cm", "7,5"),
+        ("u1", "7004", 1600000050, "NA", "0,5", "4", "1,5", "8"),
+        ("u2", "7003", 1600000090, "-4", "12", "5,6", "2,5", "9"),
+    ]
+    names = (*NAMES, "rating", "price", "tags", "size", "weight")
+    notes: list[str] = []
+    path = table(tmp_path / "log.csv", ";", names, rows)
+    import_csv(path, tmp_path / "out", notes=notes)
+    read = pq.read_table(tmp_path / "out" / "interactions.parquet").sort_by("timestamp")
+    assert read["rating"].to_pylist() == [3.5, None, -4.0]
+    assert read["price"].to_pylist() == [1234.5, 0.5, 12.0]
+    assert read["weight"].to_pylist() == [7.5, 8.0, 9.0]
+    assert read["tags"].to_pylist() == ["1,2,3", "4", "5,6"]
+    assert read["size"].to_pylist() == ["12 cm", "1,5", "2,5"]
+    assert notes == [f"{path}: rating, price, weight is read as numbers with a decimal comma"]
+
+
+def test_ids_keep_their_commas_and_a_comma_that_may_separate_thousands_is_told(tmp_path):
+    rows = [("u1", "7,5", 1600000000, "1,234"), ("u2", "8,5", 1600000050, "12")]
+    notes: list[str] = []
+    path = table(tmp_path / "log.csv", "\t", (*NAMES, "price"), rows)
+    import_csv(path, tmp_path / "out", notes=notes)
+    read = pq.read_table(tmp_path / "out" / "interactions.parquet").sort_by("timestamp")
+    assert (read["item_id"].to_pylist(), read["price"].to_pylist()) == (["7,5", "8,5"], ["1,234", "12"])
+    assert [f"{path}: column price is read as text: '1,234' may have a comma" in note for note in notes] == [
+        True
+    ]
+
+
+def test_a_rating_that_is_no_number_is_shown_with_its_row(tmp_path):
+    rows = [("u1", "7003", 1600000000, "4"), ("u1", "7004", 1600000050, '"3,5"')]
+    path = table(tmp_path / "log.csv", names=(*NAMES, "rating"), rows=rows)
+    with pytest.raises(
+        DataError, match=r"wanted numbers; row 1 has '3,5', so write a point for the decimal comma"
+    ):
+        import_csv(path, tmp_path / "out")
+    path.write_text(path.read_text().replace('"3,5"', "good"))
+    with pytest.raises(DataError, match=r"wanted numbers; row 1 has 'good'\."):
+        import_csv(path, tmp_path / "out")
+
+
+def test_a_row_of_another_width_is_shown_with_its_number(tmp_path):
+    path = table(tmp_path / "log.csv", rows=[*ROWS * 20, ("u3", "7003", 5, "more")])
+    with pytest.raises(DataError, match=r"Row #62: Expected 3 columns, got 4: u3,7003,5,more"):
+        import_csv(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_named_with_and_without_its_mark(tmp_path, encoding):
+    path = table(tmp_path / "log.csv", encoding=encoding)
+    for read in (lambda: detect_text_form(path, "csv"), lambda: read_whole_text(path, "csv")):
+        with pytest.raises(DataError, match="UTF-16, not UTF-8; save the file as UTF-8 text"):
+            read()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "latin-1"])
+def test_every_reader_of_text_finds_the_encoding(tmp_path, encoding):
+    title = "Caf\x81é" if encoding == "latin-1" else "Café"  # cp1252 has no byte 0x81
+    long = "x" * 70_000  # longer than the beginning of a file by which its format is detected
+    folder = tmp_path / "in"
+    texts = {
+        "ml/ratings.dat": "1::7::5::978300760\n",
+        "ml/movies.dat": f"7::{long} {title} (1994)::Comedy\n",
+        "ml100/u.data": "1\t7\t3\t881250949\n",
+        "ml100/u.item": f"7|{title}|01-Jan-1995||http://x|{'|'.join('0' * 19)}\n",
+        "ml20/ratings.csv": "userId,movieId,rating,timestamp\n1,7,2.5,1260759144\n",
+        "ml20/movies.csv": f"movieId,title,genres\n7,{long} {title},Drama\n",
+        "seq/sequences.txt": "1 7 8\n",
+        "seq/item_text.tsv": f"item_id\ttext\n7\t{title}\n",
+        "seq/item2attributes.json": json.dumps({"7": [title]}, ensure_ascii=False),
+        "log.csv": f"user_id,item_id,timestamp,title\n{'u,7,1600000000,x' + chr(10)}u,8,1600000001,{long} {title}\n",
+        "log.jsonl": json.dumps(
+            {"user_id": "u", "item_id": 7, "timestamp": 1600000000, "title": title}, ensure_ascii=False
+        ),
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text.encode(encoding))
+    for name, read in (("ml", import_movielens), ("ml100", import_movielens), ("ml20", import_movielens)):
+        read(folder / name, tmp_path / name)
+    import_sequences(folder / "seq", tmp_path / "seq")
+    import_csv(folder / "log.jsonl", tmp_path / "json")
+    import_csv(folder / "log.csv", tmp_path / "csv")
+    assert title in pq.read_table(tmp_path / "csv" / "interactions.parquet")["title"][1].as_py()
+    items = {
+        name: pq.read_table(tmp_path / name / "items.parquet") for name in ("ml", "ml100", "ml20", "seq")
+    }
+    assert [title in table["title"][0].as_py() for table in items.values()] == [True] * 4
+    assert items["seq"]["categories"].to_pylist() == [[title], []]
+    users = [pq.read_table(tmp_path / name / "interactions.parquet")["user_id"][0].as_py() for name in items]
+    assert users == [1, 1, 1, 1]
+    log = pq.read_table(tmp_path / "json" / "interactions.parquet")
+    assert (log["title"].to_pylist(), log["item_id"].to_pylist()) == ([title], [7])

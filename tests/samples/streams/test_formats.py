@@ -100,3 +100,35 @@ def test_a_packed_file_that_is_cut_short_or_written_anew_is_named(tmp_path):
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"a.arrow: cannot be read, maybe truncated"):
         read(str(packed)).open(rows=8)
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_the_first_user_or_column(tmp_path):
+    (tmp_path / "log.csv").write_text("user_id,item_id\n1,2\n", encoding="utf-8-sig")
+    feed = read(str(tmp_path / "log.csv"), ids=[]).open(rows=2)
+    assert [batch["user_id"].tolist() for batch in feed.iterate_epoch(0)] == [[1]]
+    (tmp_path / "log.txt").write_text("1 2 3\n4 5\n", encoding="utf-8-sig")
+    feed = read(str(tmp_path / "log.txt"), format="lines", ids=[]).open(rows=2)
+    assert [batch["user_id"].tolist() for batch in feed.iterate_epoch(0)] == [[1, 4]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("user_id,item_id\n1,2\n".encode("utf-16"), "UTF-16 or binary"),
+        ("user_id,item_id\n1,2\n".encode("utf-16-le"), "UTF-16 or binary"),
+        (b"sep=;\nuser_id;item_id\n1;2\n", "its first line is 'sep=;'; remove that line"),
+        (b'\xef\xbb\xbf"sep=,"\nuser_id,item_id\n1,2\n', "its first line is .*sep=,.*; remove that line"),
+    ],
+)
+def test_a_file_of_a_spreadsheet_is_refused_with_what_to_change(tmp_path, content, message):
+    (tmp_path / "log.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(str(tmp_path / "log.csv"), ids=[]).open()
+
+
+@pytest.mark.parametrize("file_format", ["csv", "lines"])
+def test_a_text_that_is_not_utf_8_is_refused_by_the_name_of_its_file(tmp_path, file_format):
+    text = "user_id,item_id\nZoé,2\n" if file_format == "csv" else "Zoé 2\n"
+    (tmp_path / "log.txt").write_bytes(text.encode("cp1252"))
+    with pytest.raises(DataError, match=r"log\.txt.* a text is not UTF-8; save the file as UTF-8"):
+        read(str(tmp_path / "log.txt"), format=file_format, ids=[]).open()

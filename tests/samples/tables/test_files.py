@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -11,6 +12,7 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.preparation import EventLog
+from nonet.samples.sources._parquet_options import pin_files
 from nonet.samples.streams import read
 from nonet.samples.tables import files, find_files, read_interactions, read_parquet_schema
 from nonet.samples.tables.paths import read_parquet
@@ -28,7 +30,7 @@ def log(tmp_path):
     folder = tmp_path / "log"
     write(folder / "dt=2026-11-01" / "part-0.parquet", 1)
     write(folder / "dt=2026-11-02" / "part-0.parquet", 2)
-    for left in ("_temporary/0/part-0", "_delta_log/0001.checkpoint", ".hidden/x", "dt=2026-11-02/_part"):
+    for left in ("_temporary/0/part-0", "_spark_metadata/0001", ".hidden/x", "dt=2026-11-02/_part"):
         write(folder / f"{left}.parquet", 9)
     return folder
 
@@ -85,6 +87,86 @@ def test_values_of_folders_are_whole_numbers_where_all_are_and_missing_where_hiv
     assert [(row["day"], row["shop"]) for row in rows] == [(1, "a/b"), (12, None)]
 
 
+def test_a_key_of_some_folders_is_missing_in_the_others_wherever_the_table_is_read(tmp_path):
+    write(tmp_path / "day=1" / "event=buy" / "x.parquet", 1)
+    write(tmp_path / "day=0" / "x.parquet", 2)
+    write(tmp_path / "x.parquet", 3)
+    rows = read_parquet(tmp_path, "rows").sort_by("user_id").to_pylist()
+    assert [(row["day"], row["event"]) for row in rows] == [(1, "buy"), (0, None), (None, None)]
+    assert {"day", "event"} <= set(read_parquet_schema(tmp_path, "rows").names)
+    assert read(str(tmp_path), where="event == 'buy'", ids=[]).open().leaves[0].pruned_rows == 0
+    feed = read(str(tmp_path), where="event == 'buy'", ids=[]).open()
+    assert [batch["user_id"].tolist() for batch in feed.iterate_epoch(0)] == [[1]]
+    with pytest.raises(DataError, match="2 of 3 rows have no event"):
+        read_interactions(str(tmp_path))
+
+
+def test_keys_that_differ_only_in_case_are_one_column_unless_a_path_has_both(tmp_path):
+    write(tmp_path / "a" / "Event=buy" / "x.parquet", 1)
+    write(tmp_path / "a" / "event=view" / "x.parquet", 2)
+    table = read_parquet(tmp_path / "a", "rows")
+    assert table["event"].to_pylist() == ["buy", "view"]
+    assert "Event" not in table.column_names
+    write(tmp_path / "b" / "Event=1" / "event=view" / "x.parquet", 1)
+    table = read_parquet(tmp_path / "b", "rows")
+    assert (table["Event"].to_pylist(), table["event"].to_pylist()) == ([1], ["view"])
+    write(tmp_path / "c" / "Event=buy" / "x.parquet", 1)
+    assert read_parquet(tmp_path / "c", "rows")["Event"].to_pylist() == ["buy"]
+
+
+LOGS = {
+    "Delta": ("_delta_log/00000000000000000000.json", "part-0.parquet"),
+    "Delta ": ("_delta_log/00000000000000000000.json", "dt=1/part-0.parquet"),
+    "Iceberg": ("metadata/00000-4f1e.metadata.json", "data/dt=1/part-0.parquet"),
+    "Iceberg ": ("metadata/v1.gz.metadata.json", "data/part-0.parquet"),
+    "Hudi": (".hoodie/hoodie.properties", "dt=1/part-0.parquet"),
+    "Hudi ": ("2026/11/.hoodie_partition_metadata", "2026/11/part-0.parquet"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("table", LOGS)
+def test_files_of_a_table_with_a_log_are_refused_by_the_name_of_its_format(tmp_path, table, scheme):
+    log_file, part = LOGS[table]
+    folder = tmp_path / "lake" / "events"
+    write(folder / part, 1)
+    (folder / log_file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / log_file).write_text("{}")
+    parent = (folder / part).parent
+    places = [folder, f"{folder}/**/*.parquet", f"{tmp_path}/lake/*", parent, f"{parent}/*.parquet"]
+    for place in [*places, folder / part]:
+        with pytest.raises(
+            DataError, match=rf"events.* belongs to a {table.strip()} table .*Parquet copy"
+        ) as error:
+            find_files(f"{scheme}{place}", "interactions")
+        assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=f"{table.strip()} table"):
+        read(f"{scheme}{folder}").open()
+
+
+def test_a_folder_called_metadata_or_a_log_beside_a_plain_table_refuses_nothing(tmp_path):
+    write(tmp_path / "plain" / "part-0.parquet", 1)
+    (tmp_path / "plain" / "metadata").mkdir()
+    (tmp_path / "plain" / "metadata" / "columns.json").write_text("{}")
+    (tmp_path / "_delta_log").mkdir()
+    assert len(find_files(tmp_path / "plain", "rows").files) == 1
+
+
+def test_a_closed_folder_around_a_partition_is_not_asked_twice(tmp_path, monkeypatch):
+    write(tmp_path / "dt=1" / "part-0.parquet", 1)
+
+    class Closed(pafs.LocalFileSystem):
+        def get_file_info(self, paths):
+            if isinstance(paths, list) and f"{tmp_path}/_delta_log" in paths:
+                raise OSError("AWS Error ACCESS_DENIED")
+            return super().get_file_info(paths)
+
+    monkeypatch.setattr(files.pafs, "LocalFileSystem", Closed)
+    assert len(find_files(tmp_path / "dt=1", "rows").files) == 1
+    with pytest.raises(DataError, match="ACCESS_DENIED"):
+        find_files(tmp_path, "rows")
+
+
 def test_a_column_of_the_file_wins_over_that_of_its_folder(tmp_path):
     write(tmp_path / "dt=1" / "x.parquet", 1, dt=["own"])
     assert read_parquet(tmp_path, "rows")["dt"].to_pylist() == ["own"]
@@ -139,18 +221,14 @@ def test_a_column_that_a_later_file_adds_is_missing_before_and_unlike_columns_na
 
 
 class _OneBucket:
-    """pyarrow.fs, whose `s3://bucket/` is a local folder; it notes the URIs that it is asked for."""
+    """`open_filesystem`, whose `s3://bucket/` is a local folder; it notes the URIs that it is asked for."""
 
     def __init__(self, folder):
         self.asked, self._folder = [], str(folder)
-        self.FileSystem = self
 
-    def from_uri(self, uri):
+    def __call__(self, uri):
         self.asked.append(uri)
         return pafs.LocalFileSystem(), uri.partition("?")[0].replace("s3://bucket", self._folder)
-
-    def __getattr__(self, name):
-        return getattr(pafs, name)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +238,47 @@ def test_options_of_a_uri_reach_its_file_system_and_are_no_wildcard(tmp_path, mo
     (tmp_path / "day").mkdir()
     write(tmp_path / "day" / "a.parquet", 1)
     bucket = _OneBucket(tmp_path)
-    monkeypatch.setattr(files, "pafs", bucket)
+    monkeypatch.setattr(files, "open_filesystem", bucket)
     options = "?scheme=http&endpoint_override=127.0.0.1:9000"
     assert find_files(place + options, "interactions").files == [str(tmp_path / "day" / "a.parquet")]
     assert bucket.asked == ["s3://bucket/day" + options]
     assert find_files(place, "interactions").files == [str(tmp_path / "day" / "a.parquet")]
+
+
+BLANK = "été 100%25 #1"
+"""The name of a folder that must be encoded in an address, and must not be decoded twice."""
+
+
+def test_an_address_is_decoded_once_also_in_its_pattern_and_a_path_never(tmp_path):
+    write(tmp_path / BLANK / "clicks [1].parquet", 1)
+    expected = [str(tmp_path / BLANK / "clicks [1].parquet")]
+    encoded = f"file://{tmp_path}/{quote(BLANK)}"
+    places = [tmp_path / BLANK, f"{tmp_path}/{BLANK}/*.parquet", encoded]
+    places += [f"{encoded}/*.parquet", f"file://{tmp_path}/*/{quote('clicks [1].parquet')}"]
+    for place in places:
+        assert find_files(place, "rows").files == expected, place
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("my data", r"write ' ' as %20, as in file:///.*/my%20data"),
+        ("été", r"write 'é' as %C3%A9, as in file:///.*/%C3%A9t%C3%A9"),
+        ("a#b", r"write '#' as %23, as in file:///.*/a%23b"),
+        ("100%", r"write '%' as %25, as in file:///.*/100%25$"),
+        ("100%25 a", r"write ' ' as %20, as in file:///.*/100%25%20a"),
+    ],
+)
+def test_a_character_that_an_address_must_not_have_is_refused_with_its_encoded_form(tmp_path, name, advice):
+    write(tmp_path / "a" / "x.parquet", 1)  # where `#b` would be cut off
+    for place in (f"file://{tmp_path}/{name}", f"file://{tmp_path}/{name}/*.parquet"):
+        with pytest.raises(DataError, match=advice if "*" not in place else advice.rstrip("$")):
+            find_files(place, "rows")
+
+
+def test_files_of_a_run_are_pinned_by_addresses_that_can_be_opened(tmp_path):
+    write(tmp_path / BLANK / "x 1.parquet", 1)
+    pinned = pin_files({"path": f"file://{tmp_path}/{quote(BLANK)}"})["path"]
+    assert pinned == [f"file://{tmp_path}/{quote(BLANK)}/x%201.parquet"]
+    assert find_files(pinned[0], "rows").files == [str(tmp_path / BLANK / "x 1.parquet")]
+    assert pin_files({"path": str(tmp_path / BLANK)})["path"] == [str(tmp_path / BLANK / "x 1.parquet")]

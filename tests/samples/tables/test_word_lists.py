@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.tables import check_items, find_uncut_delimiter
+from nonet.samples.tables import are_lists, check_items, find_uncut_delimiter
 
 PAIRS = [["Casual", "RPG"], ["Action", "RPG"], ["Casual", "Indie"], ["Action", "Indie"]] * 3
 FORMS = {
@@ -14,6 +14,13 @@ FORMS = {
     "json": pa.array(['["' + '", "'.join(pair) + '"]' for pair in PAIRS]),
     "comma": pa.array([", ".join(pair) for pair in PAIRS]),
     "semicolon": pa.array([";".join(pair) for pair in PAIRS]),
+    "tuples": pa.array([str(tuple(pair)) for pair in PAIRS]),
+    "numpy": pa.array([f"['{first}' '{second}']" for first, second in PAIRS]),
+    "postgres": pa.array([f'{{{first},"{second}"}}' for first, second in PAIRS]),
+    "spark": pa.array([f"[{first}, {second}]" for first, second in PAIRS]),
+    "objects": pa.array(
+        [str([{"id": 7, "name": word} for word in pair]).replace("'", '"') for pair in PAIRS]
+    ),
     "bar": pa.array(["|".join(pair) for pair in PAIRS]),
     "lists": pa.array(PAIRS),
     "large lists": pa.array(PAIRS, pa.large_list(pa.string())),
@@ -40,6 +47,44 @@ def test_a_comma_in_a_word_is_no_delimiter_and_a_doubtful_one_is_reported():
     assert find_uncut_delimiter(doubtful) == ", "
     assert find_uncut_delimiter(["a", "b"]) is None
     assert find_uncut_delimiter(FORMS["comma"].to_pylist()) is None
+
+
+def test_few_texts_are_lists_where_words_change_their_place_and_not_where_they_keep_it():
+    moving = ["Casual, RPG", "Action, RPG", "Indie, Action"]
+    assert categories(pa.array(moving)).to_pylist() == [text.split(", ") for text in moving]
+    towns = ["Salem, OR", "Portland, OR", "Seattle, WA", "Tacoma, WA"]
+    assert categories(pa.array(towns)).to_pylist() == [[town] for town in towns]
+    assert find_uncut_delimiter(towns) == ", "
+
+
+def test_a_text_among_lists_is_one_word_and_a_missing_one_none():
+    column = pa.array(["['a', 'b']", "NA", "c", '["b"]', "(d)", "[]", None, "['a']", "{'b', 'a'}"])
+    assert categories(column).to_pylist() == [
+        ["a", "b"],
+        [],
+        ["c"],
+        ["b"],
+        ["(d)"],
+        [],
+        [],
+        ["a"],
+        ["a", "b"],
+    ]
+    assert categories(pa.array(["Film (1995)", "(1995)", "['x']"])).to_pylist()[1] == ["(1995)"]
+
+
+def test_texts_that_are_lists_of_objects_without_a_name_are_refused():
+    with pytest.raises(DataError, match="a list of objects without a name"):
+        categories(pa.array(['[{"id": 1, "rank": 2}]'] * 3))
+
+
+def test_only_texts_that_are_certain_to_be_lists_are_found_whatever_their_column_is_called():
+    for form in ("python", "json", "comma", "semicolon", "bar", "numpy"):
+        assert are_lists(FORMS[form]), form
+    prose = [f"In {n} winters, she walks to town {n}, and back" for n in range(40)]
+    paths = [f"img/a/{n}.jpg" for n in range(40)]
+    for texts in (prose, paths, ["a", "b"], [None, ""], ["Salem, OR", "Portland, OR"]):
+        assert not are_lists(pa.array(texts)), texts[0]
 
 
 def test_nothing_is_an_empty_list_and_a_missing_text_is_no_word():
