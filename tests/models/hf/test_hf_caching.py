@@ -9,6 +9,7 @@ import torch
 from backbones import QWEN3, recommender
 
 from nonet.models.hf.model import HfRecommender
+from nonet.workers.engines._blocks import prepare
 
 
 def rounded(monkeypatch, units):
@@ -62,3 +63,21 @@ def test_deep_backbones_keep_theirs(layers):
         "initializer_range": 0.02,
     }
     assert recommender(config, precision="bf16").caches
+
+
+def test_blocks_that_are_recomputed_store_their_keys_once():
+    """The gradients of steps behind a kept history are those of blocks that keep their activations."""
+    gradients = []
+    for recompute in (False, True):
+        backbone = recommender().backbone
+        prepare(backbone.model, {"recompute": recompute})
+        generator = torch.Generator().manual_seed(1)
+        history, new = (torch.randn(2, n, backbone.width, generator=generator) for n in (5, 3))
+        _, kv = backbone.prefill(history.requires_grad_())
+        visible = torch.ones(2, 3, 8, dtype=torch.bool).tril(5)
+        position = torch.arange(5, 8).expand(2, 3)
+        states, _ = backbone.compute_next_states(new, position, visible, kv)
+        states.square().sum().backward()
+        gradients.append([history.grad, *(p.grad for p in backbone.parameters() if p.grad is not None)])
+    for kept, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(kept, recomputed)

@@ -41,16 +41,8 @@ REFUSED = {
 }
 """What the plan says of a kind of model with engines whose options have a text."""
 
-BY_DEFAULT = {("qwen3", "use: ddp, recompute: true")}  # the others are slow
 CELLS = [
-    pytest.param(
-        model,
-        engine,
-        marks=[
-            *([NEEDS_DEEPSPEED] if "deepspeed" in engine else []),
-            *([] if (model, engine) in BY_DEFAULT else [pytest.mark.slow]),
-        ],
-    )
+    pytest.param(model, engine, marks=[NEEDS_DEEPSPEED] if "deepspeed" in engine else [])
     for model in [*MODELS, "clicks"]
     for engine in ENGINES
     if model != "recompute"
@@ -100,6 +92,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
     return Worlds(tmp_path_factory.mktemp("cells"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "engine"), CELLS)
 def test_recomputed_blocks_take_the_same_steps_in_every_stage_or_the_plan_refuses_them(
     worlds: Worlds, tmp_path: Path, model: str, engine: str
