@@ -31,6 +31,7 @@ from nonet.controller.stages import (
     train_control,
     try_rewards,
 )
+from nonet.storage import read_address
 from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 
@@ -76,7 +77,8 @@ class Pipeline:
                 if not self._run_stage(name):
                     self._collect_results()
                     self.recorder.add_event(
-                        "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
+                        "note",
+                        text=f"stopped in {name}; go on with: nonet resume {read_address(session.run.path) or session.run.id}",
                     )
                     return False
             session.scaling.refuse_waiting("all stages have ended")

@@ -152,6 +152,13 @@ def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 
+def find_tasks(report: Mapping[str, Any]) -> list[str]:
+    """Return the further tasks of a click model, such as "order" of the metric auc@order, that differences were measured of."""
+    headlines = select_headline_metrics(report)
+    parts = (difference.metric.partition("@") for difference in iterate_differences(report))
+    return list(dict.fromkeys(task for name, _, task in parts if task and name in headlines))
+
+
 def _split_pair(pair: str, names: set[str]) -> tuple[str, str]:
     """Split a key "left-right" into two of `names`, which may contain hyphens, else at the first hyphen."""
     hyphens = [index for index, character in enumerate(pair) if character == "-"]

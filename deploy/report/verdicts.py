@@ -23,6 +23,7 @@ from nonet.controller.scenario.settings import (
 )
 from nonet.deploy.report.scores import (
     Difference,
+    find_tasks,
     format_name,
     format_number,
     is_lower_better,
@@ -91,9 +92,11 @@ def _compare_subjects(report: Mapping[str, Any]) -> list[Finding]:
     stages, comparisons = list(report.get("stages") or {}), []
     for pair in _select_pairs(report, list(differences_by_pair)):
         by_metric = differences_by_pair[pair]
-        differences = [by_metric[metric] for metric in metrics if metric in by_metric]
-        if differences:
-            comparisons.append(_describe_comparison(report, differences, against_stage=pair[1] in stages))
+        for task in ("", *find_tasks(report)):
+            names = [f"{metric}@{task}" if task else metric for metric in metrics]
+            differences = [by_metric[name] for name in names if name in by_metric]
+            if differences:
+                comparisons.append(_describe_comparison(report, differences, against_stage=pair[1] in stages))
     return comparisons
 
 

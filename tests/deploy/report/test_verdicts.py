@@ -107,6 +107,28 @@ def test_ndcg_is_told_where_it_judges_differently():
     )
 
 
+def test_every_task_of_a_click_model_is_judged_as_the_target_is():
+    report = {
+        "stages": {"train": {"auc": 0.7, "auc@order": 0.6}},
+        "baselines": {"popularity": {"auc": 0.6, "auc@order": 0.65}},
+        "lower_is_better": ["log_loss", "log_loss@order"],
+        "paired": {
+            "train-popularity": {
+                "auc": {"diff": 0.1, "low": 0.05, "high": 0.15},
+                "log_loss": {"diff": -0.1, "low": -0.15, "high": -0.05},
+                "auc@order": {"diff": -0.05, "low": -0.08, "high": -0.02},
+                "log_loss@order": {"diff": 0.0, "low": -0.1, "high": 0.1},
+            }
+        },
+    }
+    target, order = collect_findings(report)
+    assert target.text.startswith("Train beats popularity: auc 0.7000 against 0.6000")
+    assert "log_loss" not in target.text
+    assert order.text.startswith("Train loses to popularity: auc@order 0.6000 against 0.6500")
+    assert "in log_loss@order the difference is not significant" in order.text
+    assert order.tone == -1
+
+
 def test_a_bound_that_is_not_zero_is_not_written_as_zero():
     (sentence,) = get_verdict(compared(-0.0014, -0.0028, -0.00002))
     assert sentence.endswith("(−0.001400, 95 % interval −0.002800 to −0.000020).")
