@@ -38,7 +38,7 @@ class HistoryJoins:
     Args:
         joins: The joins of the run, by name.
         features: Names of the model's features. Joins without one of them are not read.
-        optional: Names of joins whose columns are missing if `check` finds no store or gets no answer.
+        optional: Names of joins whose columns are missing if `check` finds no store.
 
     Attributes:
         names: Names of the joins that are read.
@@ -70,8 +70,8 @@ class HistoryJoins:
                 if name not in self._optional:
                     raise
                 self._absent.add(name)
-            except StoreError:  # its columns are missing until it answers
-                self._absent |= {name} & self._optional
+            except StoreError:
+                continue  # its columns are missing until it answers
 
     def add_columns(self, histories: Sequence[HistoryToJoin]) -> list[EventHistory]:
         """Return the histories with the joined columns, read by one look-up per join.

@@ -58,7 +58,7 @@ class Join(StrictModel):
     options: Annotated[
         dict[str, Any],
         Field(
-            description="options of the store: timeout, attempts, and those that docs/how-to/stores.md lists"
+            description="options of the store: timeout_s, attempts, and those that docs/how-to/stores.md lists"
         ),
     ] = {}
 

@@ -1,9 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 
 from nonet.bench.runs.feed import write_feed
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.report import make_report
+from nonet.controller.report import _compare_stage_rewards, make_report
 from nonet.controller.scenario.scenario import load_scenario
 
 
@@ -22,3 +24,12 @@ def test_rewards_are_told_where_somebody_was_kept_out_of_rl_and_left_out_where_n
     assert report.get("rewards") == (
         {"hit": [0.25, 0.5, 0.25, 0.25], "total": [0.25, 0.5, 0.25, 0.25]} if prompts else None
     )
+
+
+def test_prompts_without_a_score_before_a_stage_count_in_no_mean(tmp_path):
+    run = RunFolder(tmp_path)
+    run.results.mkdir(parents=True, exist_ok=True)
+    for when, scores in (("before", [math.nan, 0.0, 0.5]), ("after", [1.0, 0.0, 1.0])):
+        np.savez(run.results / f"rl.rewards.{when}.npz", hit=scores, total=scores, user=[3, 3, 4])
+    found = _compare_stage_rewards(run, "rl", 0)
+    assert found["rewards"]["hit"][:2] == [pytest.approx(0.25), pytest.approx(0.5)]

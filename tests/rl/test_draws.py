@@ -11,6 +11,7 @@ import torch
 from nonet.random import rng
 from nonet.rl import Draws, leave_one_out, weigh_advantages
 from nonet.rl.advantage import centre_groups
+from nonet.rl.draws import average_other_prompts
 
 P = np.array([0.5, 0.25, 0.15, 0.1])
 F = np.array([0.0, 2.0, -1.0, 3.0])
@@ -74,3 +75,10 @@ def test_weights_that_are_equal_change_no_advantage():
     assert weigh_advantages(plain, twice, valid).value[0, 0].item() == pytest.approx(
         1.5 * plain.value[0, 0].item()
     )
+
+
+def test_the_baseline_over_other_prompts_leaves_out_the_prompt_itself():
+    reward = torch.tensor([[0.0, 0.0], [3.0, 3.0], [6.0, 6.0]])
+    valid = torch.ones(3, 2, dtype=torch.bool)
+    found = average_other_prompts(reward, valid, Draws(torch.ones(3, 2), torch.zeros(3, 2)))
+    assert found[:, 0].tolist() == [4.5, 3.0, 1.5]

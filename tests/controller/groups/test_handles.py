@@ -152,3 +152,27 @@ def test_a_reward_that_hangs_for_longer_than_a_step_may_take_is_asked_again():
     handles = RewardHandles({"hit": Restarted("hit", [])}, {"hit": 60.0}, deadlines=Deadlines(step=0.1))  # type: ignore[arg-type, dict-item]
     results = handles.score(Scores())  # type: ignore[arg-type]
     assert (len(asked), results.quarantined, results.retried) == (1, [], 1)
+
+
+class _Step:
+    """A step between rollout and rewards, or the rollout itself."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def apply(self, beams):
+        return f"{beams} {self.name}"
+
+    def generate_step(self, *args):
+        return "beams"
+
+    def call_rank(self, *args):
+        return "beams"
+
+
+def test_steps_between_rollout_and_rewards_follow_one_another_in_both_ways_of_generating():
+    steps = [_Step("first"), _Step("second")]
+    handle = RolloutHandle(_Step("rollout"), {"rl": {"width": 4}}, between={"rl": steps})
+    prompts = PromptRequest("rl", step=0, size=8)
+    assert handle.generate(prompts) == "beams first second"
+    assert handle.generate_group(0, prompts, (0, 2)) == "beams first second"

@@ -331,3 +331,11 @@ def test_versions_that_rollouts_are_compared_with_are_counted():
     fixed = estimate_worker_memory(resolve_run(asked), "rl", ("trainer",), 1, 0).fixed
     assert fixed["old versions"] == 3 * size.parameters * 4
     assert fixed["rows before they changed"] == 3 * RL["users"] * asked.data.history * (16 * 4 + 8)
+
+
+def test_a_reference_that_is_renewed_takes_as_much_as_one_that_stays():
+    def count_reference_bytes(**options):
+        asked = scenario(stages={"rl": {**RL, "steps": 100, "algorithm": {"use": "dpo", **options}}})
+        return estimate_worker_memory(resolve_run(asked), "rl", ("trainer",), 2, 0).fixed.get("reference")
+
+    assert count_reference_bytes() == count_reference_bytes(reference={"every": 10}) > 0

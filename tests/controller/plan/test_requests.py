@@ -189,3 +189,15 @@ def test_a_group_whose_bundle_must_hold_another_beside_it_starts_anew():
     assert set(change.stops) == {"trainer", "rollout"}, "0.25 CPU of a bundle have no room for two processes"
     (trainer,) = (group for group in made.list_groups("finetune") if group.name == "trainer")
     assert trainer.bundle == {"CPU": 0.5}
+
+
+def test_a_group_gets_the_labels_of_its_own_pool():
+    pools = {
+        "gpu": {"device": "cuda", "labels": {"zone": "a"}},
+        "far": {"device": "cpu", "labels": {"rack": "r1"}},
+    }
+    stages = {"rl": {**RL, "rewards": {"hit": {"pool": "far"}}}}
+    asked = scenario(pools=pools, roles={"trainer": {"pool": "gpu"}}, stages=stages)
+    labels = {each.name: dict(each.labels) for each in make_group_requests(resolve_run(asked))}
+    assert labels["trainer"] == {"zone": "a"}
+    assert labels["rl.reward.hit"] == {"rack": "r1"}

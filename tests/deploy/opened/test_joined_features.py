@@ -19,12 +19,13 @@ from starlette.testclient import TestClient
 from nonet.controller.record import Checkpoints
 from nonet.deploy.after import recommend_for
 from nonet.deploy.opened import RequestFeatures
+from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
 from nonet.deploy.serving.offline.exported_stores import write_joins
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError, DataError, StoreError
-from nonet.models.inference import InferenceEngine
+from nonet.models.inference import EventHistory, InferenceEngine
 from nonet.samples.sequences import TEST
 from nonet.samples.stores import Join, StoreJoin, create_store, open_store
 from nonet.workers.roles.evaluation import load_recommender
@@ -313,3 +314,18 @@ def test_an_engine_answers_a_question_whose_joined_columns_are_unknown(run):
     opened = run.open()
     version = opened.registry.read_version(opened.registry.serving.default or opened.publish_newest().number)
     InferenceEngine(opened.load_recommender(version)).warm()
+
+
+@pytest.mark.parametrize("optional", [(), ("user",)])
+def test_a_store_that_does_not_answer_at_the_start_is_read_once_it_answers(optional, monkeypatch):
+    use = "redis://127.0.0.1:1/users"
+    options = {"timeout_s": 0.2, "attempts": 1}
+    join = Join(use=use, columns={"age": "age"}, on="user", as_of="newest", options=options)
+    joins = HistoryJoins({"user": join}, ["age"], optional=optional)
+    joins.check()
+    events = EventHistory(np.array([1], np.int32), np.array([100]), np.array([0], np.int32))
+    history = HistoryToJoin(events, np.array(["a"], object), "u1")
+    assert joins.add_available_columns([history])[0][1] == ("user",)
+    monkeypatch.setattr(joins._stores, "read_join_columns", lambda *_: {"age": np.array([7])})
+    joined, missing = joins.add_available_columns([history])[0]
+    assert (joined.columns["age"].tolist(), missing) == ([7], ())

@@ -3,7 +3,12 @@ import pytest
 from nonet.deploy.report.scores import format_number, list_metrics, select_scores
 from nonet.deploy.report.summaries import format_summary
 from nonet.deploy.report.tables import build_score_table
-from nonet.deploy.report.verdicts import collect_findings, find_strongest_baseline, get_verdict
+from nonet.deploy.report.verdicts import (
+    collect_findings,
+    find_strongest_baseline,
+    get_reward_direction,
+    get_verdict,
+)
 
 
 def compared(diff, low, high, left="finetune", right="popularity", **others):
@@ -394,3 +399,8 @@ def test_the_verdict_says_that_a_run_was_resumed_and_what_it_lost():
         "The run continued from a checkpoint after a loss: trainer-0 died during train.",
     ]
     assert "over 2 parts of the run" in format_summary(report | {"wall_s": {"total": 40.0}})
+
+
+def test_a_reward_whose_interval_touches_zero_did_not_change():
+    assert get_reward_direction([0.1, 0.12, 0.0, 0.05]) == 0
+    assert get_reward_direction([0.1, 0.08, -0.05, 0.0]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from served_run import TrainedRun, ask
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
+from nonet.deploy.serving.service.requests import RecommendRequest
 from nonet.deploy.serving.start import build_single_process_app
 
 
@@ -68,3 +70,17 @@ def test_a_server_whose_queue_has_died_is_not_ready_and_still_answers(app):
         assert ready.status_code == 503
         assert ready.json()["reason"] == "the queue of version 1 has died"
         assert ask(client, user=103, k=3)["reason"] == "QueueDied"
+
+
+def test_time_before_the_service_counts_against_the_deadline(tmp_path):
+    served = TrainedRun(tmp_path, memory=False)
+    served.commit(1)
+    served.open().publish_newest()
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    service = app.state.service
+    with TestClient(app) as client:
+        ask(client, user=103, k=3)
+        request = RecommendRequest(user="103", k=3)
+        listed = asyncio.run(service.recommend(request, "me", spent_s=100.0))
+        assert (listed.version, listed.reason) == (None, "deadline")
+    service.engines.close()

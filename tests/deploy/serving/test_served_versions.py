@@ -11,7 +11,7 @@ from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
 from nonet.controller.record import Checkpoints
-from nonet.deploy.opened import OpenedRun, opened_run
+from nonet.deploy.opened import Away, OpenedRun, opened_run
 from nonet.deploy.serving.service import EnginePool, ServeConfig
 from nonet.deploy.serving.start import build_single_process_app, serve_run
 from nonet.errors import CheckpointError, ConfigError
@@ -348,3 +348,45 @@ def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
     assert served.open().registry.list_versions() == before
     monkeypatch.setattr(type(run.scenario.model.spec), "hash_base", lambda *_: "a" * 64)
     assert run.publish_checkpoint(manifest.step).number not in before
+
+
+def test_a_refused_version_has_no_share_while_the_target_of_a_rollback_is_built(tmp_path, monkeypatch):
+    served = TrainedRun(tmp_path, memory=False)
+    for _ in range(3):
+        served.commit(1)
+        served.open().publish_newest()
+    registry = served.open().registry
+    registry.promote(2)
+    registry.promote(3, 0.5)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    slow = SlowBuilds(monkeypatch, 1)
+    with TestClient(app) as client:
+        assert {ask(client, user=user, k=3)["version"] for user in range(100, 110)} == {2, 3}
+        registry.rollback(1)
+        until(lambda: app.state.service.engines.serving.default == 1)
+        later = {ask(client, user=user, k=3)["version"] for user in range(100, 110)}
+        slow.go_on.set()
+        assert later == {None}
+    app.state.service.engines.close()
+
+
+def test_the_fallback_lists_no_withdrawn_item_while_the_features_are_away(tmp_path):
+    served = TrainedRun(tmp_path, memory=False)
+    served.commit(1)
+    served.open().publish_newest()
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    service = app.state.service
+
+    async def fail(*_):
+        raise Away("gone")
+
+    with TestClient(app) as client:
+        service._prepare_question = fail
+        before = items(ask(client, user=103, k=3))
+        served.open().registry.withdraw({str(before[0])})
+        until(lambda: service.engines.serving.withdrawn)
+        answer = ask(client, user=103, k=3)
+        assert answer["fallback"] == "popularity"
+        assert before[0] not in items(answer)
+        assert len(items(answer)) == 3
+    service.engines.close()
