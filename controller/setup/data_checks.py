@@ -79,7 +79,7 @@ def check_data(
             checks.warnings += [note] if note else []
         if built.labels and checks.max_table_bytes is not None:
             note = describe_labels(
-                {"labels": {name: asdict(counts) for name, counts in built.labels.items()}}
+                {"label_files": {name: asdict(counts) for name, counts in built.labels.items()}}
             )
             checks.warnings += [note] if note else []
         event_columns = seq.feature_columns

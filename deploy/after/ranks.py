@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: P held-out test events.
 
-_KEYS_OF_TESTED_EVENTS = ("data.keep", "data.split", "data.where", "data.repeats", "data.unknown_items")
+# The keys of scenarios that decide which events are tested, as regular expressions.
+_KEYS_OF_TESTED_EVENTS = re.compile(
+    r"data\.(keep|split|where|repeats|unknown_items|labels|events|missing|columns)\b|stages\.\w+\.(target|tasks)\b"
+)
 
 _Event = tuple[str, str, int]
 """An event: its user id, item id or sparse key, and unix seconds, the ids as text."""
@@ -133,13 +137,11 @@ def check_same_events(a: TestedRun, b: TestedRun) -> None:
 
 def _describe_other_data(a: RunFolder, b: RunFolder) -> str:
     """Describe by which keys the data of two runs differ, and what to do."""
-    values_by_key = [
-        dict(flatten_document(to_document(load_scenario(run.scenario)[0])["data"], "data.")) for run in (a, b)
-    ]
+    values_by_key = [dict(flatten_document(to_document(load_scenario(run.scenario)[0]))) for run in (a, b)]
     differing = [
         f"{key} is {json.dumps(values_by_key[0].get(key))} in {a.id} and {json.dumps(values_by_key[1].get(key))} in {b.id}"
         for key in sorted(values_by_key[0].keys() | values_by_key[1].keys())
-        if key.startswith(_KEYS_OF_TESTED_EVENTS) and values_by_key[0].get(key) != values_by_key[1].get(key)
+        if _KEYS_OF_TESTED_EVENTS.match(key) and values_by_key[0].get(key) != values_by_key[1].get(key)
     ]
     if not differing:
         return "their scenarios ask for the same, so their tables differ; compare runs with the same data"

@@ -41,6 +41,7 @@ from nonet.samples.sequences import (
     drop_repeat_lists,
     drop_unknown_events,
     drop_unlabelled_events,
+    find_newest_time,
 )
 from nonet.samples.tables import ROLES, TableFormat, compile_condition, list_names, read_interactions
 
@@ -138,10 +139,14 @@ def filter_events(events: pa.Table, where: str | None) -> pa.Table:
     return events.filter(compile_condition(where, events.schema, name="data.where")) if where else events
 
 
+# What a label file has, by role or by Nonet's name.
+_LABEL_ROLES = frozenset({"user", "item", "time", *(ROLES[role] for role in ("user", "item", "time"))})
+
+
 def _select_roles(table_format: TableFormat) -> TableFormat:
     """Return a table format with the columns of users, items and times alone, as a label file has them."""
     return table_format.replace_columns(
-        {role: source for role, source in table_format.columns.items() if role in ROLES}
+        {role: source for role, source in table_format.columns.items() if role in _LABEL_ROLES}
     )
 
 
@@ -202,7 +207,7 @@ class LogChanger:
             texts = np.array(encoded.dictionary.to_pylist(), dtype=object)
             range_index = locate_in_bounds(texts, self.bounds)[encoded.indices.to_numpy()]
         counts = np.bincount(range_index, minlength=len(self.bounds) + 1)
-        newest = int(table["timestamp"].to_numpy().max(initial=0))
+        newest = find_newest_time(table["timestamp"].to_numpy())
         facts = json.dumps({"bounds": [0, *np.cumsum(counts).tolist()], "newest": newest})
         table = table.take(pa.array(np.argsort(range_index, kind="stable")))
         table = table.replace_schema_metadata({_FACTS: facts.encode()})

@@ -34,6 +34,7 @@ from .labels import attach_label as attach_label  # pyright: ignore[reportUnknow
 from .labels import check_label_ids as check_label_ids  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import compute_label_times as compute_label_times  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import drop_unlabelled_events as drop_unlabelled_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .labels import find_newest_time as find_newest_time
 from .labels import find_tasks as find_tasks
 from .labels import is_task as is_task
 from .labels import limit_label_times as limit_label_times

@@ -26,6 +26,7 @@ from nonet.errors import DataError
 from nonet.options import StrictModel
 from nonet.ranges import expand_ranges
 from nonet.samples.sequences.flat import GrowingFile
+from nonet.samples.sequences.labels import merge_labels
 from nonet.samples.tables import as_numbers
 from nonet.units import Seconds
 
@@ -221,7 +222,9 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
     repeat_counts = np.bincount(head_of_rank[repeats], minlength=len(order))[kept_ranks]
     offsets = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(repeat_counts)]).astype(np.int32))
     repeat_times = pa.array(time[order][repeats])
-    events = log.take(pa.array(kept_rows))
+    head_of_row = np.empty(len(log), np.int64)
+    head_of_row[order] = order[head_of_rank]
+    events = merge_labels(log, head_of_row).take(pa.array(kept_rows))
     events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(offsets, repeat_times))
     if "event" in log.column_names:
         kinds = _collect_kinds(log["event"], order, head_of_rank, repeats)
@@ -232,7 +235,7 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
 
 
 def expand_log(compressed: CompressedLog) -> pa.Table:
-    """Restore the original log row by row."""
+    """Restore the original log row by row; labels of kept events stay those of their groups (`merge_labels`)."""
     events = compressed.events.drop_columns(list_added_columns(compressed.events))
     repeat_rows = compressed.repeats[ROW].to_numpy()
     is_kept = np.ones(len(events) + len(repeat_rows), bool)

@@ -129,8 +129,8 @@ def attach_label(
     delay_s = time_L[has_event_L] - time_R[event]
     value_R = np.zeros(len(log), np.float32)
     known_from_R = time_R + int(np.ceil(options.within))
-    observed_until = int(time_L.max(initial=0)) if observed_until is None else observed_until
-    still_open_R = observed_until - time_R < options.within
+    observed_until = find_newest_time(time_L) if observed_until is None else observed_until
+    still_open_R = float(observed_until) - time_R < options.within
     in_time = delay_s <= options.within
     value_R[event[in_time]] = 1
     known_from_R[event[in_time]] = NEVER
@@ -141,6 +141,38 @@ def attach_label(
     labelled = log.append_column(options.name, pa.array(value_R))
     counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()))
     return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R)), counts
+
+
+def find_newest_time(time: np.ndarray) -> int:
+    """Return the newest of unix seconds [N], which may be before 1970; without any, a time before all others."""
+    return int(time.max(initial=np.iinfo(np.int64).min))
+
+
+def merge_labels(log: pa.Table, head_R: np.ndarray) -> pa.Table:
+    """Return a log [R] in which the head of each group of rows has the labels of the whole group.
+
+    A label is 1 from the earliest time of a row with the label 1. Without one, it is unknown if that of a row is, and else 0 from
+    the time at which the last one is known.
+
+    Args:
+        log: The log, to which `attach_label` added labels.
+        head_R: The row that is the head of each row's group.
+    """
+    for name in list_labels(log.schema):
+        value_R, known_from_R = log[name].to_numpy(), log[LABEL_TIME + name].to_numpy()
+        is_one_R, is_zero_R = value_R == 1, value_R == 0
+        ones_R, unknown_R = np.zeros((2, len(log)), bool)
+        ones_R[head_R[is_one_R]] = True
+        unknown_R[head_R[np.isnan(value_R)]] = True
+        first_R, last_R = np.full(len(log), NEVER), np.full(len(log), np.iinfo(np.int64).min)
+        np.minimum.at(first_R, head_R[is_one_R], known_from_R[is_one_R])
+        np.maximum.at(last_R, head_R[is_zero_R], known_from_R[is_zero_R])
+        is_head_R = head_R == np.arange(len(log))
+        merged_R = np.where(ones_R, 1, np.where(unknown_R, np.nan, 0)).astype(np.float32)
+        times_R = np.where(ones_R, first_R, np.where(unknown_R, NEVER, last_R))
+        log = _replace_column(log, name, np.where(is_head_R, merged_R, value_R))
+        log = _replace_column(log, LABEL_TIME + name, np.where(is_head_R, times_R, known_from_R))
+    return log
 
 
 def drop_unlabelled_events(

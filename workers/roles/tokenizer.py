@@ -372,10 +372,10 @@ def read_preparation_facts(root: Path) -> dict[str, Any]:
 
     Returns:
         "compressed", what the compression of the events saved, "unknown_items", the counts of the events that were left out
-        because the items table lacks their item, and "labels", how many rows of each label file found an event (`LabelCounts`);
-        without compression, where such events are an error, and without labels, these are missing.
+        because the items table lacks their item, and "label_files", how many rows of each label file found an event
+        (`LabelCounts`); without compression, where such events are an error, and without labels, these are missing.
     """
-    files = {"compressed": root / COMPRESSED, "unknown_items": root / UNKNOWN, "labels": root / LABELS}
+    files = {"compressed": root / COMPRESSED, "unknown_items": root / UNKNOWN, "label_files": root / LABELS}
     return {name: json.loads(path.read_bytes()) for name, path in files.items() if path.is_file()}
 
 

@@ -68,12 +68,12 @@ def describe_labels(data: Mapping[str, Any]) -> str:
     """Return a sentence on the rows of label files that found no event.
 
     Args:
-        data: Facts about the data, from a report or the tokenise stage; "labels" has the fields of `LabelCounts` by label.
+        data: Facts about the data, from a report or the tokenise stage; "label_files" has the fields of `LabelCounts` by label.
 
     Returns:
         The sentence; "" if every row found one.
     """
-    labels: Mapping[str, Mapping[str, int]] = data.get("labels") or {}
+    labels: Mapping[str, Mapping[str, int]] = data.get("label_files") or {}
     parts = [
         f"{counts['no_event'] + counts['too_late']:,} of {counts['rows']:,} rows of {name} ({counts['no_event']:,} have no "
         f"earlier event of their user and item that data.where leaves, {counts['too_late']:,} came after the window)"
@@ -85,7 +85,7 @@ def describe_labels(data: Mapping[str, Any]) -> str:
 
 def has_many_lost_labels(data: Mapping[str, Any]) -> bool:
     """Return whether so many rows of a label file found no event that the file may not be that of the events."""
-    labels: Mapping[str, Mapping[str, int]] = data.get("labels") or {}
+    labels: Mapping[str, Mapping[str, int]] = data.get("label_files") or {}
     return any(
         counts["no_event"] + counts["too_late"] > _MANY_LOST_LABELS * counts["rows"]
         for counts in labels.values()

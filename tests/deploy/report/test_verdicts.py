@@ -365,7 +365,7 @@ def test_the_verdict_counts_labels_that_found_no_event_and_warns_of_many():
 
 def find_all(scores, labels):
     """Return the findings of a report on data with these counts of labels."""
-    return collect_findings({**scores, "data": {"labels": labels}})
+    return collect_findings({**scores, "data": {"label_files": labels}})
 
 
 def test_the_verdict_says_what_the_memory_adds_to_the_model_of_the_last_stage():

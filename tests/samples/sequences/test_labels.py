@@ -14,7 +14,7 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
 from nonet.samples.preparation import BuildOptions
-from nonet.samples.sequences import TRAIN, Sequences, build_sequences
+from nonet.samples.sequences import TRAIN, Sequences, build_sequences, compress_log
 from nonet.samples.sequences.labels import (
     LABEL_TIME,
     NEVER,
@@ -35,6 +35,35 @@ def table(rows, text=False):
     user, item, time = zip(*rows, strict=True)
     name = (lambda value: f"u{value}") if text else int
     return pa.table({"user_id": list(map(name, user)), "item_id": list(item), "timestamp": list(time)})
+
+
+def test_a_compressed_event_has_the_labels_of_all_its_rows():
+    views = table([(1, 1, 9 * 3600), (1, 1, 9 * 3600 + 600), (1, 2, 9 * 3600), (2, 1, 5 * DAY)])
+    purchases = table([(1, 1, 9 * 3600 + 1200)])
+    options = Labels(path="bought", within=DAY, name="bought")
+    log, counts = attach_label(views, purchases, options, observed_until=5 * DAY)
+    events = compress_log(log, DAY, "item").events
+    assert events["item_id"].to_pylist() == [1, 2, 1]
+    assert events["bought"].to_pylist()[:2] == [1, 0]
+    assert np.isnan(events["bought"][2].as_py())  # its window is open
+    assert events[f"{LABEL_TIME}bought"].to_pylist() == [9 * 3600 + 1200, 9 * 3600 + DAY, NEVER]
+    assert counts.no_event == 0
+
+
+def test_windows_before_1970_are_open_as_later_ones_are():
+    options = Labels(path="bought", within=400, name="bought")
+    log, _ = attach_label(table([(1, 1, -500), (1, 2, -900)]), table([(1, 1, -450)]), options)
+    assert np.isnan(log["bought"][0].as_py())
+    assert log["bought"][1].as_py() == 0
+
+
+def test_a_compressed_event_without_a_label_waits_for_the_window_of_its_last_row():
+    views = table([(1, 1, 0), (1, 1, 600), (1, 2, 5 * DAY)])
+    options = Labels(path="bought", within=DAY, name="bought")
+    log, _ = attach_label(views, table([(1, 3, 1)]), options, observed_until=9 * DAY)
+    events = compress_log(log, DAY, "item").events
+    assert events["bought"].to_pylist() == [0, 0]
+    assert events[f"{LABEL_TIME}bought"].to_pylist() == [600 + DAY, 6 * DAY]
 
 
 def by_hand(log, labels, within):
@@ -149,7 +178,7 @@ def test_a_label_belongs_to_the_newest_event_that_where_keeps(tmp_path, prepare)
     assert seq.targets["finetune"].sum() == 3
     assert set(items["item_id"].take(seq.item[seq.targets["finetune"]]).to_pylist()) == {1}
     facts = read_preparation_facts(tmp_path / "out")
-    assert facts["labels"] == {"bought": {"rows": 5, "no_event": 2, "too_late": 0}}
+    assert facts["label_files"] == {"bought": {"rows": 5, "no_event": 2, "too_late": 0}}
     assert Sequences.load(artifact["path"]).late_labels
 
 
