@@ -33,6 +33,7 @@ from nonet.samples.tables import (
     align_item_column,
     choose_time_column,
     describe_rewritten_ids,
+    describe_split,
     guess_categories,
     guess_roles,
     list_time_candidates,
@@ -171,6 +172,10 @@ def read_csv_tables(
     else:
         catalogue = _read_table(items_path, chosen[items_path], missing, notes)
         item_roles = guess_categories(roles[items_path], catalogue)
+        categories = item_roles.get("categories")
+        if notes is not None and categories in catalogue.column_names:
+            split_note = describe_split(catalogue[categories], categories)
+            notes += [] if split_note is None else [split_note]
     table, catalogue = _align_id_types(
         table, roles[path].get("item"), catalogue, item_roles.get("item", "item_id")
     )
