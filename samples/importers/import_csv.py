@@ -256,9 +256,12 @@ def _read_table(
         DataError: More than `_MAX_MISSING_SHARE` of the rows lack an id.
     """
     id_columns = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
+    numbers = [chosen["rating"]] if "rating" in chosen else []
     is_parquet = is_parquet_table(path)
     table = (
-        _read_parquet(path, id_columns) if is_parquet else read_text(path, "csv", id_columns, notes, missing)
+        _read_parquet(path, id_columns)
+        if is_parquet
+        else read_text(path, "csv", id_columns, notes, missing, numbers)
     )
     for name in id_columns:
         if not pa.types.is_string(table.schema.field(name).type):

@@ -33,7 +33,7 @@ _MIN_MOVING_SHARE = 1 / 3
 _MIN_ELSEWHERE = 0.1
 """The minimum share of a word's occurrences outside its most frequent position, for a word that changes its position."""
 _NUMBER = re.compile(r"[+-]?\d+")
-_GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}([,;/]\d{3})*")
+_GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 _BRACKETS = ("[]", "()", "{}")
 _NUMPY_LIST = re.compile(r"""\[\s*('[^']*'|"[^"]*")(\s+('[^']*'|"[^"]*"))+\s*\]""")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
@@ -196,9 +196,8 @@ def _are_cut_by(texts: list[str], delimiter: str) -> bool:
     if _are_numbers(rows, delimiter):
         return False
     counts: Counter[str] = Counter()  # in how many distinct texts each word occurs
-    positions: defaultdict[str, Counter[int]] = defaultdict(
-        Counter
-    )  # of each word, how often it occurs at each
+    # How often each word occurs at each position.
+    positions: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for words in rows:
         counts.update(set(words))
         for position, word in enumerate(words):
@@ -221,16 +220,15 @@ def _is_moving(positions: Counter[int]) -> bool:
 def _are_numbers(rows: list[list[str]], delimiter: str) -> bool:
     """Return whether all words are integers that may be parts of a number or a date, such as `12,5`, `1,234,567` or `5/7/2017`.
 
-    They may if no text has more than two of them, if all texts have equally many, or if all but the first have three digits.
+    They may if all texts have equally many of them or, without `|`, if none has more than two, or all but the first have three
+    digits.
     """
     if not all(_NUMBER.fullmatch(word) for words in rows for word in words):
         return False
     lengths = {len(words) for words in rows}
-    return (
-        len(lengths) == 1
-        or max(lengths) <= 2
-        or (delimiter != "|" and all(_GROUPED_NUMBER.fullmatch(",".join(words)) for words in rows))
-    )
+    if len(lengths) == 1 or delimiter == "|":
+        return len(lengths) == 1
+    return max(lengths) <= 2 or all(_GROUPED_NUMBER.fullmatch(",".join(words)) for words in rows)
 
 
 def _check_value_type(kind: pa.DataType) -> None:
