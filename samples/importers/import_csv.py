@@ -172,7 +172,7 @@ def read_csv_tables(
     else:
         catalogue = _read_table(items_path, chosen[items_path], missing, notes)
         item_roles = guess_categories(roles[items_path], catalogue)
-        categories = item_roles.get("categories")
+        categories = item_roles.get("categories", "")
         if notes is not None and categories in catalogue.column_names:
             split_note = describe_split(catalogue[categories], categories)
             notes += [] if split_note is None else [split_note]

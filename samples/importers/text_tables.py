@@ -124,8 +124,8 @@ def read_first_text_rows(
 def _read_first_block(file: str, form: TextForm, label: str, types: Mapping[str, Any]) -> pa.Table:
     """Read the first block of a delimited file."""
     table = read_delimited(file, form, label, types, first_block=True)
-    if _may_have_decimal_commas(form):
-        [table] = _parse_decimal_commas([table], form, types, file, [])
+    if may_have_decimal_commas(form):
+        [table] = parse_decimal_commas([table], form, types, file, [])
     return table
 
 
@@ -174,7 +174,7 @@ def _read_parts(
 ) -> list[pa.Table]:
     """Read the parts of a table; whether a comma is a decimal comma follows from all parts in which it separates no columns."""
     tables = [_read_file(file, form, label, types, notes) for file, form in zip(files, forms, strict=True)]
-    places = [place for place, form in enumerate(forms) if _may_have_decimal_commas(form)]
+    places = [place for place, form in enumerate(forms) if may_have_decimal_commas(form)]
     kinds: defaultdict[str, set[bool]] = defaultdict(set)  # of each column, whether it is text in a part
     for place in places:
         for field in tables[place].schema:
@@ -184,7 +184,7 @@ def _read_parts(
         for place in places:
             tables[place] = _read_file(files[place], forms[place], label, {**types, **mixed}, notes=[])
     if places:
-        converted = _parse_decimal_commas(
+        converted = parse_decimal_commas(
             [tables[place] for place in places],
             forms[places[0]],
             types,
@@ -197,7 +197,7 @@ def _read_parts(
     return tables
 
 
-def _may_have_decimal_commas(form: TextForm) -> bool:
+def may_have_decimal_commas(form: TextForm) -> bool:
     """Return whether a file is delimited text in which a comma separates no columns."""
     return form.kind != "json" and form.delimiter != ","
 
@@ -326,7 +326,7 @@ def _locate_error(
     return _get_first_line(error)
 
 
-def _parse_decimal_commas(
+def parse_decimal_commas(
     tables: Sequence[pa.Table],
     form: TextForm,
     types: Mapping[str, Any],
@@ -351,7 +351,7 @@ def _parse_decimal_commas(
     where = file if len(tables) == 1 else f"{file} and the other parts"
     for name in tables[0].column_names:
         if name in types or not all(
-            name in table.column_names and pa.types.is_string(table.schema.field(name).type)
+            table.column_names.count(name) == 1 and pa.types.is_string(table.schema.field(name).type)
             for table in tables
         ):
             continue

@@ -284,6 +284,22 @@ def test_a_part_with_commas_between_columns_keeps_its_decimal_points(tmp_path):
     assert read["x"].to_pylist() == [1.234, 1234.5, 2.0]
 
 
+def test_texts_of_sequences_may_have_decimal_commas(tmp_path):
+    (tmp_path / "sequences.txt").write_text("1 7 8 9\n")
+    rows = [("7", "a", "1,5", "12,5"), ("8", "b", "2", "12,50"), ("9", "c", "0,5", "7")]
+    table(tmp_path / "item_text.tsv", "\t", ("item_id", "text", "price", "code"), rows)
+    import_sequences(tmp_path, tmp_path / "out")
+    items = pq.read_table(tmp_path / "out" / "items.parquet").sort_by("item_id")
+    assert items["price"].to_pylist() == [1.5, 2.0, 0.5]
+    assert items["code"].to_pylist() == ["12,5", "12,50", "7"]
+
+
+def test_a_column_of_decimal_commas_that_is_there_twice_is_named(tmp_path):
+    path = table(tmp_path / "log.csv", ";", (*NAMES, "x", "x"), [(*row, "1,5", "2,5") for row in ROWS])
+    with pytest.raises(DataError, match="columns x occur more than once"):
+        import_csv(path, tmp_path / "out")
+
+
 def test_ids_keep_their_commas_and_a_comma_that_may_separate_thousands_is_told(tmp_path):
     rows = [("u1", "7,5", 1600000000, "1,234"), ("u2", "8,5", 1600000050, "12")]
     notes: list[str] = []
