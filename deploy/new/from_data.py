@@ -25,7 +25,15 @@ from nonet.plugins import PluginFiles
 from nonet.samples.importers import get_importer, read_csv_tables, write_tables
 from nonet.samples.preparation import EventLog
 from nonet.samples.profiles import ItemColumn, format_profile, read_profile
-from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
+from nonet.samples.tables import (
+    ROLES,
+    TableFormat,
+    describe_split,
+    read_first_rows,
+    read_interactions,
+    read_items,
+    write_parquet,
+)
 from nonet.suggest import join_names
 
 _TABLE_FILES = ("interactions.parquet", "items.parquet")
@@ -142,7 +150,7 @@ def _make_data_section(
         notes: A list to which the importer's notes are appended.
     """
     if source.form == "parquet":
-        return _make_parquet_section(source, table_format, folder, base_dir)
+        return _make_parquet_section(source, table_format, folder, base_dir, notes)
     if source.form == "csv":
         return _make_csv_section(source, table_format, folder, base_dir, notes)
     get_importer(source.form)(source.place, folder)
@@ -174,11 +182,12 @@ def _make_csv_section(
 
 
 def _make_parquet_section(
-    source: DataSource, table_format: TableFormat, folder: Path, base_dir: Path
+    source: DataSource, table_format: TableFormat, folder: Path, base_dir: Path, notes: list[str]
 ) -> dict[str, Any]:
     """Return the `data` section of Parquet tables, with the names of columns that are not the default ones.
 
     If the name of the item column differs between the two tables, copies with the default names are written to `folder`.
+    The arguments are those of `_make_data_section`.
     """
     interactions, items = source.interactions, source.items
     assert interactions is not None  # a Parquet source has a table of interactions
@@ -186,6 +195,9 @@ def _make_parquet_section(
     paths = {"interactions": _format_path(interactions.path, base_dir)}
     if items is None:
         return paths | ({"columns": columns} if columns else {})
+    if (name := items.item_roles.get("categories")) is not None:
+        note = describe_split(read_first_rows(items.path)[name], name)
+        notes += [] if note is None else [note]
     if items.item_roles["item"] != interactions.roles["item"]:
         interactions_format = table_format.replace_columns(interactions.roles)
         items_format = table_format.replace_columns(items.item_roles)

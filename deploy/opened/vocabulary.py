@@ -222,7 +222,8 @@ def _read_table(path: str, label: str, vocabulary: Vocabulary) -> pa.Table:
     kinds = dict(zip(_ID_COLUMNS, (vocabulary.users, vocabulary.items), strict=True))
     texts = [name for name, kind in kinds.items() if kind.text]
     texts += [source for name, source in vocabulary.sources.items() if name in texts]
-    return read_text(path, label, texts, missing=vocabulary.missing)
+    numbers = [vocabulary.sources.get("rating", "rating")]
+    return read_text(path, label, texts, missing=vocabulary.missing, numbers=numbers)
 
 
 def _choose_format(

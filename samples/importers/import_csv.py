@@ -33,6 +33,7 @@ from nonet.samples.tables import (
     align_item_column,
     choose_time_column,
     describe_rewritten_ids,
+    describe_split,
     guess_categories,
     guess_roles,
     list_time_candidates,
@@ -171,6 +172,10 @@ def read_csv_tables(
     else:
         catalogue = _read_table(items_path, chosen[items_path], missing, notes)
         item_roles = guess_categories(roles[items_path], catalogue)
+        categories = item_roles.get("categories", "")
+        if notes is not None and categories in catalogue.column_names:
+            split_note = describe_split(catalogue[categories], categories)
+            notes += [] if split_note is None else [split_note]
     table, catalogue = _align_id_types(
         table, roles[path].get("item"), catalogue, item_roles.get("item", "item_id")
     )
@@ -251,9 +256,12 @@ def _read_table(
         DataError: More than `_MAX_MISSING_SHARE` of the rows lack an id.
     """
     id_columns = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
+    numbers = [chosen["rating"]] if "rating" in chosen else []
     is_parquet = is_parquet_table(path)
     table = (
-        _read_parquet(path, id_columns) if is_parquet else read_text(path, "csv", id_columns, notes, missing)
+        _read_parquet(path, id_columns)
+        if is_parquet
+        else read_text(path, "csv", id_columns, notes, missing, numbers)
     )
     for name in id_columns:
         if not pa.types.is_string(table.schema.field(name).type):

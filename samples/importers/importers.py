@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from nonet.atomic import replace_file
 from nonet.errors import DataError
 from nonet.samples.importers.text_form import detect_text_form, read_whole_text, split_lines
-from nonet.samples.importers.text_tables import read_delimited
+from nonet.samples.importers.text_tables import may_have_decimal_commas, parse_decimal_commas, read_delimited
 from nonet.samples.sequences import index_items
 from nonet.samples.tables import (
     MISSING,
@@ -115,7 +115,10 @@ def read_csv(path: PathLike, label: str, *, types: dict[str, pa.DataType] | None
     """Read a delimited file with a header, in the delimiter and encoding that it has; `types` gives types by column."""
     form = detect_text_form(path, label)
     form = replace(form, delimiter=form.delimiter or ",", has_header=True)
-    table = read_delimited(os.fspath(path), form, label, types or {})
+    file, types = os.fspath(path), types or {}
+    table = read_delimited(file, form, label, types)
+    if may_have_decimal_commas(form):
+        [table] = parse_decimal_commas([table], form, types, file, notes=[])
     check_names(table.column_names, f"{label} {path}")
     return table
 

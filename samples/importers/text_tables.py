@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,8 @@ ENDINGS = (
 # A number with a decimal comma, and one with a comma that may also separate thousands.
 _DECIMAL_COMMA = r"^\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?\s*$"
 _THOUSANDS_COMMA = r"^\s*[+-]?\d{1,3}(,\d{3})?\s*$"
+_LEADING_ZERO = r"^[+-]?0\d"  # of a code such as 007, after the point that separates thousands is removed
+_MAX_DIGITS = 15  # significant decimal digits that float64 keeps
 _JSON_BLOCK_BYTES = 1 << 24  # Arrow infers the types of JSON columns from the first block
 _SAMPLE_LINES = 2000  # number of lines of JSON from which a schema or the first rows are read
 
@@ -103,9 +106,7 @@ def read_text_schema(
     if form.kind == "json":
         schema = _read_json(files[0], form, label, max_lines=_SAMPLE_LINES).schema
     else:
-        schema = read_delimited(
-            files[0], form, label, {name: pa.string() for name in texts}, first_block=True
-        ).schema
+        schema = _read_first_block(files[0], form, label, {name: pa.string() for name in texts}).schema
     return FolderColumns.from_files(files).extend_schema(schema), form
 
 
@@ -117,7 +118,15 @@ def read_first_text_rows(
     form = replace(detect_text_form(file, label), missing=missing)
     if form.kind == "json":
         return _read_json(file, form, label, max_lines=_SAMPLE_LINES)
-    return read_delimited(file, form, label, {}, first_block=True)
+    return _read_first_block(file, form, label, {})
+
+
+def _read_first_block(file: str, form: TextForm, label: str, types: Mapping[str, Any]) -> pa.Table:
+    """Read the first block of a delimited file."""
+    table = read_delimited(file, form, label, types, first_block=True)
+    if may_have_decimal_commas(form):
+        [table] = parse_decimal_commas([table], form, types, file, [])
+    return table
 
 
 def read_text(
@@ -126,6 +135,7 @@ def read_text(
     texts: Collection[str] = (),
     notes: list[str] | None = None,
     missing: tuple[str, ...] = MISSING,
+    numbers: Collection[str] = (),
 ) -> pa.Table:
     """Read a complete text table.
 
@@ -135,6 +145,8 @@ def read_text(
         texts: Columns that are read as text, such as ids, which may have zeros in front.
         notes: Receives a sentence about each decision, such as another encoding.
         missing: Texts that stand for a missing value in columns of numbers.
+        numbers: Columns that must be numbers, such as ratings. Their decimal commas are converted even if other texts would be
+            kept because they may be codes.
 
     Raises:
         DataError: A file cannot be read, or the files of a folder are not parts of one table.
@@ -143,13 +155,51 @@ def read_text(
     files = find_text_files(path, label)
     forms = [replace(detect_text_form(file, label), missing=missing) for file in files]
     types = {name: pa.string() for name in texts}
-    tables = [_read_file(file, form, label, types, notes) for file, form in zip(files, forms, strict=True)]
+    tables = _read_parts(files, forms, label, types, notes, numbers)
     if len(tables) > 1:
-        tables = _unify_tables(files, forms, tables, label, types)
+        tables = _unify_tables(files, forms, tables, label, types, numbers)
     parts = FolderColumns.from_files(files)
     return pa.concat_tables(
         [parts.add_to_table(table, file) for file, table in zip(files, tables, strict=True)]
     )
+
+
+def _read_parts(
+    files: Sequence[str],
+    forms: Sequence[TextForm],
+    label: str,
+    types: Mapping[str, Any],
+    notes: list[str],
+    numbers: Collection[str],
+) -> list[pa.Table]:
+    """Read the parts of a table; whether a comma is a decimal comma follows from all parts in which it separates no columns."""
+    tables = [_read_file(file, form, label, types, notes) for file, form in zip(files, forms, strict=True)]
+    places = [place for place, form in enumerate(forms) if may_have_decimal_commas(form)]
+    kinds: defaultdict[str, set[bool]] = defaultdict(set)  # of each column, whether it is text in a part
+    for place in places:
+        for field in tables[place].schema:
+            kinds[field.name].add(pa.types.is_string(field.type))
+    mixed = {name: pa.string() for name, are_texts in kinds.items() if len(are_texts) > 1}
+    if mixed:  # A part may have 1.234 and another 1.234,5.
+        for place in places:
+            tables[place] = _read_file(files[place], forms[place], label, {**types, **mixed}, notes=[])
+    if places:
+        converted = parse_decimal_commas(
+            [tables[place] for place in places],
+            forms[places[0]],
+            types,
+            files[places[0]],
+            notes,
+            numbers,
+        )
+        for place, table in zip(places, converted, strict=True):
+            tables[place] = table
+    return tables
+
+
+def may_have_decimal_commas(form: TextForm) -> bool:
+    """Return whether a file is delimited text in which a comma separates no columns."""
+    return form.kind != "json" and form.delimiter != ","
 
 
 def _read_file(file: str, form: TextForm, label: str, types: Mapping[str, Any], notes: list[str]) -> pa.Table:
@@ -167,6 +217,7 @@ def _unify_tables(
     tables: list[pa.Table],
     label: str,
     types: Mapping[str, Any],
+    numbers: Collection[str],
 ) -> list[pa.Table]:
     """Return the parts with the same columns and types.
 
@@ -192,9 +243,7 @@ def _unify_tables(
     if mixed:
         types = {**types, **dict.fromkeys(mixed, pa.string())}
         # The notes of a second reading would repeat those of the first.
-        tables = [
-            _read_file(file, form, label, types, notes=[]) for file, form in zip(files, forms, strict=True)
-        ]
+        tables = _read_parts(files, forms, label, types, [], numbers)
     parts = [(file, table.schema, len(table)) for file, table in zip(files, tables, strict=True)]
     schema = unify_schemas(parts, label)
     return [conform(table, schema, file) for file, table in zip(files, tables, strict=True)]
@@ -231,7 +280,7 @@ def read_delimited(
             raise DataError(f"{label} {file}: not a readable CSV: {_get_first_line(error)}") from None
         if encoding != "utf-8" and notes is not None:
             notes.append(f"{file} is not UTF-8; it is read as {encoding}")
-        return table if form.delimiter == "," else _parse_decimal_commas(table, form, types, file, notes)
+        return table
     raise DataError(f"{label} {file}: not UTF-8 text: {_get_first_line(last_error)}; save the file as UTF-8")
 
 
@@ -277,39 +326,100 @@ def _locate_error(
     return _get_first_line(error)
 
 
-def _parse_decimal_commas(
-    table: pa.Table, form: TextForm, types: Mapping[str, Any], file: str, notes: list[str] | None
-) -> pa.Table:
-    """Convert columns of texts that are all numbers, some with a decimal comma, to float64; `notes` receives their names.
+def parse_decimal_commas(
+    tables: Sequence[pa.Table],
+    form: TextForm,
+    types: Mapping[str, Any],
+    file: str,
+    notes: list[str],
+    numbers: Collection[str] = (),
+) -> list[pa.Table]:
+    """Convert columns of texts that are all numbers, some with a decimal comma, to float64.
 
-    A column whose commas may all separate thousands stays text, because `1,234` may be either.
+    A column whose commas may all separate thousands stays text, because `1,234` may be either. So does one whose texts may be
+    codes or pairs of integers, see `_find_loss`, unless it is in `numbers`.
+
+    Args:
+        tables: The parts of a table; a column is converted in all parts or in none.
+        form: Format of the first part.
+        types: Columns whose type is given, which are not converted.
+        file: The first part, which notes name.
+        notes: Receives the names of the columns that were converted, and why others were not.
+        numbers: Columns that must be numbers.
     """
-    converted: list[str] = []
-    for index, name in enumerate(table.column_names):
-        column = table.column(index)
-        if name in types or not pa.types.is_string(column.type):
+    results, converted = list(tables), list[str]()
+    where = file if len(tables) == 1 else f"{file} and the other parts"
+    for name in tables[0].column_names:
+        if name in types or not all(
+            table.column_names.count(name) == 1 and pa.types.is_string(table.schema.field(name).type)
+            for table in tables
+        ):
             continue
+        chunks = [chunk for table in tables for chunk in table[name].chunks]
+        column = pa.chunked_array(chunks, pa.string())
         is_missing = pc.is_in(column, value_set=pa.array(["", *form.missing]))
-        texts = column.filter(pc.invert(is_missing))
+        texts = column.filter(pc.invert(is_missing)).drop_null()
         has_comma = pc.any(pc.match_substring(texts, ",")).as_py()
         if not (has_comma and pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py()):
             continue
         if pc.all(pc.match_substring_regex(texts, _THOUSANDS_COMMA)).as_py():
-            if notes is not None:
-                notes.append(
-                    f"{file}: column {name} is read as text: {texts[0].as_py()!r} may have a comma of decimals or of thousands; "
-                    "write numbers with a point"
-                )
+            notes.append(
+                f"{where}: column {name} is read as text: {texts[0].as_py()!r} may have a comma of decimals or of thousands; "
+                "write numbers with a point"
+            )
             continue
-        points = pc.replace_substring(
-            pc.replace_substring(pc.utf8_trim_whitespace(column), ".", ""), ",", "."
-        )
-        numbers = pc.if_else(is_missing, pa.scalar(None, pa.string()), points).cast(pa.float64())
-        table = table.set_column(index, name, numbers)
+        if name not in numbers and (loss := _find_loss(pc.utf8_trim_whitespace(texts).unique())):
+            notes.append(
+                f"{where}: column {name} is read as text: it looks like numbers with a decimal comma, but {loss}; write "
+                "numbers with a point"
+            )
+            continue
+        for place, table in enumerate(results):
+            values = table[name]
+            is_missing = pc.is_in(values, value_set=pa.array(["", *form.missing]))
+            points = pc.if_else(is_missing, pa.scalar(None, pa.string()), _replace_comma(values))
+            results[place] = table.set_column(table.column_names.index(name), name, points.cast(pa.float64()))
         converted.append(name)
-    if converted and notes is not None:
-        notes.append(f"{file}: {', '.join(converted)} is read as numbers with a decimal comma")
-    return table
+    if converted:
+        notes.append(f"{where}: {', '.join(converted)} is read as numbers with a decimal comma")
+    return results
+
+
+def _replace_comma(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return numbers with a decimal comma as texts with a decimal point, without points that separate thousands."""
+    return pc.replace_substring(pc.replace_substring(pc.utf8_trim_whitespace(texts), ".", ""), ",", ".")
+
+
+def _find_loss(texts: pa.Array | pa.ChunkedArray) -> str:
+    """Return a clause with the reason why texts of numbers with a decimal comma may be codes or pairs of integers, or "".
+
+    As numbers, such texts would lose leading zeros, digits, or the difference between `12,5` and `12,50`.
+
+    Args:
+        texts: The distinct texts, without blanks around them.
+    """
+    points = _replace_comma(texts)
+    digits = pc.utf8_ltrim(pc.replace_substring_regex(points, r"\D", ""), "0")
+    reasons = (
+        ("has a leading zero", pc.match_substring_regex(points, _LEADING_ZERO)),
+        (f"has more than {_MAX_DIGITS} digits", pc.greater(pc.utf8_length(digits), _MAX_DIGITS)),
+    )
+    for reason, is_lossy in reasons:
+        if (row := pc.index(is_lossy, True).as_py()) >= 0:
+            return f"{texts[row].as_py()!r} {reason}"
+    values = points.cast(pa.float64()).value_counts()
+    repeated = values.field(0).filter(pc.greater(values.field(1), 1))
+    if len(repeated):
+        first, second = texts.filter(pc.equal(points.cast(pa.float64()), repeated[0])).slice(0, 2).to_pylist()
+        return f"{first!r} and {second!r} would be the same number"
+    has_comma = pc.match_substring(points, ".")
+    decimals = pc.replace_substring_regex(points.filter(has_comma), r"^.*\.", "")
+    if len(pc.utf8_length(decimals).unique()) == 1:
+        return ""
+    if pc.all(has_comma).as_py():
+        return f"{texts[0].as_py()!r} and the others may be pairs of integers"
+    row = pc.index(pc.and_(has_comma, pc.ends_with(points, "0")), True).as_py()
+    return f"{texts[row].as_py()!r} ends with a zero that others lack" if row >= 0 else ""
 
 
 def _read_json(

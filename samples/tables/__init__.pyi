@@ -60,4 +60,5 @@ from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariable
 from .unite import conform as conform  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import unify_schemas as unify_schemas  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .word_lists import are_lists as are_lists  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .word_lists import describe_split as describe_split  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .word_lists import find_uncut_delimiter as find_uncut_delimiter

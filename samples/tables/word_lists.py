@@ -2,8 +2,9 @@
 
 A column may have a list type (of text, integers, lists or structs) or contain text. Text may be delimited by `|`, by commas,
 semicolons or slashes, or be a list of JSON, Python, NumPy or Postgres. Text is split at commas, semicolons or slashes only if it
-is certain to be a list; if it may be one, `find_uncut_delimiter` returns the delimiter so that the caller can warn. The name of a
-column plays no part.
+is certain to be a list: words recur in several texts, at different positions. The parts of other texts, such as `Seattle, WA`,
+`Oct 07, 2017` and `Woolf, Virginia`, keep their position. If text may be a list, `find_uncut_delimiter` returns the delimiter so
+that the caller can warn. The name of a column plays no part.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ _OTHER_DELIMITERS = (", ", ",", ";", "/")
 """The delimiters other than `|`, in the order in which they are tried."""
 _MIN_SHARE = 0.5
 """The minimum share of non-empty texts that contain a delimiter, for a column that may contain lists."""
-_MIN_TEXTS_PER_WORD = 2.0
+_MIN_TEXTS_PER_WORD = 1.25
 """The minimum number of distinct texts that contain a word, averaged over the words, for a column that is certain to contain
 lists."""
-_MIN_TEXTS_PER_MOVING_WORD, _MIN_MOVING_SHARE = 1.25, 1 / 3
-"""Fewer texts per word suffice if of the words in several texts, at least this share occurs at different positions: the parts of
-other texts, such as `Seattle, WA`, keep their position."""
+_MIN_TEXTS_PER_BAR_WORD = 2.0
+"""The same minimum for words that are delimited by `|` and keep their position."""
+_MIN_MOVING_SHARE = 1 / 3
+"""The minimum share of words that occur at different positions, among those in several texts, for such a column."""
+_MIN_ELSEWHERE = 0.1
+"""The minimum share of a word's occurrences outside its most frequent position, for a word that changes its position."""
+_NUMBER = re.compile(r"[+-]?\d+")
+_GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 _BRACKETS = ("[]", "()", "{}")
 _NUMPY_LIST = re.compile(r"""\[\s*('[^']*'|"[^"]*")(\s+('[^']*'|"[^"]*"))+\s*\]""")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
@@ -69,6 +75,32 @@ def find_uncut_delimiter(texts: list[str | None]) -> str | None:
     return None
 
 
+def describe_split(column: pa.Array | pa.ChunkedArray, name: str) -> str | None:
+    """Return a sentence that a column of texts is read as categories, and how its texts are split; None if they are not.
+
+    Args:
+        column: The column that `parse_word_lists` will convert; other types than text are never split.
+        name: Name of the column.
+    """
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return None
+    filled = [text for text in column.to_pylist() if text]
+    if _have_literal_lists(filled):
+        return f"categories = {name}, whose texts are read as lists, such as {_shorten(filled[0])}"
+    delimiter = _choose_delimiter(filled)
+    example = next((text for text in filled if delimiter in text), None)
+    if example is None:
+        return None
+    return (
+        f"categories = {name}, whose texts are split at {delimiter!r} into words, such as {_shorten(example)}"
+    )
+
+
+def _shorten(text: str) -> str:
+    """Return a text in quotes, without what exceeds 60 characters."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
 def are_lists(column: pa.Array | pa.ChunkedArray) -> bool:
     """Return whether the texts of a column are certain to be lists: JSON, Python, or words cut by bars, commas or semicolons.
 
@@ -91,14 +123,17 @@ def _split_texts(texts: list[str | None]) -> list[list[str]]:
     if (lists := _parse_literal_lists(filled)) is not None:
         next_list = iter(lists)
         return [next(next_list) if text else [] for text in texts]
-    delimiter = "|"
-    if not any("|" in text for text in filled):
-        delimiter = next(
-            (delimiter for delimiter in _OTHER_DELIMITERS if _are_cut_by(filled, delimiter)), "|"
-        )
+    delimiter = _choose_delimiter(filled)
     if delimiter == "|":
         return [[part for part in (text or "").split("|") if part] for text in texts]
     return [[part.strip() for part in (text or "").split(delimiter) if part.strip()] for text in texts]
+
+
+def _choose_delimiter(texts: list[str]) -> str:
+    """Return the delimiter at which texts that are no lists of JSON or Python are split."""
+    if any("|" in text for text in texts):
+        return "|"
+    return next((delimiter for delimiter in _OTHER_DELIMITERS if _are_cut_by(texts, delimiter)), "|")
 
 
 def _have_literal_lists(texts: list[str]) -> bool:
@@ -150,25 +185,50 @@ def _parse_literal_list(text: str) -> list[str] | None:
 
 
 def _are_cut_by(texts: list[str], delimiter: str) -> bool:
-    """Return whether texts are certain to be lists: at least half contain the delimiter, and words occur in several of them."""
+    """Return whether texts are certain to be lists with this delimiter.
+
+    At least half of the texts contain it, words occur in several texts, and enough of these words change their position. For
+    `|`, which is rare in other texts, texts with different numbers of words suffice in place of a change of position.
+    """
     if not texts or sum(delimiter in text for text in texts) < _MIN_SHARE * len(texts):
         return False
-    counts: Counter[str] = Counter()  # in how many distinct texts each word occurs
-    positions: defaultdict[str, set[int]] = defaultdict(set)
-    for text in set(texts):
-        words = [word.strip() for word in text.split(delimiter) if word.strip()]
-        counts.update(words)
-        for position, word in enumerate(words):
-            positions[word].add(position)
-    if not counts:
+    rows = [[word.strip() for word in text.split(delimiter) if word.strip()] for text in set(texts)]
+    if _are_numbers(rows, delimiter):
         return False
-    texts_per_word = counts.total() / len(counts)
-    if texts_per_word >= _MIN_TEXTS_PER_WORD:
-        return True
+    counts: Counter[str] = Counter()  # in how many distinct texts each word occurs
+    # How often each word occurs at each position.
+    positions: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for words in rows:
+        counts.update(set(words))
+        for position, word in enumerate(words):
+            positions[word][position] += 1
+    if not counts or counts.total() < _MIN_TEXTS_PER_WORD * len(counts):
+        return False
+    if delimiter == "|" and len({len(words) for words in rows}) > 1:
+        return counts.total() >= _MIN_TEXTS_PER_BAR_WORD * len(counts)
     recurring = [word for word, count in counts.items() if count > 1]
-    moving_count = sum(len(positions[word]) > 1 for word in recurring)
-    do_words_move = 0 < moving_count >= _MIN_MOVING_SHARE * len(recurring)
-    return do_words_move and texts_per_word >= _MIN_TEXTS_PER_MOVING_WORD
+    moving_count = sum(_is_moving(positions[word]) for word in recurring)
+    return 0 < moving_count >= _MIN_MOVING_SHARE * len(recurring)
+
+
+def _is_moving(positions: Counter[int]) -> bool:
+    """Return whether a word changes its position: a share of `_MIN_ELSEWHERE` is not at the most frequent one."""
+    total = positions.total()
+    return total - max(positions.values()) >= _MIN_ELSEWHERE * total
+
+
+def _are_numbers(rows: list[list[str]], delimiter: str) -> bool:
+    """Return whether all words are integers that may be parts of a number or a date, such as `12,5`, `1,234,567` or `5/7/2017`.
+
+    They may if all texts have equally many of them or, without `|`, if none has more than two, or all but the first have three
+    digits.
+    """
+    if not all(_NUMBER.fullmatch(word) for words in rows for word in words):
+        return False
+    lengths = {len(words) for words in rows}
+    if len(lengths) == 1 or delimiter == "|":
+        return len(lengths) == 1
+    return max(lengths) <= 2 or all(_GROUPED_NUMBER.fullmatch(",".join(words)) for words in rows)
 
 
 def _check_value_type(kind: pa.DataType) -> None:

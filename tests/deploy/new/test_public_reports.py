@@ -117,11 +117,30 @@ def test_06_whether_a_column_is_a_list_does_not_depend_on_its_name(new, command,
     rows = [f'{item},Game {item},"{form.format(*pair)}"' for item, pair in enumerate(words, 1)]
     Path("items.csv").write_text("\n".join([f"item_id,title,{name}", *rows]) + "\n")
     if verb == "new":
-        assert new("a/mine.yaml", "--data", "plays.csv", "--items", "items.csv")[0] == 0
+        code, out, err = new("a/mine.yaml", "--data", "plays.csv", "--items", "items.csv")
         assert imported("a", "items")["categories"].to_pylist() == words
     else:
-        assert command("import", "csv", "plays.csv", "out", "--items", "items.csv")[0] == 0
+        code, out, err = command("import", "csv", "plays.csv", "out", "--items", "items.csv")
         assert pq.read_table("out/items.parquet")["categories"].to_pylist() == words
+    assert code == 0, err
+    assert f"categories = {name}, whose texts are" in out + err
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_06_dates_are_texts_and_keep_their_column(new, form):
+    as_csv(pa.table(events()), "plays.csv")
+    pq.write_table(pa.table(events()), "plays.parquet")
+    days = [f"{('Oct', 'Nov')[i % 2]} 0{i % 3 + 1}, {2015 + i % 2}" for i in range(15)]
+    genres = ["Indie, RPG" if i % 2 else "RPG, Action" for i in range(15)]
+    items = {"item_id": list(range(1, 16)), "release_date": days, "x7": genres}
+    pq.write_table(pa.table(items), "items.parquet")
+    rows = [f'{i},"{day}","{genre}"' for i, day, genre in zip(*items.values(), strict=True)]
+    Path("items.csv").write_text("\n".join(["item_id,release_date,x7", *rows]) + "\n")
+    code, out, err = new("a/mine.yaml", "--data", f"plays.{form}", "--items", f"items.{form}")
+    assert code == 0, err
+    assert "note: categories = x7, whose texts are split at ', ' into words" in out
+    if form == "csv":
+        assert imported("a", "items")["release_date"].to_pylist() == days
 
 
 def test_06_texts_that_may_be_lists_are_warned_of(new):

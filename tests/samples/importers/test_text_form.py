@@ -200,6 +200,106 @@ def test_numbers_with_a_decimal_comma_are_numbers_and_their_column_is_named(tmp_
     assert notes == [f"{path}: rating, price, weight is read as numbers with a decimal comma"]
 
 
+def read_column(tmp_path, parts, name="x"):
+    """Import parts of a table with a column of these texts; return the column's values and the notes about it."""
+    notes: list[str] = []
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for part, texts in enumerate(parts):
+        rows = [(f"u{row}", 7, 1600000000 + 100 * part + row, text) for row, text in enumerate(texts)]
+        table(folder / f"part-{part}.csv", ";", (*NAMES, name), rows)
+    import_csv(folder if len(parts) > 1 else folder / "part-0.csv", tmp_path / "out", notes=notes)
+    read = pq.read_table(tmp_path / "out" / "interactions.parquet").sort_by("timestamp")
+    return read[name].to_pylist(), [note for note in notes if "comma" in note]
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["12,5", "7,13", "12,50"], "'12,5' and '12,50' would be the same number"),
+        (["1,1", "1,10", "2"], "'1,1' and '1,10' would be the same number"),
+        (["1", "1,1", "1,0"], "'1' and '1,0' would be the same number"),
+        (["12,5", "7,13", "3,4"], "'12,5' and the others may be pairs of integers"),
+        (["1", "1,10", "1,2"], "'1,10' ends with a zero that others lack"),
+        (["007", "1,5", "2,5"], "'007' has a leading zero"),
+        (["01,5", "1,7"], "'01,5' has a leading zero"),
+        (["0.123", "1,5"], "'0.123' has a leading zero"),
+        (["12345678901234567", "1,5"], "'12345678901234567' has more than 15 digits"),
+        (["1234567890123,456", "1,5"], "'1234567890123,456' has more than 15 digits"),
+        (["1.234", "1234", "1,5"], "'1.234' and '1234' would be the same number"),
+    ],
+)
+def test_texts_that_would_lose_something_as_numbers_stay_texts_with_a_note(tmp_path, texts, reason):
+    values, notes = read_column(tmp_path, [texts])
+    assert values == texts
+    assert len(notes) == 1
+    assert f"column x is read as text: it looks like numbers with a decimal comma, but {reason};" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        (["12,50", "7,13", "12,05"], [12.5, 7.13, 12.05]),
+        (["1,01", "2,10", "3"], [1.01, 2.1, 3.0]),
+        (["0,5", "0,25", "1", " 0,5"], [0.5, 0.25, 1.0, 0.5]),
+        (["123456789012345", "0,5"], [123456789012345.0, 0.5]),
+        (["0,000000000000001", "0,5", "-2"], [1e-15, 0.5, -2.0]),
+        (["3,5", "NA", "3,5"], [3.5, None, 3.5]),
+    ],
+)
+def test_numbers_with_a_decimal_comma_that_keep_their_text_are_converted(tmp_path, texts, numbers):
+    values, [note] = read_column(tmp_path, [texts])
+    assert values == numbers
+    assert note.endswith("x is read as numbers with a decimal comma")
+
+
+def test_a_rating_is_a_number_although_its_texts_may_be_pairs(tmp_path):
+    assert read_column(tmp_path, [["4,5", "3,25", "4,50"]], "rating")[0] == [4.5, 3.25, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("parts", "values"),
+    [
+        ([["1.234", "2.500"], ["1.234,5"]], [1234.0, 2500.0, 1234.5]),
+        ([["3", "4"], ["1,5"], ["NA"]], [3.0, 4.0, 1.5, None]),
+        ([["12,5", "3"], ["12,50"]], ["12,5", "3", "12,50"]),
+        ([["1.5", "3"], ["12,5"]], ["1.5", "3", "12,5"]),
+        ([["1,5", "3"], ["good"]], ["1,5", "3", "good"]),
+    ],
+)
+def test_the_parts_of_a_table_agree_on_the_decimal_comma(tmp_path, parts, values):
+    found, notes = read_column(tmp_path, parts)
+    assert found == values
+    assert all("part-0.csv and the other parts: " in note for note in notes)
+
+
+def test_a_part_with_commas_between_columns_keeps_its_decimal_points(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    table(folder / "part-0.csv", ",", (*NAMES, "x"), [("u1", 7, 1600000000, "1.234")])
+    rows = [("u1", 7, 1600000050, "1.234,5"), ("u2", 7, 1600000090, "2")]
+    table(folder / "part-1.csv", ";", (*NAMES, "x"), rows)
+    import_csv(folder, tmp_path / "out")
+    read = pq.read_table(tmp_path / "out" / "interactions.parquet").sort_by("timestamp")
+    assert read["x"].to_pylist() == [1.234, 1234.5, 2.0]
+
+
+def test_texts_of_sequences_may_have_decimal_commas(tmp_path):
+    (tmp_path / "sequences.txt").write_text("1 7 8 9\n")
+    rows = [("7", "a", "1,5", "12,5"), ("8", "b", "2", "12,50"), ("9", "c", "0,5", "7")]
+    table(tmp_path / "item_text.tsv", "\t", ("item_id", "text", "price", "code"), rows)
+    import_sequences(tmp_path, tmp_path / "out")
+    items = pq.read_table(tmp_path / "out" / "items.parquet").sort_by("item_id")
+    assert items["price"].to_pylist() == [1.5, 2.0, 0.5]
+    assert items["code"].to_pylist() == ["12,5", "12,50", "7"]
+
+
+def test_a_column_of_decimal_commas_that_is_there_twice_is_named(tmp_path):
+    path = table(tmp_path / "log.csv", ";", (*NAMES, "x", "x"), [(*row, "1,5", "2,5") for row in ROWS])
+    with pytest.raises(DataError, match="columns x occur more than once"):
+        import_csv(path, tmp_path / "out")
+
+
 def test_ids_keep_their_commas_and_a_comma_that_may_separate_thousands_is_told(tmp_path):
     rows = [("u1", "7,5", 1600000000, "1,234"), ("u2", "8,5", 1600000050, "12")]
     notes: list[str] = []

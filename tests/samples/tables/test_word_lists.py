@@ -6,9 +6,15 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.tables import are_lists, check_items, find_uncut_delimiter
+from nonet.samples.tables import (
+    are_lists,
+    check_items,
+    describe_split,
+    find_uncut_delimiter,
+    guess_categories,
+)
 
-PAIRS = [["Casual", "RPG"], ["Action", "RPG"], ["Casual", "Indie"], ["Action", "Indie"]] * 3
+PAIRS = [["Casual", "RPG"], ["Action", "RPG"], ["Indie", "Casual"], ["Indie", "Action"]] * 3
 FORMS = {
     "python": pa.array([str(pair) for pair in PAIRS]),
     "json": pa.array(['["' + '", "'.join(pair) + '"]' for pair in PAIRS]),
@@ -55,6 +61,69 @@ def test_few_texts_are_lists_where_words_change_their_place_and_not_where_they_k
     towns = ["Salem, OR", "Portland, OR", "Seattle, WA", "Tacoma, WA"]
     assert categories(pa.array(towns)).to_pylist() == [[town] for town in towns]
     assert find_uncut_delimiter(towns) == ", "
+
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun")
+NUMBERS = range(240)
+TEXTS_WITH_DELIMITERS = {
+    "dates": [f"{MONTHS[n % 6]} {n % 28 + 1:02d}, {2005 + n % 15}" for n in NUMBERS],
+    "months": [f"{n % 12 + 1};{2005 + n % 15}" for n in NUMBERS],
+    "days": [f"{n % 12 + 1},{n % 28 + 1},{2005 + n % 2}" for n in NUMBERS],
+    "days with slashes": [f"{n % 12 + 1}/{n % 28 + 1}" for n in NUMBERS],
+    "authors": [
+        f"{('Woolf', 'Thomas', 'Poe')[n % 3]}, {('Ann', 'Thomas', 'Eve', 'Bo')[n % 4]}" for n in NUMBERS
+    ],
+    "cities": [f"City {n % 60}, {('OR', 'WA', 'CA')[n % 3]}" for n in NUMBERS],
+    "cities with states": [
+        "New York, New York",
+        *(f"City {n % 60}, {('New York', 'Iowa')[n % 2]}" for n in NUMBERS),
+    ],
+    "kinds": [f"{('Red', 'Blue')[n % 2]};{('Small', 'Large', 'Huge')[n % 3]}" for n in NUMBERS],
+    "decimals": [f"{n % 10},{n % 9}" if n % 8 else f"{n % 10}" for n in NUMBERS],
+    "thousands": [
+        f"{n},{n % 7 + 100},{(n + 3) % 7 + 100}" if n % 3 else f"{n % 7 + 100},{n % 5 + 100}" for n in NUMBERS
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS_WITH_DELIMITERS)
+def test_texts_whose_parts_keep_their_place_are_no_lists_however_often_a_part_recurs(name):
+    texts = TEXTS_WITH_DELIMITERS[name]
+    assert not are_lists(pa.array(texts))
+    assert categories(pa.array(texts)).to_pylist() == [[text] for text in texts]
+    assert find_uncut_delimiter(texts)
+    assert describe_split(pa.array(texts), "genres") is None
+    roles = {"item": "item_id"}
+    assert guess_categories(roles, pa.table({"item_id": range(len(texts)), "x": texts})) == roles
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "rows"),
+    [
+        (", ", [["Comedy"], ["Comedy", "Drama"], ["Drama", "War"], ["Action", "Comedy"], ["War"]] * 9),
+        ("|", [["Comedy", "Drama"], ["Comedy"], ["Action", "Drama"], ["Action"]] * 9),
+        (",", [["12", "7", "5"], ["5", "12"], ["7"], ["5", "7", "12"]] * 9),
+    ],
+)
+def test_lists_of_different_lengths_are_split(delimiter, rows):
+    column = pa.array([delimiter.join(row) for row in rows])
+    assert are_lists(column)
+    assert categories(column).to_pylist() == rows
+    assert f"whose texts are split at {delimiter!r} into words" in (describe_split(column, "genres") or "")
+
+
+def test_bars_between_parts_that_keep_their_place_name_no_list_and_how_a_column_is_split_is_told():
+    assert not are_lists(pa.array([f"{n % 12}|{2005 + n % 15}" for n in NUMBERS]))
+    assert not are_lists(pa.array([f"{word}|{2005 + n % 15}" for n, word in enumerate(MONTHS * 40)]))
+    assert describe_split(FORMS["comma"], "x") == (
+        "categories = x, whose texts are split at ', ' into words, such as 'Casual, RPG'"
+    )
+    assert describe_split(FORMS["json"], "x") == (
+        """categories = x, whose texts are read as lists, such as '["Casual", "RPG"]'"""
+    )
+    assert "such as '" + "a" * 57 + "...'" in (describe_split(pa.array(["a" * 60 + "|b"]), "x") or "")
+    for column in (FORMS["lists"], pa.array(["a", None, "b"]), pa.array([1, 2])):
+        assert describe_split(column, "x") is None
 
 
 def test_a_text_among_lists_is_one_word_and_a_missing_one_none():
