@@ -305,7 +305,7 @@ VARIANTS: dict[str, Any] = {
     "redis": _join_from_redis,
     "graph": _connect,
     "labels": lambda shop, kind: {
-        "data": {"labels": {"path": shop.write_labels(), "within": "7d", "name": "bought"}}
+        "data": {"labels": {"path": shop.write_labels(), "within": "2h", "name": "bought"}}
     },
     "tasks": _add_tasks,
     "compressed": lambda shop, kind: {"data": {"events": {"compress": "1d"}}},
