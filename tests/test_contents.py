@@ -127,3 +127,15 @@ def test_processes_of_a_node_hash_a_file_one_after_the_other(tmp_path, cache, ha
     for thread in waiting:
         thread.join(60)
     assert hashed == ["log"]
+
+
+def test_a_filesystem_without_locks_costs_another_hash_at_most(tmp_path, cache, hashed, monkeypatch):
+    def fail(*_):
+        raise OSError(38, "Function not implemented")
+
+    (tmp_path / "log").write_bytes(b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(contents.fcntl, "flock", fail)
+        first = identify_content(LOCAL, str(tmp_path / "log"))
+    assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert hashed == ["log"]
