@@ -8,7 +8,7 @@ from typing import Any
 from nonet.controller.scenario import Scenario
 from nonet.controller.scenario.settings import (
     describe_duplicates,
-    describe_labels,
+    describe_lost_labels,
     describe_repeats,
     describe_shared_codes,
     describe_unknown_items,
@@ -27,7 +27,7 @@ def make_start_notes(session: Session) -> Iterator[str]:
     yield f"{data['users']} users, {data['items']} items, {data['events']} events; held out: {held_out}"
     if unknown := describe_unknown_items(data):
         yield unknown
-    if labels := describe_labels(data):
+    if labels := describe_lost_labels(data):
         yield f"warning: {labels}" if has_many_lost_labels(data) else labels
     yield from _make_data_notes(facts)
     yield from _make_validation_notes(scenario, facts, validates=hasattr(session.evaluator, "validate"))

@@ -14,7 +14,11 @@ from nonet.controller.scenario import (
     StageOptions,
     check_validation_interval,
 )
-from nonet.controller.scenario.settings import describe_labels, describe_unknown_items, list_data_warnings
+from nonet.controller.scenario.settings import (
+    describe_lost_labels,
+    describe_unknown_items,
+    list_data_warnings,
+)
 from nonet.controller.setup.file_checks import FileChecks
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
@@ -78,7 +82,7 @@ def check_data(
             note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
             checks.warnings += [note] if note else []
         if built.labels and checks.max_table_bytes is not None:
-            note = describe_labels(
+            note = describe_lost_labels(
                 {"label_files": {name: asdict(counts) for name, counts in built.labels.items()}}
             )
             checks.warnings += [note] if note else []

@@ -26,6 +26,7 @@ from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import RL, TEST, TRAIN, Sequences, build_sequences
+from nonet.samples.tables import replace_column
 from nonet.suggest import join_names
 from nonet.workers.roles.click import ClickData, ClickEvaluator
 from nonet.workers.roles.evaluation import Evaluator
@@ -190,9 +191,8 @@ def _load_other_data(
         raise DataError(
             f"{path}: none of its {len(interactions):,} events has an item that {folder.id} knows"
         )
-    column = known_events.column_names.index("item_id")
     item_ids = known_events["item_id"].cast(items["item_id"].type)
-    known_events = known_events.set_column(column, "item_id", item_ids)
+    known_events = replace_column(known_events, "item_id", item_ids)
     log = setup.compress_events(known_events, items)
     seq, seq_items = build_sequences(
         known_events if log is None else log.events,

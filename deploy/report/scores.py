@@ -152,8 +152,8 @@ def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 
-def find_tasks(report: Mapping[str, Any]) -> list[str]:
-    """Return the further tasks of a click model, such as "order" of the metric auc@order, that differences were measured of."""
+def list_compared_tasks(report: Mapping[str, Any]) -> list[str]:
+    """Return the tasks of a click model besides its target that subjects were compared in, such as "order" of auc@order."""
     headlines = select_headline_metrics(report)
     parts = (difference.metric.partition("@") for difference in iterate_differences(report))
     return list(dict.fromkeys(task for name, _, task in parts if task and name in headlines))

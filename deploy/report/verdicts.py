@@ -15,7 +15,7 @@ from typing import Any
 
 from nonet.controller.scenario.settings import (
     describe_duplicates,
-    describe_labels,
+    describe_lost_labels,
     describe_repeats,
     describe_shared_codes,
     describe_unknown_items,
@@ -23,11 +23,11 @@ from nonet.controller.scenario.settings import (
 )
 from nonet.deploy.report.scores import (
     Difference,
-    find_tasks,
     format_name,
     format_number,
     is_lower_better,
     iterate_differences,
+    list_compared_tasks,
     select_headline_metrics,
     select_scores,
 )
@@ -92,7 +92,7 @@ def _compare_subjects(report: Mapping[str, Any]) -> list[Finding]:
     stages, comparisons = list(report.get("stages") or {}), []
     for pair in _select_pairs(report, list(differences_by_pair)):
         by_metric = differences_by_pair[pair]
-        for task in ("", *find_tasks(report)):
+        for task in ("", *list_compared_tasks(report)):
             names = [f"{metric}@{task}" if task else metric for metric in metrics]
             differences = [by_metric[name] for name in names if name in by_metric]
             if differences:
@@ -147,20 +147,17 @@ def _describe_comparison(
         text_by_gain = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
     else:
         text_by_gain = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
-    if not first.gain and any(other.gain for other in others):
-        no_difference = f"{left} against {right} depends on the metric"
     text = f"{text_by_gain.get(first.gain, no_difference)}: {_format_evidence(report, first)}"
     if not first.gain and any(other.gain for other in others):
-        text += ", not significant"
+        text = f"{left} against {right} depends on the metric: {_format_evidence(report, first)}, not significant"
     words_by_gain = {
-        1: "is significantly better",
-        -1: "is significantly worse",
+        1: "it is significantly better",
+        -1: "it is significantly worse",
         0: "the difference is not significant",
     }
     for other in others:
         if other.gain != first.gain:
-            subject = f"it {words_by_gain[other.gain]}" if other.gain else words_by_gain[0]
-            text += f"; in {other.metric} {subject} ({_format_interval(other)})"
+            text += f"; in {other.metric} {words_by_gain[other.gain]} ({_format_interval(other)})"
     return Finding(f"{text[0].upper()}{text[1:]}.", first.gain)
 
 
@@ -367,7 +364,7 @@ def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
         describe_shared_codes(tokenizer, data.get("items", 0)),
     )
     findings = [Finding(text, tone=-1) for text in texts if text]
-    if labels := describe_labels(data):
+    if labels := describe_lost_labels(data):
         findings.append(Finding(labels, tone=-1 if has_many_lost_labels(data) else 0))
     return findings
 

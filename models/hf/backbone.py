@@ -141,7 +141,7 @@ class Backbone(nn.Module):
         if not len(x_BSD):
             state_BSD, kv = self.prefill(_fill(x_BSD))
             return state_BSD[:0], [(keys[:0], values[:0]) for keys, values in kv]
-        cache = _get_cache_class()(())
+        cache = _define_pass_cache()(())
         cache_argument = {self._cache_argument: cache}
         outputs = self.model(
             inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **cache_argument
@@ -167,7 +167,7 @@ class Backbone(nn.Module):
                 _fill(x_BQD), _fill(position_BQ), _fill(visible_BQN), [(_fill(k), _fill(v)) for k, v in kv]
             )
             return state_BQD[:0], [(keys[:0], values[:0]) for keys, values in kv]
-        cache = _get_cache_class()(kv)
+        cache = _define_pass_cache()(kv)
         lowest = torch.finfo(self.dtype).min
         mask = torch.zeros(visible_BQN.shape, dtype=self.dtype, device=x_BQD.device).masked_fill_(
             ~visible_BQN, lowest
@@ -206,8 +206,8 @@ class Backbone(nn.Module):
 
 
 @functools.cache
-def _get_cache_class() -> Any:
-    """Return the class of the cache of one pass, made when transformers is needed.
+def _define_pass_cache() -> Any:
+    """Return PassCache, the cache of one pass, which the first call defines, because it imports transformers.
 
     A block whose activations are recomputed for its gradients updates the cache a second time. The cache then has what it had
     after the first time: the keys and values before the pass, and those of the block once.
@@ -224,6 +224,7 @@ def _get_cache_class() -> Any:
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **named: Any
         ) -> tuple[Tensor, Tensor]:
+            """Store the keys and values [B, G, Q, E] of a layer behind those before the pass, and return all."""
             if layer_idx < len(self._kv):
                 layer: Any = self.layers[layer_idx]
                 layer.keys, layer.values = self._kv[layer_idx]

@@ -40,23 +40,23 @@ def set_up(reward: Reward, name: str) -> None:
         DataError: `setup` raised an exception or ended the process. The message names the reward, the exception and the line of
             code.
     """
-    _call_stage(reward.setup, name, "setup")
+    _call_method(reward.setup, name, "setup")
 
 
 def open_reward(reward: Reward, name: str, run: RunData) -> None:
     """Call a reward's `open` with the data of a run; errors are those of `set_up`."""
-    _call_stage(lambda: reward.open(run), name, "open")
+    _call_method(lambda: reward.open(run), name, "open")
 
 
-def _call_stage(call: Callable[[], Any], name: str, stage: str) -> None:
-    """Call `setup` or `open` of a reward, and convert its errors; `sys.exit` is one, for it would end the worker."""
+def _call_method(call: Callable[[], Any], name: str, method: str) -> None:
+    """Call `setup` or `open` of a reward, and convert exceptions to DataError, also `sys.exit`, which would end the worker."""
     try:
         await_result(call())
     except NonetError:
         raise
     except (Exception, SystemExit) as error:
         raise DataError(
-            f"reward {name!r} failed in {stage}: {_format_error(error)}{_format_location(error)}"
+            f"reward {name!r} failed in {method}: {_format_error(error)}{_format_location(error)}"
         ) from error
 
 

@@ -40,6 +40,7 @@ from nonet.samples.tables import (
     normalise_name,
     read_parquet,
     read_parquet_schema,
+    replace_column,
     strip_type_suffix,
 )
 from nonet.suggest import join_names, suggest_sentence
@@ -284,7 +285,7 @@ def _read_table(
             )
             if notes is not None:
                 notes.append(f"{missing_count:,} rows of {path} have no {name} and are left out")
-        table = _replace_column(table, name, parse_ids(table[name]))
+        table = replace_column(table, name, parse_ids(table[name]))
     table = table if is_parquet else _split_declared_lists(table, missing)
     return table.rename_columns([strip_type_suffix(name) for name in table.column_names])
 
@@ -296,7 +297,7 @@ def _read_parquet(path: Path, id_columns: Sequence[str]) -> pa.Table:
         kind = table.schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_integer(kind) or pa.types.is_large_string(kind) or pa.types.is_string(kind):
-            table = _replace_column(table, name, table[name].cast(pa.string()))
+            table = replace_column(table, name, table[name].cast(pa.string()))
     return table
 
 
@@ -347,7 +348,7 @@ def _split_declared_lists(table: pa.Table, missing: tuple[str, ...]) -> pa.Table
             column = pa.chunked_array([pa.array(lists, pa.list_(pa.string())).cast(pa.list_(value_type))])
         except pa.ArrowException as error:
             raise DataError(f"csv: column {name!r}: {str(error).splitlines()[0]}") from None
-        table = _replace_column(table, name, column)
+        table = replace_column(table, name, column)
     return table
 
 
@@ -366,10 +367,6 @@ def _align_id_types(
     if name is None or item_name not in items.column_names or table[name].type == items[item_name].type:
         return table, items
     text = pa.string()
-    return _replace_column(table, name, table[name].cast(text)), _replace_column(
+    return replace_column(table, name, table[name].cast(text)), replace_column(
         items, item_name, items[item_name].cast(text)
     )
-
-
-def _replace_column(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
-    return table.set_column(table.column_names.index(name), name, column)

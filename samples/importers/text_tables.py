@@ -28,7 +28,7 @@ from nonet.samples.importers.text_form import (
     read_bytes,
     split_lines,
 )
-from nonet.samples.tables import MISSING, FolderColumns, conform, find_files, unify_schemas
+from nonet.samples.tables import MISSING, FolderColumns, conform, find_files, replace_column, unify_schemas
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
@@ -378,7 +378,7 @@ def parse_decimal_commas(
             values = table[name]
             is_missing = pc.is_in(values, value_set=pa.array(["", *form.missing]))
             points = pc.if_else(is_missing, pa.scalar(None, pa.string()), _replace_comma(values))
-            results[place] = table.set_column(table.column_names.index(name), name, points.cast(pa.float64()))
+            results[place] = replace_column(table, name, points.cast(pa.float64()))
         converted.append(name)
     if converted:
         notes.append(f"{where}: {', '.join(converted)} is read as numbers with a decimal comma")

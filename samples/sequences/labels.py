@@ -26,7 +26,7 @@ from pydantic import Field
 from nonet.errors import DataError
 from nonet.options import StrictModel, Word
 from nonet.samples.sequences.split import TRAIN, get_training_end
-from nonet.samples.tables import list_names, match_rows
+from nonet.samples.tables import list_names, match_rows, replace_column
 from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -170,8 +170,8 @@ def merge_labels(log: pa.Table, head_R: np.ndarray) -> pa.Table:
         is_head_R = head_R == np.arange(len(log))
         merged_R = np.where(ones_R, 1, np.where(unknown_R, np.nan, 0)).astype(np.float32)
         times_R = np.where(ones_R, first_R, np.where(unknown_R, NEVER, last_R))
-        log = _replace_column(log, name, np.where(is_head_R, merged_R, value_R))
-        log = _replace_column(log, LABEL_TIME + name, np.where(is_head_R, times_R, known_from_R))
+        log = replace_column(log, name, pa.array(np.where(is_head_R, merged_R, value_R)))
+        log = replace_column(log, LABEL_TIME + name, pa.array(np.where(is_head_R, times_R, known_from_R)))
     return log
 
 
@@ -209,7 +209,7 @@ def match_target(condition: str, interactions: pa.Table, *, name: str) -> np.nda
     """
     for label in _list_read_labels(interactions.schema, condition):
         known_or_0 = np.nan_to_num(interactions[label].to_numpy(), nan=0.0)
-        interactions = _replace_column(interactions, label, known_or_0)
+        interactions = replace_column(interactions, label, pa.array(known_or_0))
     return match_rows(condition, interactions, name=name)
 
 
@@ -308,7 +308,7 @@ def _find_decision_times(
     for values in itertools.product(*map(_list_values, value_KN)):
         assigned = interactions
         for name, value in zip(labels, values, strict=True):
-            assigned = _replace_column(assigned, name, np.full(n_events, value, np.float32))
+            assigned = replace_column(assigned, name, pa.array(np.full(n_events, value, np.float32)))
         outcome = compute_outcomes(condition, assigned).astype(np.int64)
         differs_KN = value_KN != np.array(values, np.float32)[:, None]
         agreeing = np.where(differs_KN, rank_KN, n_labels).min(0)
@@ -335,11 +335,6 @@ def _compute_outcomes(condition: str, interactions: pa.Table) -> np.ndarray:
     return np.select(
         [match_rows(condition, table), match_rows(f"not ({condition})", table)], [1, 0], _MISSING
     )
-
-
-def _replace_column(table: pa.Table, name: str, values: np.ndarray) -> pa.Table:
-    """Return a table in which a column has other values."""
-    return table.set_column(table.column_names.index(name), name, pa.array(values))
 
 
 def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:

@@ -298,7 +298,7 @@ def _normalise_ids(table: pa.Table, name: str, label: str) -> pa.Table:
             f"{label}: column {name!r} is {kind}; expected whole numbers or text. Cast it before writing."
         )
     try:
-        return _replace_column(table, name, table[name].cast(pa.int64()))
+        return replace_column(table, name, table[name].cast(pa.int64()))
     except pa.ArrowException:
         raise DataError(f"{label}: column {name!r} ({kind}) has ids over 2^63; write them as text.") from None
 
@@ -318,7 +318,7 @@ def _normalise_rating(table: pa.Table, label: str) -> pa.Table:
         raise DataError(
             f"{label}: column 'rating' is {kind}; wanted numbers{_describe_first_text(table['rating'])}."
         )
-    return _replace_column(table, "rating", table["rating"].cast(pa.float32(), safe=False))
+    return replace_column(table, "rating", table["rating"].cast(pa.float32(), safe=False))
 
 
 def _describe_first_text(column: pa.ChunkedArray) -> str:
@@ -353,7 +353,7 @@ def _normalise_times(
         raise DataError(
             f"{label}: column {source!r}: {error}. Write one unit; a name that ends in _s, _ms, _us or _ns says which."
         ) from None
-    return _replace_column(table, "timestamp", pa.chunked_array([pa.array(seconds)])), raw_times
+    return replace_column(table, "timestamp", pa.chunked_array([pa.array(seconds)])), raw_times
 
 
 def _check_no_duplicates(table: pa.Table, label: str) -> None:
@@ -374,7 +374,7 @@ def _normalise_title(table: pa.Table, label: str) -> pa.Table:
     """Convert integer titles to text."""
     kind = table.schema.field("title").type
     if pa.types.is_integer(kind):
-        return _replace_column(table, "title", table["title"].cast(pa.string()))
+        return replace_column(table, "title", table["title"].cast(pa.string()))
     if not pa.types.is_string(kind):
         raise DataError(f"{label}: column 'title' is {kind}; wanted text.")
     return table
@@ -389,9 +389,9 @@ def _normalise_categories(table: pa.Table, missing_texts: tuple[str, ...], label
     """Convert categories to a list of words per item, without missing texts; see `word_lists`."""
     column = table["categories"].combine_chunks()
     if column.type == pa.list_(pa.string()) and not column.null_count and not column.flatten().null_count:
-        return _replace_column(table, "categories", column)
+        return replace_column(table, "categories", column)
     try:
-        return _replace_column(table, "categories", parse_word_lists(column, missing_texts))
+        return replace_column(table, "categories", parse_word_lists(column, missing_texts))
     except TypeError as error:
         raise DataError(
             f"{label}: column 'categories' is {error}; wanted a list of text, or text cut by |. Write the names "
@@ -399,5 +399,6 @@ def _normalise_categories(table: pa.Table, missing_texts: tuple[str, ...], label
         ) from None
 
 
-def _replace_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+def replace_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return a table in which a column has other values."""
     return table.set_column(table.column_names.index(name), name, column)

@@ -185,7 +185,7 @@ def _parse_literal_list(text: str) -> list[str] | None:
 
 
 def _are_cut_by(texts: list[str], delimiter: str) -> bool:
-    """Return whether texts are certain to be lists with this delimiter.
+    """Return whether texts are certain to be lists of words with this delimiter between them.
 
     At least half of the texts contain it, words occur in several texts, and enough of these words change their position. For
     `|`, which is rare in other texts, texts with different numbers of words suffice in place of a change of position.

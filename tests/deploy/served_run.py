@@ -58,6 +58,11 @@ class TrainedRun:
         """Open the run as serving reads it."""
         return OpenedRun.open(self.folder.path)
 
+    def publish(self):
+        """Train one more step, and publish it as a version."""
+        self.commit(1)
+        self.open().publish_newest()
+
 
 def events_of(seq, user, stop=None):
     """Return the first `stop` events of a user row, by default all."""

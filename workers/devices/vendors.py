@@ -221,7 +221,6 @@ class Device:
 
 
 _DEVICES: dict[str, Device] = {}
-_imported_modules: set[str] = set()
 
 
 def register(device: Device) -> None:
@@ -260,17 +259,12 @@ def claim(torch_name: str) -> str:
 
 
 def _import_modules(names: Iterable[str]) -> None:
-    """Import modules that register devices, unless an earlier call has imported them."""
+    """Import modules that register devices; one that is imported already runs no second time."""
     for name in names:
-        if name not in _imported_modules:
-            _imported_modules.add(name)  # before the import, which may ask for a device itself
-            try:
-                importlib.import_module(name)
-            except BaseException as error:
-                _imported_modules.discard(name)
-                if not isinstance(error, ImportError):
-                    raise
-                raise ConfigError(f"NONET_DEVICES or an entry point names {name!r}: {error}") from None
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(f"NONET_DEVICES or an entry point names {name!r}: {error}") from None
 
 
 def _measure_host_memory() -> DeviceMemory:

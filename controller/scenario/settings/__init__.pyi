@@ -1,5 +1,5 @@
 from .data_text import describe_duplicates as describe_duplicates
-from .data_text import describe_labels as describe_labels
+from .data_text import describe_lost_labels as describe_lost_labels
 from .data_text import describe_repeats as describe_repeats
 from .data_text import describe_shared_codes as describe_shared_codes
 from .data_text import describe_unknown_items as describe_unknown_items

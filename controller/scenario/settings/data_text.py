@@ -64,7 +64,7 @@ def describe_unknown_items(data: Mapping[str, Any]) -> str:
     return f"{', and '.join(parts)}, and are left out (data.unknown_items: drop)." if parts else ""
 
 
-def describe_labels(data: Mapping[str, Any]) -> str:
+def describe_lost_labels(data: Mapping[str, Any]) -> str:
     """Return a sentence on the rows of label files that found no event.
 
     Args:

@@ -112,7 +112,7 @@ def build_slurm_files(request: ManifestRequest) -> dict[str, str]:
         cpus=cpus,
         options=options,
         ray_options=ray_options,
-        trust=_approve_code(request),
+        trust=_format_approval(request),
         notice_s=_NOTICE_S,
         scenario=shlex.quote(str(request.path.absolute())),
         changes="".join(f" --set {shlex.quote(change)}" for change in request.changes),
@@ -120,8 +120,8 @@ def build_slurm_files(request: ManifestRequest) -> dict[str, str]:
     return {"slurm.sh": script}
 
 
-def _approve_code(request: ManifestRequest) -> str:
-    """Return the line that approves the code of the run as it is now, as far as the scenario names code."""
+def _format_approval(request: ManifestRequest) -> str:
+    """Return the lines of the script that approve the present code of the run; "" if the scenario names no code."""
     code_hash = describe_code(request.scenario, request.path.parent).hash
     if not code_hash:
         return ""

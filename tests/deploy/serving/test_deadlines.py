@@ -74,8 +74,7 @@ def test_a_server_whose_queue_has_died_is_not_ready_and_still_answers(app):
 
 def test_time_before_the_service_counts_against_the_deadline(tmp_path):
     served = TrainedRun(tmp_path, memory=False)
-    served.commit(1)
-    served.open().publish_newest()
+    served.publish()
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     service = app.state.service
     with TestClient(app) as client:

@@ -177,10 +177,8 @@ def test_promotions_and_rollbacks_between_built_versions_do_not_wait_for_a_build
 
 
 def test_a_version_that_was_rolled_back_answers_nobody_while_the_one_before_is_built(served, monkeypatch):
-    served.commit(1)
-    served.open().publish_newest()
-    served.commit(1)
-    served.open().publish_newest()
+    served.publish()
+    served.publish()
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     slow = SlowBuilds(monkeypatch, 1)
     with TestClient(app) as client:
@@ -279,8 +277,7 @@ def test_the_address_of_versions_is_used_by_the_server_and_remembered(served, tm
 
 
 def test_versions_published_before_an_address_was_named_are_pushed_there(served, tmp_path):
-    served.commit(1)
-    served.open().publish_newest()
+    served.publish()
     (tmp_path / "bucket").mkdir()
     address = f"file://{tmp_path}/bucket/versions"
     assert OpenedRun.open(served.folder.path, address=address).registry.serving.default == 1
@@ -353,8 +350,7 @@ def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
 def test_a_refused_version_has_no_share_while_the_target_of_a_rollback_is_built(tmp_path, monkeypatch):
     served = TrainedRun(tmp_path, memory=False)
     for _ in range(3):
-        served.commit(1)
-        served.open().publish_newest()
+        served.publish()
     registry = served.open().registry
     registry.promote(2)
     registry.promote(3, 0.5)
@@ -372,8 +368,7 @@ def test_a_refused_version_has_no_share_while_the_target_of_a_rollback_is_built(
 
 def test_the_fallback_lists_no_withdrawn_item_while_the_features_are_away(tmp_path):
     served = TrainedRun(tmp_path, memory=False)
-    served.commit(1)
-    served.open().publish_newest()
+    served.publish()
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     service = app.state.service
 

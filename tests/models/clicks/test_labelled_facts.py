@@ -10,7 +10,7 @@ from likes_world import change_scenario, make_likes
 from ring_world import Prepared
 
 from nonet.controller.scenario import load_scenario
-from nonet.controller.scenario.settings import describe_labels, has_many_lost_labels
+from nonet.controller.scenario.settings import describe_lost_labels, has_many_lost_labels
 from nonet.deploy.report.verdicts import collect_findings
 
 
@@ -25,7 +25,7 @@ def test_counts_of_targets_and_of_label_files_are_apart(tmp_path: Path, has_file
     assert set(data["labels"]) == {"train"}
     assert set(data["labels"]["train"]) >= {"training", "test"}
     assert set(data.get("label_files", ())) == ({"train"} if has_files else set())
-    assert describe_labels(data) == ""
+    assert describe_lost_labels(data) == ""
     assert not has_many_lost_labels(data)
     scenario, _ = load_scenario(path)
     list(scenario.model.spec.list_data_notes(scenario, data))
