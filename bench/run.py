@@ -146,6 +146,10 @@ BENCHES = {
         "a run from a killed trainer to its next step, compared with Ray restarting as many plain actors",
     ),
     "startup": ("cluster.startup:bench_startup", "seconds of `import nonet` and of `nonet --help`"),
+    "storage": (
+        "runs.quickstart:bench_storage",
+        "a short quickstart in a bucket, compared with the same in a folder",
+    ),
     "stores": (
         "samples.stores:bench_stores",
         "reads by key from packed segments, LMDB, Redis and HBase; a join, compared with happybase",

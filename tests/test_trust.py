@@ -407,10 +407,24 @@ def test_the_interpreter_of_a_pool_is_approved_like_code(run):
         check_folder(run, "run")
 
 
+@pytest.mark.parametrize("use", ["http://evil.example/score", "REDIS://evil.example:6379/0"])
+def test_a_server_that_a_run_asks_is_approved_like_code(run, use):
+    (run / "sources/evil.py").unlink()
+    (run / "sources.json").write_text("[]")
+    (run / "scenario.yaml").write_text(f"stages: {{rl: {{rewards: {{own: {{use: '{use}'}}}}}}}}\n")
+    guard_folder(run)
+    with pytest.raises(ConfigError, match="NONET_TRUST"):
+        check_folder(run, "run")
+    approve_code(run)
+    check_folder(run, "run")
+
+
 def test_a_run_without_code_needs_no_approval(run):
     (run / "sources/evil.py").unlink()
     (run / "sources.json").write_text("[]")
-    (run / "scenario.yaml").write_text("name: x\nstart: '12:30'\n")
+    (run / "scenario.yaml").write_text(
+        "name: x\nstart: '12:30'\nstorage: s3://runs\ndata: {items: 's3://a/b.parquet'}\n"
+    )
     guard_folder(run)
     check_folder(run, "run")
 

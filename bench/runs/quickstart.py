@@ -1,15 +1,22 @@
 """The quickstart as a user runs it: wall time of the whole command, memory of all processes, and what it learned.
 
-Every run is a new process, `nonet run quickstart`, so Ray's start and all imports are included.
+Every run is a new process, `nonet run quickstart`, so Ray's start and all imports are included. `bench_storage` compares a short
+one in a folder with the same in a bucket.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,8 @@ from nonet.timing import LapTimer
 _COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
 _APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
 _BESIDE = "roles={rollout: {collocate: trainer}}"
+_BUCKET = "s3://bench-runs"
+_SHORT = ("stages.pretrain.epochs=2", "stages.finetune.epochs=1", "stages.rl.steps=20")
 Report = dict[str, Any]
 
 
@@ -64,22 +73,75 @@ def bench_repeat(seeds: list[int]) -> dict[str, Any]:
     return {"rows": rows, "ratio": {"runs that differ": float(sum(not row["same metrics"] for row in rows))}}
 
 
+def bench_storage(seeds: list[int], rounds: int = 5) -> dict[str, Any]:
+    """Run a short quickstart in a folder and in a bucket of an S3 server of this machine, in turn; ratio of the medians."""
+    changes = (f"seed={seeds[0]}", *_SHORT)
+    times: dict[str, list[float]] = {"folder": [], "bucket": []}
+    with tempfile.TemporaryDirectory() as folder, _serve_bucket(Path(folder)) as environment:
+        for index in range(rounds):
+            runs = Path(folder) / f"runs-{index}"
+            seconds = {
+                "folder": _run_quickstart(runs, *changes)[1],
+                "bucket": _time_command((), (*changes, f"storage={_BUCKET}/{index}"), environment),
+            }
+            print(json.dumps(seconds), flush=True)
+            for name, value in seconds.items():
+                times[name].append(value)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rows = [
+        {"run in a": name, "median_s": medians[name], "seconds": values} for name, values in times.items()
+    ]
+    return {"rows": rows, "ratio": {"bucket / folder": medians["bucket"] / medians["folder"]}}
+
+
+@contextmanager
+def _serve_bucket(folder: Path) -> Iterator[dict[str, str]]:
+    """Serve the bucket from a process of its own, and yield the environment of runs that use it, with a cache in a folder."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        create = urllib.request.Request(f"{url}/{_BUCKET.partition('//')[2]}", method="PUT")
+        for _ in range(60):
+            try:
+                urllib.request.urlopen(create).close()
+                break
+            except OSError:  # it has not started yet
+                time.sleep(0.5)
+        keys = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}
+        yield os.environ | keys | {"AWS_ENDPOINT_URL": url, "NONET_CACHE": str(folder / "cache")}
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def _run_quickstart(folder: Path, *changes: str) -> tuple[Report, float]:
     """Run the quickstart, and return its report and the seconds."""
-    options = [part for change in changes for part in ("--set", change)]
+    seconds = _time_command(("--run-dir", str(folder)), changes)
+    return json.loads((folder / "report.json").read_text(encoding="utf-8")), seconds
+
+
+def _time_command(
+    options: Sequence[str], changes: Sequence[str], environment: Mapping[str, str] | None = None
+) -> float:
+    """Run `nonet run quickstart` with options and changes of the scenario, and return the seconds."""
     command = [
         sys.executable,
         "-c",
         "from nonet.deploy.cli import main; main()",
         "run",
         "quickstart",
-        "--run-dir",
-        str(folder),
         *options,
     ]
+    command += [part for change in changes for part in ("--set", change)]
     with LapTimer() as timer:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return json.loads((folder / "report.json").read_text(encoding="utf-8")), timer.last_s
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+    return timer.last_s
 
 
 def _read_weight_hashes(folder: Path) -> dict[str, str]:

@@ -58,7 +58,7 @@ from nonet.controller.session.stage_checkpoints import (
 )
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.session.steering import begin_steering, replay_weights
-from nonet.controller.setup import fix_sources, read_copies, write_run
+from nonet.controller.setup import ReadingFacts, fix_sources, read_copies, write_run
 from nonet.errors import ConfigError, PlacementError, WorkerLost
 from nonet.renamed import keep_old_name
 from nonet.storage import RunWriter, open_writer
@@ -254,7 +254,7 @@ class Session:
         facts = self.run.read_facts()
         if facts is None:
             facts = make_artifacts(self, self.folder)
-            self.run.write_facts(facts)
+        ReadingFacts.from_scenario(self.scenario).store(self.run, facts)
         self.facts: dict[str, Any] = facts
         return self.facts
 

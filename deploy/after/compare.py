@@ -12,6 +12,7 @@ from nonet.deploy.after.ranks import TestedRun, check_same_events
 from nonet.deploy.report import format_aligned
 from nonet.errors import ConfigError
 from nonet.models.ranking import is_significant
+from nonet.suggest import join_names
 
 
 def compare_runs(
@@ -27,8 +28,9 @@ def compare_runs(
 
     Returns:
         {"a": {run, subject}, "b": {run, subject}, "events": number of test events, "metrics": {name: {a, b, diff,
-        low, high}}, "lower_is_better": names of such metrics}. `a` and `b` are scores on the test events; `diff` is a - b,
-        and `low` to `high` is its 95 % interval from resampling users. All are None where the labels do not define the metric.
+        low, high}}, "lower_is_better": names of such metrics, "left_out": metrics that code of the runs computes, which is not
+        imported}. `a` and `b` are scores on the test events; `diff` is a - b, and `low` to `high` is its 95 % interval from
+        resampling users. All are None where the labels do not define the metric.
 
     Raises:
         ConfigError: The runs were tested on different events or labels, or predict different things, or a subject was not
@@ -44,6 +46,11 @@ def compare_runs(
     values_a = a.load_results(subject_a)[None]
     values_b = b.load_results(subject_b, a.results)[None]
     selected = a.results.select_metrics(a.metrics)
+    left_out = sorted({*a.left_out, *b.left_out})
+    if not selected and left_out:
+        raise ConfigError(
+            f"report --compare: {join_names(left_out)} are computed by code of the runs, which it does not import"
+        )
     differences = a.results.compare(selected, values_a, values_b)
     metrics: dict[str, dict[str, float | None]] = {}
     for name in selected:
@@ -60,6 +67,7 @@ def compare_runs(
         "events": len(a.events),
         "metrics": metrics,
         "lower_is_better": sorted(a.lower_is_better & set(metrics)),
+        "left_out": left_out,
     }
 
 
@@ -80,6 +88,10 @@ def format_comparison(comparison: dict[str, Any]) -> str:
         interval = "-" if row["low"] is None else f"[{row['low']:+.4f}, {row['high']:+.4f}]"
         scores = "".join(format_aligned(row[side], 10) for side in "ab")
         lines.append(f"{metric:<{width}}{scores}{format_aligned(row['diff'], 10, sign=True)}   {interval}")
+    if comparison["left_out"]:
+        lines.append(
+            f"\nnot compared, because code of the runs computes them: {', '.join(comparison['left_out'])}"
+        )
     lines.append("\n" + _summarise_comparison(comparison, names))
     return "\n".join(lines)
 

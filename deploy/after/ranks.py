@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.record import RunFolder, fetch_artifacts
-from nonet.controller.scenario import check_supported, flatten_document, load_scenario, to_document
-from nonet.controller.setup import make_run_setup
+from nonet.controller.scenario import Scenario, flatten_document, read_document
+from nonet.controller.setup import ReadingFacts
 from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import Sequences
@@ -37,6 +37,7 @@ class TestedRun:
     Attributes:
         run: The run's folder.
         metrics: Names of the scenario's metrics.
+        left_out: Those that code of the run computes, if it is not imported.
         stages: Names of the stages.
         seed: The run's seed.
         lower_is_better: Names of the metrics for which lower values are better.
@@ -47,6 +48,7 @@ class TestedRun:
 
     run: RunFolder
     metrics: tuple[str, ...]
+    left_out: tuple[str, ...]
     stages: tuple[str, ...]
     seed: int
     lower_is_better: frozenset[str]
@@ -55,22 +57,40 @@ class TestedRun:
     labels: Mapping[str, list[tuple[_Event, bool]]]
 
     @classmethod
-    def from_run(cls, run: RunFolder) -> TestedRun:
-        """Read the test events of a run. Raises ConfigError for a run that has not prepared its data."""
-        scenario, _ = load_scenario(run.scenario)
-        check_supported(scenario, "report --compare", run.id)
+    def from_run(cls, run: RunFolder, scenario: Scenario | None = None) -> TestedRun:
+        """Read the test events of a run.
+
+        Args:
+            run: The run.
+            scenario: Its scenario, for metrics that code of the run computes; None to import no such code, and leave them out.
+
+        Raises:
+            ConfigError: The run has not prepared its data, or its results cannot be compared.
+        """
         facts = run.read_facts()
         if facts is None:
             raise ConfigError(f"{run.id}: there is nothing to compare; it has not prepared its data yet")
+        if scenario is not None:
+            kinds, metrics, left_out = (
+                ReadingFacts.from_scenario(scenario),
+                tuple(scenario.evaluate.metrics),
+                (),
+            )
+        else:
+            kinds = ReadingFacts.from_run(run, facts)
+            left_out = tuple(kinds.own_metrics)
+            metrics = tuple(metric for metric in kinds.metrics if metric not in left_out)
+        if limit := kinds.limits.get("report --compare"):
+            raise ConfigError(f"report --compare: {run.id} {limit}")
         seq = Sequences.load(Path(fetch_artifacts(facts["artifacts"])["sequences"]))
-        spec, target = scenario.model.spec, make_run_setup(scenario).target
-        results = load_heavy(spec.results)(seq, target, scenario.evaluate.most_users, scenario.seed)
+        results = load_heavy(kinds.results)(seq, kinds.target, kinds.most_users, kinds.seed)
         return cls(
             run,
-            tuple(scenario.evaluate.metrics),
-            tuple(scenario.stages),
-            scenario.seed,
-            frozenset(filter(spec.is_lower_better, scenario.evaluate.metrics)),
+            metrics,
+            left_out,
+            tuple(kinds.stages),
+            kinds.seed,
+            frozenset(kinds.lower_is_better),
             results,
             _list_events(seq, results.index, results.user),
             {
@@ -137,7 +157,7 @@ def check_same_events(a: TestedRun, b: TestedRun) -> None:
 
 def _describe_other_data(a: RunFolder, b: RunFolder) -> str:
     """Describe by which keys the data of two runs differ, and what to do."""
-    values_by_key = [dict(flatten_document(to_document(load_scenario(run.scenario)[0]))) for run in (a, b)]
+    values_by_key = [dict(flatten_document(read_document(run.scenario).document)) for run in (a, b)]
     differing = [
         f"{key} is {json.dumps(values_by_key[0].get(key))} in {a.id} and {json.dumps(values_by_key[1].get(key))} in {b.id}"
         for key in sorted(values_by_key[0].keys() | values_by_key[1].keys())

@@ -21,6 +21,7 @@ from nonet.controller.scenario import (
     find_scenario,
     hide_in_command,
     list_shipped_scenarios,
+    load_scenario,
 )
 from nonet.controller.setup import check_same
 from nonet.deploy.after.ranks import TestedRun, check_same_events
@@ -180,7 +181,7 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
         {"a-b": {metric: {diff, low, high}}}, "events": number of test events, "lower_is_better": names of such metrics}. Means
         and values are None where the labels do not define the metric, and "paired" leaves it out.
     """
-    tested = [TestedRun.from_run(run) for run in runs]
+    tested = [TestedRun.from_run(run, load_scenario(run.scenario)[0]) for run in runs]
     for other in tested[1:]:
         check_same_events(tested[0], other)
     report = runs[0].read_json("report.json") or {}

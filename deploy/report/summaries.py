@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from nonet.controller.record import RunFolder, name_run
-from nonet.controller.scenario import find_verb_limit, load_scenario
+from nonet.controller.setup import ReadingFacts
 from nonet.deploy.report.scores import format_aligned
 from nonet.deploy.report.verdicts import get_verdict
 from nonet.errors import ConfigError
@@ -67,16 +67,15 @@ def suggest_command(run: RunFolder) -> str:
     Returns:
         The command with two popular titles, or with a user if items have no titles. It names a stored run by its address, so
         that it works on any machine. It is "" if the kinds of the run do not
-        support the verb, or its scenario is one of another version that this one cannot read.
+        support the verb, its scenario is one of another version that this one cannot read, or it has no data yet.
     """
+    facts = run.read_facts()
     try:
-        scenario, _ = load_scenario(run.scenario)
+        if facts is None or "recommend" in ReadingFacts.from_run(run, facts).limits:
+            return ""
     except ConfigError:
         return ""
-    if find_verb_limit(scenario, "recommend"):
-        return ""
-    name, artifacts = read_address(run.path) or name_run(run), (run.read_facts() or {}).get("artifacts", {})
-    sequences = artifacts.get("sequences")
+    name, sequences = read_address(run.path) or name_run(run), facts["artifacts"].get("sequences")
     titles = _find_popular_titles(Path(sequences["path"]) / "items.parquet") if sequences else []
     if titles:
         return shlex.join(["nonet", "recommend", name, "--like", *titles])

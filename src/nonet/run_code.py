@@ -4,7 +4,8 @@ The code of a folder has parts, each of which has a hash of its own:
 
 - "", the folder itself: all files below `sources`, Python and compiled files elsewhere, `sources.json`, and the references of
   the stored scenario, or of the settings of an export. References are texts such as `file.py:NAME` and `package.module:NAME`.
-  The environments of pools count as references too, because they choose the program that workers run.
+  The environments of pools count as references too, because they choose the program that workers run, and so do addresses of
+  servers.
 - `sources/attached-...`, the files of a reward that was attached to the run.
 - the reference of each attached reward.
 
@@ -36,6 +37,8 @@ ENVIRONMENT = "env "  # the beginning of the reference that stands for the envir
 _LINK, _NO_FILE = "link", "missing"
 # Every text that may be imported: a file, or a module with a name. A text too many does no harm.
 _REFERENCE = re.compile(r"[^\n]*\.py(:[^\s/]+)?|[^\s:/]+:[^\s/:]+")
+# Servers that a run asks, such as those of rewards, which get histories of users; object storage is only read.
+_SERVER = re.compile(r"(?!(s3|gs|az|abfss?|file|hdfs)://)[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -104,15 +107,21 @@ def read_copy_records(run: Path) -> list[dict[str, Any]]:
 
 
 def needs_approval(name: str, part: CodePart) -> bool:
-    """Return whether workers would run something of a part whatever else they do: files, environments, attached rewards.
+    """Return whether workers would run or ask something of a part whatever else they do.
 
-    Other references are checked when they are imported, since a text such as a time of day may look like one.
+    That is files, environments, servers and attached rewards. Other references are checked when they are
+    imported, since a text such as a time of day may look like one.
 
     Args:
         name: The name of the part.
         part: The part.
     """
-    return bool(name) or part.has_files or any(text.startswith(ENVIRONMENT) for text in part.references)
+    return bool(name) or part.has_files or any(map(_is_used_anyway, part.references))
+
+
+def _is_used_anyway(reference: str) -> bool:
+    """Return whether a reference is used without a check of its own: an environment, or a server."""
+    return reference.startswith(ENVIRONMENT) or bool(_SERVER.fullmatch(reference))
 
 
 def find_part(path: str) -> str:
@@ -124,7 +133,7 @@ def find_part(path: str) -> str:
 def list_references(value: Any) -> set[str]:
     """Return the references to code in plain data, such as the document of a scenario, at any depth."""
     if isinstance(value, str):
-        return {value} if _REFERENCE.fullmatch(value) else set()
+        return {value} if _REFERENCE.fullmatch(value) or _SERVER.fullmatch(value) else set()
     if isinstance(value, dict):
         env = value.get("env")
         references = {f"{ENVIRONMENT}{json.dumps(env, sort_keys=True, default=str)}"} if env else set[str]()

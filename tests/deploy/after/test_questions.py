@@ -12,6 +12,9 @@ import pytest
 from ring_world import Ring
 from run_folders import commit, folder_of
 
+from nonet import trust, yaml
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import ReadingFacts
 from nonet.deploy import cli
 from nonet.deploy.run import api
 
@@ -125,6 +128,52 @@ def test_what_can_not_be_compared_is_one_line(run, refused, tmp_path_factory):
         "report", run.path, "--compare", run.path, "--with", "rl"
     )
     assert "--compare RUN" in refused("report", run.path, "--stage", "pretrain")
+
+
+@pytest.fixture
+def own_kinds(ring, events, tmp_path, monkeypatch):
+    """A finished run with a tokenizer and a metric of its own, whose code writes a file when it is imported."""
+    monkeypatch.setattr(trust, "_guarded", {})
+    run = folder_of(ring, tmp_path / "own", pretrain=np.full(events, 30))
+    scenario, _ = load_scenario(run.scenario)
+    reading = ReadingFacts.from_scenario(scenario).model_copy(
+        update={"metrics": ["recall@5", "own.py:HIT@3"], "own_metrics": ["own.py:HIT@3"]}
+    )
+    reading.store(run, run.read_facts() or {})
+    (run.path / "sources").mkdir()
+    (run.path / "sources/own.py").write_text(
+        f"open({str(tmp_path / 'mark')!r}, 'w').close()\nSPEC = HIT = None\n"
+    )
+    (run.path / "sources.json").write_text(json.dumps([{"use": "own.py", "copy": "own.py", "sha256": ""}]))
+    stored = yaml.read(run.scenario)
+    stored["tokenizer"] = {"use": "own.py:SPEC"}
+    run.scenario.write_text(json.dumps(stored))
+    trust.approve_code(run.path)
+    return run
+
+
+def test_a_run_with_kinds_of_its_own_is_compared_without_importing_them(own_kinds, run, typed, tmp_path):
+    code, out, err = typed("report", run.path, "--compare", own_kinds.path)
+    assert code == 0, err
+    assert "not compared, because code of the runs computes them: own.py:HIT@3" in out
+    answer = json.loads(typed("report", own_kinds.path, "--compare", run.path, "--json")[1])
+    assert set(answer["metrics"]) == {"recall@5"}
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("results", "subprocess:getoutput", "reads results by code of its own (subprocess:getoutput)"),
+        ("seed", "1", "results/tokenise.json, reading.seed: Input should be a valid integer"),
+        ("limits", {"report --compare": "has a kind that does not"}, "own has a kind that does not"),
+    ],
+)
+def test_what_a_run_says_of_its_kinds_is_not_believed_blindly(own_kinds, run, refused, key, value, said):
+    facts = own_kinds.read_facts()
+    facts["reading"][key] = value
+    own_kinds.write_facts(facts)
+    assert said in refused("report", own_kinds.path, "--compare", run.path)
 
 
 @pytest.fixture
