@@ -3,6 +3,7 @@ from .addresses import create_store as create_store  # pyright: ignore[reportUnk
 from .addresses import explain_creation_refusal as explain_creation_refusal
 from .addresses import is_in_files as is_in_files
 from .addresses import open_store as open_store
+from .addresses import split_address as split_address
 from .base import Store as Store
 from .base import StoreNotFoundError as StoreNotFoundError
 from .filling import StoreFiller as StoreFiller

@@ -10,7 +10,7 @@ import pytest
 
 from nonet.errors import ConfigError, StorageConflict, StorageError
 from nonet.storage import RunWriter
-from nonet.storage.run_tree import PART_BYTES
+from nonet.storage.run_tree import HEAD, PART_BYTES, RunHead, RunTree
 from tests.storage.memory_storage import MemoryStorage
 from tests.storage.run_steps import CopyMaker, ViewMaker, list_objects, remove, save_checkpoint, write
 
@@ -92,6 +92,25 @@ def test_a_pruned_checkpoint_and_its_objects_are_deleted_on_every_node(
         assert left == ["step-000020"]
     assert not any("tmp-10" in key for key in list_objects(copy))
     writer.close()
+
+
+def test_a_pruned_checkpoint_leaves_the_run_although_its_files_are_on_another_node_only(
+    make_copy: CopyMaker,
+):
+    first = make_copy("a")
+    writer = RunWriter(first)
+    save_checkpoint(first, writer, 10, "old")
+    writer.close()
+    copy = make_copy("b")
+    writer = RunWriter(copy)
+    folder = copy.path / "checkpoints/step-000010"
+    assert not list(folder.rglob("*.bin"))  # large files are fetched only where they are read
+    folder.mkdir(parents=True, exist_ok=True)
+    remove(writer, folder)
+    writer.commit()
+    writer.close()
+    head = RunHead.decode(copy.storage.get(HEAD).content)
+    assert not RunTree.decode(copy.storage.get(head.tree).content).select("checkpoints/step-000010")
 
 
 def test_what_a_commit_replaced_stays_for_readers_until_the_writer_is_closed(

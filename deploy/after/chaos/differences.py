@@ -1,16 +1,21 @@
 """What a disturbed run lost, doubled or computed otherwise, compared with an undisturbed one.
 
 The bits of an RL stage with `staleness`, and of the stages after it, cannot be reproduced (docs/explanation/rl.md). Of these
-stages, the steps, the prompt groups, the ends of the stages and the readable checkpoints are compared.
+stages, the steps, the prompt groups, the ends of the stages and the readable checkpoints are compared. A resume cuts the journal,
+which the controller writes, so that it cannot tell of a step that a trainer took twice. The optimizer's own count of updates can.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from nonet.controller.record import (
     Checkpoints,
@@ -21,7 +26,9 @@ from nonet.controller.record import (
 )
 from nonet.controller.scenario import Scenario
 from nonet.errors import NonetError
+from nonet.storage import fetch
 
+_OPTIMIZER = re.compile(r"dense/optimizer.*\.safetensors")
 _PLACE = ("stage", "stage_step", "last", "artifacts")  # keys of a manifest
 
 
@@ -50,6 +57,7 @@ def list_differences(calm: RunFolder, disturbed: RunFolder, free_stages: Collect
         *_compare_checkpoints(calm, disturbed, free_stages),
         *_compare_steps(calm, disturbed),
         *_compare_groups(calm, disturbed),
+        *_compare_updates(calm, disturbed, free_stages),
         *_compare_results(calm, disturbed, free_stages),
     ]
 
@@ -111,6 +119,46 @@ def _compare_groups(calm: RunFolder, disturbed: RunFolder) -> Iterator[str]:
     for stage, number in sorted(expected.keys() | actual.keys()):
         if (count := actual[stage, number]) != 1 or not expected[stage, number]:
             yield f"{stage}: prompt group {number} was trained {count} times in the disturbed run"
+
+
+def _compare_updates(calm: RunFolder, disturbed: RunFolder, free_stages: Collection[str]) -> Iterator[str]:
+    """Yield checkpoints whose trainer took another number of updates than its steps need, by the undisturbed run."""
+    for stage in free_stages:
+        expected, actual = (_count_updates(run, stage) for run in (calm, disturbed))
+        per_step = {updates / steps for steps, updates in expected.values()}
+        if len(per_step) != 1:  # the optimizer does not count updates, or some steps took none
+            continue
+        (rate,) = per_step
+        for step, (stage_steps, updates) in sorted(actual.items()):
+            if updates != rate * stage_steps:
+                yield f"checkpoint {step}: {updates} updates by its optimizer, {rate * stage_steps:g} by its steps"
+
+
+def _count_updates(run: RunFolder, stage: str) -> dict[int, tuple[int, int]]:
+    """Return the steps of a stage, and the updates that the optimizer counts, at each of its readable checkpoints."""
+    counts = {}
+    for step, manifest in _read_manifests(run).items():
+        files = [name for name in manifest["files"] if _OPTIMIZER.fullmatch(name)]
+        if manifest["stage"] == stage and manifest["stage_step"] and files:
+            try:
+                updates = [_read_updates(run.checkpoints / f"step-{step:06d}" / name) for name in files]
+            except (
+                OSError,
+                NonetError,
+                SafetensorError,
+            ):  # `_compare_checkpoints` says that it cannot be read
+                continue
+            if max(updates):
+                counts[step] = (manifest["stage_step"], max(updates))
+    return counts
+
+
+def _read_updates(file: Path) -> int:
+    """Return the highest number of updates that an optimizer's file counts for a weight; 0 if it counts none."""
+    fetch(file)
+    with safe_open(file, "np") as tensors:
+        names = [name for name in tensors.keys() if name.endswith(".step")]  # noqa: SIM118 (it is no dict)
+        return max((int(tensors.get_tensor(name)) for name in names), default=0)
 
 
 def _compare_results(calm: RunFolder, disturbed: RunFolder, free_stages: Collection[str]) -> Iterator[str]:

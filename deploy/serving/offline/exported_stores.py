@@ -12,7 +12,7 @@ import pyarrow.compute
 
 from nonet.deploy.opened import HistoryJoins
 from nonet.errors import ConfigError
-from nonet.samples.stores import Join, StoreJoin, check_address, create_store, is_in_files
+from nonet.samples.stores import Join, StoreJoin, check_address, create_store, is_in_files, split_address
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
@@ -89,7 +89,7 @@ def open_joins(
             raise ConfigError(f"{folder} has no join {name!r}; its joins: {', '.join(opened) or 'none'}")
         check_address(address)
         join = opened[name]
-        same_kind = address.partition("://")[0] == join.use.partition("://")[0]
+        same_kind = split_address(address)[0] == split_address(join.use)[0]
         changes = {"use": address, "options": join.options if same_kind else {}}
         opened[name] = join.model_copy(update=changes)
     history_joins = HistoryJoins(opened, features, optional={*opened} - {*copied} - {*stores})

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from nonet.controller.record import Checkpoints
 from nonet.deploy.after import recommend_for
 from nonet.deploy.opened import RequestFeatures
 from nonet.deploy.opened.joins import HistoryJoins, HistoryToJoin
-from nonet.deploy.serving.offline import Exported, export_run, recommend_all
+from nonet.deploy.serving.offline import Exported, export_run, exported_stores, recommend_all
 from nonet.deploy.serving.offline.exported_stores import write_joins
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
@@ -105,6 +106,22 @@ def _check_same(ours, theirs):
         assert score == pytest.approx(other_score, abs=TOLERANCE)
         close = [value for _, value in ours if abs(value - score) <= TOLERANCE]
         assert item == other or len(close) > 1
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [("redis://other:6379/margins", {"timeout_s": 2.0}), ("hbase://other:9090/margins", {})],
+)
+def test_a_store_of_another_kind_gets_no_options_of_the_one_that_it_replaces(
+    monkeypatch, tmp_path, address, options
+):
+    opened = {}
+    monkeypatch.setattr(
+        exported_stores, "HistoryJoins", lambda joins, *_, **__: opened.update(joins) or Mock()
+    )
+    stored = {"use": "redis://host:6379/margins", "options": {"timeout_s": 2.0}, "columns": ["margin"]}
+    exported_stores.open_joins(tmp_path, {"user": stored}, (), {"user": address}, ["margin"])
+    assert (opened["user"].use, opened["user"].options) == (address, options)
 
 
 def test_the_evaluators_beams_of_the_test_event_are_the_lists_of_the_server(run, client):

@@ -6,7 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from nonet.controller.record import RunFolder
 from nonet.controller.record.journal import Journal
@@ -23,12 +25,15 @@ def make_run(
     groups: tuple[int, ...] = (0, 1),
     version: int = 5,
     damaged: bool = False,
+    updates: int = 4,
 ) -> RunFolder:
     run = RunFolder(path)
     for step in (2, 4):
         folder = run.checkpoints / f"step-{step:06d}"
         (folder / "dense").mkdir(parents=True)
         (folder / "dense/x").write_bytes(b"?" if damaged else content)
+        counts = np.array(2 if step == 2 else updates, np.float32)
+        save_file({"1.first": np.zeros(2), "1.step": counts}, folder / "dense/optimizer.safetensors")
         manifest = {
             "run_id": run.id,
             "step": step,
@@ -40,7 +45,12 @@ def make_run(
             "artifacts": {},
             "participants": {"trainer": 1},
             "journal": step,
-            "files": {"dense/x": hashlib.sha256(content).hexdigest()},
+            "files": {
+                "dense/x": hashlib.sha256(content).hexdigest(),
+                "dense/optimizer.safetensors": hashlib.sha256(
+                    (folder / "dense/optimizer.safetensors").read_bytes()
+                ).hexdigest(),
+            },
             "format": 2,
         }
         (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -107,6 +117,10 @@ def test_of_stages_with_staleness_all_but_the_bits_is_compared(tmp_path: Path):
     doubled = make_run(tmp_path / "c", content=b"b", groups=(0, 0, 1))
     assert list_differences(calm, doubled, ["rl"]) == [
         "rl: prompt group 0 was trained 2 times in the disturbed run"
+    ]
+    twice = make_run(tmp_path / "d", content=b"b", updates=5)
+    assert list_differences(calm, twice, ["rl"]) == [
+        "checkpoint 4: 5 updates by its optimizer, 4 by its steps"
     ]
     (other_bits.results / "rl.npz").unlink()
     assert list_differences(calm, other_bits, ["rl"]) == ["ranks of rl are missing"]
