@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,69 +25,64 @@ SHORT = (
     "stages.rl.control=false",
     "roles={trainer: {workers: 2}, embedding: {workers: 2}, rollout: {workers: 1}}",
 )
-# The row of the table for what listens, by a pattern of the process.
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+WORKERS, COLLECTIVES = "Ray: GCS, raylets, workers, object manager", "gloo, NCCL, HCCL: data of collectives"
+# The row of the table for what listens beyond loopback, by a pattern of the process's command line.
 ROWS = {
-    r"gcs_server|raylet|ray::|default_worker|plasma": "Ray: GCS, raylets, workers, object manager",
+    r"^ray::(?!\w*Agent)|gcs_server|raylet/raylet|main\(\) run": WORKERS,  # the driver is a worker for Ray
     r"dashboard|DashboardAgent": "Ray: dashboard and its agents",
     r"runtime_env|RuntimeEnvAgent": "Ray: environment agent",
-    r"main\(\)": "Ray: GCS, raylets, workers, object manager",  # the driver is a worker for Ray
+    r"monitor\.py": "Ray: metrics",
 }
 
 
-def list_listening(mark: str) -> Iterator[tuple[str, str]]:
-    """Yield the command line and the interface of what the processes with a mark listen on."""
+def list_listening(mark: str) -> Iterator[tuple[int, str, str, int]]:
+    """Yield (process id, command line, address, port) of the listening sockets of the processes with a mark."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark:
+                command = re.sub(r"^(ray::)\S.*", r"\1worker", " ".join(process.cmdline()))
                 for connection in process.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
-                        yield " ".join(process.cmdline()), connection.laddr.ip
+                        yield process.pid, command, connection.laddr.ip, connection.laddr.port
         except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue
 
 
-def read_rows() -> dict[str, list[str]]:
-    """Read the table of ports: the other cells of a row by its first one."""
+def read_rows() -> set[str]:
+    """Read what listens: the first column of the table of ports."""
     section = (
         PAGE.read_text(encoding="utf-8").partition("## Ports and who may connect")[2].partition("\n## ")[0]
     )
-    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    return {first: rest for first, *rest in lines}
+    return {line.strip("| ").partition(" | ")[0] for line in section.splitlines() if line.startswith("| ")}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_listens_only_where_the_table_of_ports_says(tmp_path):
-    mark = uuid.uuid4().hex
+    mark, output = uuid.uuid4().hex, tmp_path / "output"
     changes = [word for change in SHORT for word in ("--set", change)]
-    run = subprocess.Popen(
-        [*NONET, "run", "quickstart", "--run-dir", str(tmp_path / "run"), *changes],
-        env=os.environ | {MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    seen: set[tuple[str, str]] = set()
-    while run.poll() is None:
-        seen.update(list_listening(mark))
-        time.sleep(0.3)
-    assert run.returncode == 0, run.communicate()[0][-4000:]
-    table, rows = read_rows(), {}
-    for command, interface in sorted(seen):
-        row = next((row for pattern, row in ROWS.items() if re.search(pattern, command)), None)
-        print(f"{command[:100]:<102}{interface:<16}{row}")
-        assert row in table, f"{command} listens on {interface}, which no row of {PAGE.name} says"
-        rows.setdefault(row, set()).add(interface)
-    loopback = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert set(rows) >= {"Ray: GCS, raylets, workers, object manager", "Ray: dashboard and its agents"}
-    for row, interfaces in rows.items():
-        if "all" not in table[row][1]:
-            assert interfaces <= loopback | {psutil_address()}, (row, interfaces)
-    assert not {name for name in table if name.startswith(("meeting", "rows through"))} & set(rows)
-
-
-def psutil_address() -> str:
-    """Return Ray's address of this node."""
-    import ray
-
-    return ray.util.get_node_ip_address()
+    with output.open("w") as file:
+        run = subprocess.Popen(
+            [*NONET, "run", "quickstart", "--run-dir", str(tmp_path / "run"), *changes],
+            env=os.environ | {MARK: mark},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        seen: set[tuple[int, str, str, int]] = set()
+        while run.poll() is None:
+            seen.update(list_listening(mark))
+            time.sleep(0.3)
+    assert run.returncode == 0, output.read_text(encoding="utf-8")[-4000:]
+    ports = defaultdict[tuple[int, str, str], set[int]](set)  # beyond loopback, by process and row
+    rows = set[str]()
+    for pid, command, address, port in sorted(seen):
+        beyond = next((row for pattern, row in ROWS.items() if re.search(pattern, command)), command)
+        row = COLLECTIVES if address in LOOPBACK and beyond == WORKERS else beyond
+        print(f"{command[:110]:<112}{address:<16}{port:<7}{row}")
+        rows.add(row)
+        if address not in LOOPBACK and command == "ray::worker":
+            ports[pid, command, row].add(port)
+    assert {WORKERS, COLLECTIVES} <= rows <= read_rows()
+    # A worker has the port of Ray's calls, and none of Nonet's.
+    assert {process: found for process, found in ports.items() if len(found) > 1} == {}
