@@ -239,6 +239,34 @@ def test_lower_layers_import_no_ray_but_for_the_engine_on_ray_data_and_rewards_t
     assert importing == {"samples/streams/ray_engine.py", "rl/rewards/actor.py"}
 
 
+def _list_unpickling(file):
+    """Yield what a file names that unpickles: modules, `torch.load`, `allow_pickle`, and collectives of objects."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            yield from {name.partition(".")[0] for name in names} & {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
+        elif isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node.value) == "torch":
+            yield "torch.load"
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield "allow_pickle"
+        elif isinstance(node, ast.Attribute) and node.attr.endswith(("_object", "_object_list")):
+            if node.attr.split("_")[0] in ("all", "gather", "broadcast", "scatter", "send", "recv"):
+                yield node.attr
+
+
+def test_nothing_is_unpickled_but_what_comes_through_ray():
+    found = {
+        (str(file.relative_to(ROOT)), name)
+        for place in (*LAYERS, "src")
+        for file in (ROOT / place).rglob("*.py")
+        for name in _list_unpickling(file)
+    }
+    assert found == {
+        ("workers/runtime/dispatch.py", "pickle"),  # the header of a call of Ray's actors
+        ("controller/setup/worker_setup.py", "cloudpickle"),  # registers modules of the user
+    }
+
+
 def test_only_the_device_module_names_vendors():
     for layer in ("embedding", "samples", "models", "rl", "workers"):
         for file in (ROOT / layer).rglob("*.py"):

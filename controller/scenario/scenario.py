@@ -34,6 +34,7 @@ from nonet.controller.scenario.document import (
     find_scenario,
     find_user_files,
     hide,
+    is_of_run,
     put_value,
     read_chain,
 )
@@ -51,7 +52,7 @@ from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, LocatedName, PluginFiles
 from nonet.replaceable import get_files
 from nonet.suggest import suggest_inline
-from nonet.trust import TrustState, add_references, is_guarded, list_trust, take_trust
+from nonet.trust import TrustState, add_references, guard_folder, is_guarded, list_trust, take_trust
 from nonet.workers.roles import Weights
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.kinds import get_shipped_roles
@@ -233,6 +234,8 @@ def read_document(source: str | Path, changes: list[str] | None = None) -> Scena
         ConfigError: There is no such scenario, or it cannot be read.
     """
     path = find_scenario(source)
+    if is_of_run(path):
+        guard_folder(path.parent)
     read = read_chain(path, changes or ())
     if read.parents and is_guarded(path.parent):
         raise ConfigError(f"{path}: the scenario of a run extends no other; start a new run")

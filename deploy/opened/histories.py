@@ -241,6 +241,8 @@ class UserHistories:
                 text = line.decode(errors="replace")
                 quarantined.append({"place": place, "reason": f"not a post: {error}", "line": text})
                 continue
+            if id in self._post_ids:  # sent to two servers, each of which has stored it
+                continue
             readable = []
             for event in events:
                 problem = _explain_unreadable(event, self.defaults, self.kinds, n_items)

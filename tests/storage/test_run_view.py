@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from nonet.errors import StorageError
 from nonet.storage import RunCopy, RunWriter
 from nonet.storage.local_folders import make_room, read_folder_state
+from nonet.storage.run_view import ObjectCache
 from tests.storage.memory_storage import MemoryStorage
 from tests.storage.run_steps import CopyMaker, ViewMaker, list_objects, save_checkpoint, write
 
@@ -87,6 +89,34 @@ def test_two_readers_of_a_node_each_have_one_state(make_copy: CopyMaker, make_vi
     assert not any(view.is_owner for view in views)
     views[0].fetch(views[0].path)  # a process that its owner has started stays with the state of the view
     assert (views[0].path / "results/a.json").read_text() == "1"
+
+
+def test_what_one_process_of_a_node_downloaded_another_one_does_not_until_it_made_room(
+    make_copy: CopyMaker, make_view: ViewMaker, memory: MemoryStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    for number, name in enumerate(("results/old.json", "results/new.json")):
+        write(copy, name, f"{number}" * 1000)
+    writer.close()
+    first = make_view("b", "p1")
+
+    def fail(*_: object) -> None:
+        raise StorageError("it is downloaded again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStorage, "download", fail)
+        make_view("b", "p2")
+    cache = tmp_path / "b/objects"
+    old, new = (
+        next(file for file in cache.glob("*/*") if file.read_text() == f"{number}" * 1000) for number in range(2)
+    )
+    os.utime(old, (1, 1))
+    monkeypatch.setenv("NONET_CACHE_BYTES", "1500B")
+    ObjectCache(cache).make_room()
+    assert (old.exists(), new.exists()) == (False, True)
+    assert (first.path / "results/old.json").read_text() == "0" * 1000, "a view keeps what it has"
+    assert (make_view("b", "p3").path / "results/old.json").read_text() == "0" * 1000
 
 
 def test_a_view_that_cannot_be_brought_to_the_next_state_keeps_its_own(

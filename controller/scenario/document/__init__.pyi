@@ -8,4 +8,5 @@ from .hidden import restore_values as restore_values
 from .library import LIBRARY as LIBRARY
 from .library import find_scenario as find_scenario
 from .library import find_user_files as find_user_files
+from .library import is_of_run as is_of_run
 from .library import list_shipped_scenarios as list_shipped_scenarios

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from nonet import yaml
 from nonet.controller.scenario.document.changes import apply_change
-from nonet.controller.scenario.document.library import LIBRARY, SOURCES, find_scenario
+from nonet.controller.scenario.document.library import LIBRARY, find_scenario, is_of_run
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
 
@@ -107,7 +107,7 @@ def _follow(path: Path) -> Iterator[tuple[Path, Any]]:
         if parent in files:
             names = " -> ".join(item.name for item in [*files[files.index(parent) :], parent])
             raise ConfigError(f"{file}: {KEY}: {names} extend each other; remove one of these keys")
-        if (parent.parent / SOURCES).exists():
+        if is_of_run(parent):
             raise ConfigError(
                 f"{file}: {KEY}: {parent} is the stored scenario of a run; extend the file that the run was started with"
             )

@@ -43,8 +43,13 @@ def list_shipped_scenarios() -> list[str]:
     return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
 
 
+def is_of_run(path: Path) -> bool:
+    """Return whether a scenario's file is the stored one of a run."""
+    return (path.parent / SOURCES).exists()
+
+
 def find_user_files(path: Path) -> PluginFiles:
     """Return where the user's own files of a scenario are: in its folder, or in `sources` if the folder is that of a run."""
-    if not (path.parent / SOURCES).exists():
+    if not is_of_run(path):
         return PluginFiles(str(path.parent), is_closed=is_guarded(path.parent))
     return PluginFiles.of_run(path.parent, read_copy_records(path.parent))

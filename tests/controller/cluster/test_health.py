@@ -7,6 +7,7 @@ import json
 import pytest
 
 from nonet.controller.cluster.health import HealthRecord, read_isolations
+from nonet.controller.cluster.probes import ClusterProbes
 
 
 @pytest.fixture
@@ -62,3 +63,13 @@ def test_a_run_without_failures_writes_no_file(record, tmp_path):
     assert record.record_success("a") is None
     record.end_lost(())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_that_passes_the_second_of_two_probes_is_used(tmp_path, monkeypatch):
+    notes, results = [], [{"a": "the disk is full", "b": "the disk is full"}, {"a": "", "b": "the disk is full"}]
+    probes = ClusterProbes(tmp_path, {}, 1.0, notes.append)
+    monkeypatch.setattr(probes, "_probe_nodes", lambda nodes: results.pop(0) if nodes else {})
+    probes._check_nodes(["a", "b"])
+    assert results == []
+    assert [entry.node for entry in probes.list_isolated()] == ["b"]
+    assert notes == ["warning: node b is isolated: the disk is full; it is probed again"]

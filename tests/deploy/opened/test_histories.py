@@ -16,7 +16,11 @@ from served_run import TrainedRun
 
 from nonet.deploy.after import append_events
 from nonet.deploy.opened import UserHistories
+from nonet.deploy.opened import histories as histories_module
+from nonet.deploy.opened.events import EventReader
+from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import ConfigError
+from nonet.samples.tables import IdKind
 from nonet.samples.tokenised import StoredSequences
 
 KILLED = """
@@ -80,6 +84,38 @@ def test_what_was_posted_is_there_after_a_restart_and_half_a_line_is_not(served,
     assert again.post("new", [event(3, 3)], "second")
     again.close()
     assert UserHistories(served.ring.corpus(), journal).get_events("new").item.tolist() == [1, 2, 3]
+
+
+def test_a_post_that_was_sent_to_two_servers_is_read_once(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    first, second = (UserHistories(served.ring.corpus(), journal) for _ in range(2))
+    for server in (first, second):  # the answer of the first one was lost
+        server.post("new", [event(1, 1)], "twice")
+        server.post("new", [event(2, 2)])  # without an id, each post counts
+    again = UserHistories(served.ring.corpus(), journal)
+    assert again.get_events("new").item.tolist() == [1, 2, 2]
+    assert not again.post("new", [event(1, 1)], "twice")
+
+
+def test_a_server_knows_the_ids_of_the_newest_posts(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(histories_module, "_MAX_POST_IDS", 2)
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
+    assert all(histories.post("new", [event(1, 1)], name) for name in "abc")
+    assert [histories.post("new", [event(1, 1)], name) for name in "bca"] == [False, False, True]
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 1000), ("ns", 10**9)])
+def test_times_of_posts_and_requests_are_in_the_unit_of_the_log_or_iso_text(served, tmp_path, unit, factor):
+    corpus = served.ring.corpus()
+    histories = UserHistories(corpus, tmp_path / "events.jsonl")
+    kinds = IdKind.from_ids(corpus.seq.user_id), IdKind.from_ids(corpus.item_id)
+    reader = EventReader(corpus, histories, Vocabulary(*kinds, time_unit=unit))
+    moment = 1_764_000_000  # 2025-11-24T16:00:00Z
+    events = [{"item": 1001, "time": moment * factor}, {"item": 1002, "time": "2025-11-24T16:00:01Z"}]
+    assert reader.post(7, events, None) == (2, [], True)
+    assert histories.get_events("7").time.tolist() == [moment, moment + 1]
+    assert reader.read_events(7, None, (moment + 1) * factor)[0].time.tolist() == [moment]
+    assert reader.read_events(None, events, "2025-11-24T16:00:01Z")[0].time.tolist() == [moment]
 
 
 def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_answer(served, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -130,6 +131,39 @@ def test_killed_processes_lose_no_acknowledged_event_and_answers_go_on(access, p
         return answer.status_code, answer.json()
 
     nothing_was_lost(served, seed + 100, schedule(ask, processes.kill, seed + 100, ("Features", "Engine")))
+
+
+class Silent:
+    """A handle of a service that does not answer."""
+
+    def __getattr__(self, name):
+        return self
+
+    def remote(self, *_, **__):
+        return self
+
+    def result(self, timeout_s):
+        raise TimeoutError
+
+    def __await__(self):
+        return asyncio.sleep(60).__await__()
+
+
+def test_a_post_whose_service_does_not_answer_is_503_and_not_said_to_be_lost(served, monkeypatch):
+    from nonet.deploy.serving.apart import remote
+    from nonet.deploy.serving.apart.deployments import build_access_app
+
+    monkeypatch.setattr(remote, "_POST_TIMEOUT_S", 0.05)
+    served.open().publish_newest()
+    app = build_access_app(str(served.folder.path), ServeConfig(), True, Silent(), Silent())
+    with TestClient(app, raise_server_exceptions=False) as client:
+        answer = client.post("/events", json={"user": 103, "events": [{"item": 1001}], "id": "a"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["kind"] == "Away"
+        assert "nothing was stored" not in answer.text
+        listed = client.post("/recommend", json={"user": 103, "k": 3, "deadline_ms": 200}).json()
+        assert (listed["fallback"], len(listed["items"])) == ("popularity", 3)
+    app.state.service.engines.close()
 
 
 def nothing_was_lost(served, seed, came):

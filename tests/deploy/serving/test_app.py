@@ -57,6 +57,20 @@ def test_why_is_told_where_it_is_asked(client):
         assert row["own"] <= 0 <= row["vote"] <= 1
 
 
+def test_excluded_and_filtered_items_keep_their_probability(client):
+    def list_scores(**body):
+        return {row["item"]: row["own"] for row in ask(client, user=104, k=15, explain=True, **body)["items"]}
+
+    best = ask(client, user=104, k=1, explain=True)["items"][0]
+    every = list_scores()
+    for body in ({"exclude": [best["item"]]}, {"where": f"title != '{best['title']}'"}):
+        listed = list_scores(**body)
+        assert best["item"] not in listed
+        common = listed.keys() & every.keys()
+        assert len(common) > 10
+        assert all(abs(listed[item] - every[item]) < 1e-5 for item in common)
+
+
 def test_scores_of_named_items_are_those_of_lists(client):
     listed = ask(client, user=105, k=4)
     scored = ask(client, "/score", user=105, items=[*items(listed), 9])

@@ -51,7 +51,8 @@ def test_a_read_token_is_wanted_by_questions_where_it_is_set(opened):
     post = {"user": 103, "events": [{"item": 1001}]}
     assert client.post("/events", json=post, headers=READ).status_code == 401, "reading is no writing"
     assert client.post("/events", json=post, headers=WRITE).status_code == 200
-    assert client.get("/readyz").status_code == 200
+    for path in ("/readyz", "/healthz", "/metrics", "/docs", "/"):
+        assert client.get(path).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,20 @@ def test_a_limit_is_not_evaded_by_other_names(opened):
     assert codes == [200, 200, 429, 429, 429]
     forged = {"X-Forwarded-For": "9.9.9.9"}
     assert client.post("/recommend", json={"user": 103, "k": 1}, headers=forged).status_code == 429
+
+
+def test_who_reaches_a_limit_is_told_when_to_ask_again(opened, monkeypatch):
+    slow, queued = opened(rate=0.5, burst=1.0), opened(waiting=3)
+    assert slow.post("/recommend", json={"user": 103, "k": 1}).status_code == 200
+    monkeypatch.setattr(queued.app.state.service.engines, "count_waiting", lambda: 3)
+    event = {"user": 103, "events": [{"item": 1001}]}
+    for client, wait_s in ((slow, "2"), (queued, "1")):
+        for path, body in (("/recommend", {"user": 103, "k": 1}), ("/events", event)):
+            answer = client.post(path, json=body)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, wait_s)
+            assert answer.json()["error"]["kind"] == "too_many"
+    monkeypatch.setattr(queued.app.state.service.engines, "count_waiting", lambda: 2)
+    assert queued.post("/recommend", json={"user": 103, "k": 1}).status_code == 200
 
 
 def test_names_count_for_limits_beside_a_token(opened):

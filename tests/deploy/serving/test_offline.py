@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from served_run import TrainedRun
 
+from nonet import yaml
 from nonet.deploy.opened import RequestFeatures, UserHistories
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
 from nonet.errors import ConfigError, DataError
@@ -53,6 +55,19 @@ def test_every_user_gets_what_the_server_answers_in_the_order_of_the_file(served
     for row, (items, scores) in zip(table.to_pylist(), alone, strict=True):
         assert row["item_id"] == items
         np.testing.assert_allclose(row["score"], scores, atol=1e-5)
+
+
+def test_answers_have_the_column_names_of_the_log(served, tmp_path):
+    run = shutil.copytree(served.folder.path, tmp_path / "run")
+    document = yaml.read(run / "scenario.yaml")
+    document["data"]["columns"] = {"user": "member", "item": "sku"}
+    (run / "scenario.yaml").write_text(yaml.dump(document))
+    pq.write_table(pa.table({"member": [101]}), tmp_path / "users.parquet")
+    recommend_all(str(run), tmp_path / "users.parquet", tmp_path / "out.parquet", 4, 1)
+    (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert row["member"] == 101
+    assert len(row["sku"]) == 4
+    assert not {"user_id", "item_id"} & row.keys()
 
 
 def test_files_that_cannot_be_read_are_named_and_nothing_is_written(served, tmp_path):

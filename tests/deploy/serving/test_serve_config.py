@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+from pydantic import BaseModel
 
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http.md"
 
 
 @pytest.mark.parametrize(
@@ -62,3 +68,36 @@ def test_a_local_ray_that_does_not_start_is_started_once_more_and_then_one_line(
     with pytest.raises(PlacementError, match=r"^Ray did not start: The current node timed out"):
         start._start_serve(ServeConfig(), "127.0.0.1", 1)
     assert attempts == ["local", "local"]
+
+
+def list_defaults(text):
+    """Yield (name, default) for each name in a text such as "`a` (3), `b`, `c` (none)"; the default is "" without brackets."""
+    for names, default in re.findall(r"(`\w+`(?:, `\w+`)*)(?: \(([^)]*)\))?", text):
+        yield from ((name, default) for name in re.findall(r"\w+", names))
+
+
+def check_default(options, name, default):
+    value = getattr(options, name)
+    if default == "none":
+        assert value is None, name
+    elif default.endswith(" MB"):
+        assert value == int(default.removesuffix(" MB")) << 20, name
+    elif default:
+        assert str(value).lower() == default or value == float(default), name
+
+
+def test_the_page_has_every_key_with_its_default():
+    section = PAGE.read_text(encoding="utf-8").partition("## Keys of `--config`")[2]
+    found, options = set(), ServeConfig()
+    for line in re.sub(r"\n  ", " ", section).strip().splitlines():
+        head, _, text = line.removeprefix("- ").partition(": ")
+        for name, default in list_defaults(head.partition(" (")[0] if head.startswith("`proxies`") else head):
+            found.add(name)
+            check_default(options, name, default)
+            inner = getattr(options, name)
+            if isinstance(inner, BaseModel):
+                defaults = [each for each in list_defaults(text) if each[1]]
+                assert {inner_name for inner_name, _ in defaults} == set(type(inner).model_fields)
+                for inner_name, inner_default in defaults:
+                    check_default(inner, inner_name, inner_default)
+    assert found == set(ServeConfig.model_fields)

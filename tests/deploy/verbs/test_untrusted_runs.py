@@ -31,6 +31,7 @@ RUNNING = [
     ["publish", "--step", "3"],
     ["serve", "--port", "18080"],
     ["tradeoff", "stages.rl.rewards.own.weight=1,2"],
+    *(["attach", "--reward", "own.py"], ["detach", "own"], ["set", "own.weight=1"], ["scale", "trainer=2"]),
 ]
 
 
@@ -144,6 +145,29 @@ def test_a_reward_that_somebody_else_has_attached_is_refused_before_it_is_import
     command["name"] = f"{evil}/sources/evil.py:SPEC"  # the name is the default of `use`
     with pytest.raises(ConfigError, match="NONET_TRUST"):
         steering._execute(command)
+
+
+@pytest.mark.parametrize("extends", [False, True])
+@pytest.mark.parametrize("verb", ["plan", "run", "tune", "manifest", "chaos", "submit"])
+def test_the_stored_scenario_of_a_run_is_no_way_around_the_approval(command, evil, tmp_path, verb, extends):
+    file = evil / "scenario.yaml"
+    if extends:
+        file = tmp_path / "own.yaml"
+        file.write_text(f"extends: {evil / 'scenario.yaml'}\n")
+    (tmp_path / "space.yaml").write_text("stages.pretrain.lr: [1e-3, 1e-2]\n")
+    options = {"manifest": ["out"], "tune": ["--space", "space.yaml"], "submit": ["--address", "http://127.0.0.1:9"]}
+    code, out, err = command(verb, file, *options.get(verb, []))
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert "read it, then add --trust" in err or (extends and "is the stored scenario of a run" in err)
+    assert not (tmp_path / "mark").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_items_are_not_added_to_a_run_whose_code_is_not_approved(command, evil, tmp_path):
+    code, out, err = command("items", "add", evil, "items.parquet")
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert "read it, then add --trust" in err
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_scenario_that_names_a_run_asks_before_it_runs_code_of_this_run(command, evil, tmp_path):

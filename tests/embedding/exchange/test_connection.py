@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
+import struct
 import threading
 
 import pytest
@@ -91,3 +94,23 @@ def test_no_rank_shares_memory_if_one_could_not_connect(connect, monkeypatch):
     monkeypatch.setattr(connection, "_has_core", lambda: True)
     monkeypatch.setattr(connection, "_connect_peers", connect_and_fail)
     assert connect() == [None, None]
+
+
+def test_a_process_that_does_not_know_the_token_is_not_taken_for_a_rank():
+    address, token = f"\0nonet-{secrets.token_hex(16)}".encode(), secrets.token_bytes(16)
+    contacts = [(bytes(32), address, token), (bytes(32), b"", secrets.token_bytes(16))]
+    intruder, rank_1 = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, intruder, rank_1:
+        listener.bind(address)
+        listener.listen(2)
+        listener.settimeout(60)
+        for peer, its_token in ((intruder, bytes(16)), (rank_1, token)):
+            peer.settimeout(60)
+            peer.connect(address)
+            peer.send(its_token + struct.pack("<q", 1))
+        peers = connection._connect_peers(0, listener, contacts)
+        assert peers is not None
+        peers[1].send(b"rows")
+        assert rank_1.recv(4) == b"rows"
+        assert intruder.recv(4) == b"", "its connection is closed"
+        peers[1].close()

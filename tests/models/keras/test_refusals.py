@@ -234,6 +234,7 @@ ACCEPTED = {
     "a frozen layer": "model.get_layer('hidden').trainable = False",
     "a loss in training": end_with("layers.Dense(1)(Own('penalty')(hidden))"),
     "layer normalization": end_with("layers.Dense(1)(layers.LayerNormalization()(hidden))"),
+    "settings of compile that change no weight": "model.compile('adam', run_eagerly=True, jit_compile=False, steps_per_execution=3)",
     "dropout and noise": end_with("layers.Dense(1)(layers.GaussianNoise(0.1)(layers.Dropout(0.5)(hidden)))"),
 }
 
@@ -275,6 +276,15 @@ def test_a_plan_steps_the_model_and_builds_it_again(tmp_path):
 def test_a_model_that_its_configuration_does_not_make_again_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Keras makes another model from the model's configuration"):
         check(tmp_path, end_with("layers.Dense(1)(Forgetful(3.0)(hidden))"))
+
+
+def test_a_model_with_code_in_its_configuration_is_refused_by_a_plan_and_where_it_is_loaded(tmp_path):
+    line = end_with("layers.Lambda(lambda x: x, output_shape=(1,))(logit)")
+    with pytest.raises(ConfigError, match=r"stored model cannot be made; .*`Lambda` layer"):
+        check(tmp_path, line)
+    ranker = make(tmp_path, line)
+    with pytest.raises(ConfigError, match=r"stored model cannot be made; .*`Lambda` layer"):
+        make(tmp_path, "pass", **ranker.stored_options)
 
 
 def test_a_weight_decay_without_effect_is_refused_and_that_of_the_default_optimizer_is_not(tmp_path):

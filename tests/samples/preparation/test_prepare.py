@@ -418,6 +418,23 @@ def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("compress", "copies"), [(None, 2), (Compress(compress=60), 3)])
+def test_the_room_that_is_asked_for_is_that_of_the_page(tmp_path, monkeypatch, compress, copies):
+    """56 bytes per event and 8 or 16 for each further column, or half as much again; 5 % more for what is not per event."""
+    from nonet.samples.preparation import preparing
+
+    log, found = _log(8).select(["user_id", "item_id", "timestamp", "event", "shop"]), {}
+    monkeypatch.setattr(preparing, "_get_free_bytes", lambda place: 1000)
+    monkeypatch.setattr(preparing, "_format_gb", lambda size: f"{size / 4000 / 1.05:.2f}")
+    for columns in (3, 4, 5):
+        options = _options(_written(tmp_path / str(columns), log.select(range(columns))))
+        with pytest.raises(DataError, match=r"takes about [\d.]+ of disk") as refusal:
+            prepare_sequences(options, tmp_path / "out", changes=LogChanges(compress=compress))
+        found[columns] = float(str(refusal.value).partition("takes about ")[2].split()[0])
+    steps = [found[3], found[4] - found[3], found[5] - found[4]]
+    assert steps == pytest.approx([copies * 28, copies * 4, copies * 8], abs=0.1)
+
+
 def test_a_row_without_an_id_is_named_by_file_row_group_and_row(tmp_path):
     table = _log(9, 1000)
     bad = table.set_column(0, "user_id", pa.array([*table["user_id"].to_pylist()[:-1], None]))

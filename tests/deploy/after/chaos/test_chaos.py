@@ -78,6 +78,25 @@ def test_what_a_run_does_not_have_is_refused_before_anything_runs(
         run_chaos(scenario_file, targets=["node"], times=1, seed=7)
 
 
+def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(ring: Path, monkeypatch: pytest.MonkeyPatch):
+    class Started(Exception):  # noqa: N818
+        """The first run would start."""
+
+    def start(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr("nonet.workers.runtime.ensure_ray", lambda: None)
+    monkeypatch.setattr("nonet.controller.groups.list_controlled_runs", lambda: {"feed-1"})
+    monkeypatch.setattr("nonet.deploy.after.chaos.chaos._start", start)
+    options = {"targets": ["trainer"], "times": 1, "seed": 7, "run_dir": ring / "chaos"}
+    with pytest.raises(ConfigError, match="the cluster is used by feed-1; .* with --shared"):
+        run_chaos(api.scenario(ring / "ring.yaml"), **options)
+    assert not (ring / "chaos").exists()
+    with pytest.raises(Started):
+        run_chaos(api.scenario(ring / "ring.yaml"), **options, shares_cluster=True)
+
+
 def test_a_run_with_two_faults_has_the_bits_of_an_undisturbed_one(ring: Path, ray_local: ModuleType):
     file = ring / "ring.yaml"
     start, end = file.read_text().split("  finetune:")[0], file.read_text().split("evaluate:")[1]

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nonet.errors import StorageError
-from nonet.storage import MountedRun, RunCopy, RunWriter, mounts, open_storage
+from nonet.deploy.run import driver
+from nonet.errors import ConfigError, StorageError
+from nonet.storage import MountedRun, ObjectStorage, RunCopy, RunWriter, mounts, open_storage
 from nonet.storage.objects import read_clock
 from tests.s3 import BUCKET, serve_s3
 
@@ -115,6 +116,32 @@ def test_a_process_that_may_not_write_to_the_storage_looks_at_the_head_until_it_
     ticks = iter(range(1, 100))
     monkeypatch.setattr(mounts, "_sleep", lambda _: commit_status(state="running", step=next(ticks)))
     assert json.loads(command("status", address, "--json")[1])["state"] == "running"
+
+
+def test_a_start_under_the_name_of_a_run_in_progress_is_refused_after_a_look_of_at_most_a_minute(
+    commit_status, monkeypatch
+):
+    address, looks = commit_status(state="running"), []
+    monkeypatch.setattr(mounts, "_sleep", lambda _: commit_status(state="running", step=4))
+    with pytest.raises(ConfigError, match=r"mine is in progress: process .* works on it; choose another name"):
+        driver._check_storage(address, resume=False, single_writer=False)
+    monkeypatch.setattr(mounts, "_sleep", looks.append)  # the process that worked on it was killed
+    monkeypatch.setattr(mounts, "read_clock", lambda storage: read_clock(storage) + sum(looks))
+    driver._check_storage(address, resume=True, single_writer=False)
+    assert looks == []
+    driver._check_storage(address, resume=False, single_writer=False)
+    assert 0 < sum(looks) <= 61
+
+
+def test_a_storage_that_ignores_conditions_is_accepted_for_a_single_writer_alone(commit_status, monkeypatch):
+    def ignore(_: object) -> None:
+        raise ConfigError("ignores the condition If-None-Match")
+
+    monkeypatch.setattr(ObjectStorage, "check_conditions", ignore)
+    address = commit_status(state="running").replace("/mine", "/new")
+    with pytest.raises(ConfigError, match="ignores the condition"):
+        driver._check_storage(address, resume=False, single_writer=False)
+    driver._check_storage(address, resume=False, single_writer=True)
 
 
 def test_the_place_of_a_run_names_it_on_its_cluster(command, dashboard):
