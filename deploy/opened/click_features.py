@@ -92,12 +92,10 @@ class ClickRequestFeatures(RequestFeatures):
         """
         item_indices, unknown = self._find_asked_items(items, withdrawn)
         now = self.convert_time(time)
-        # Labels of a user are kept by the number of all events, so later ones are left out after them.
-        events, _, user_key, *_ = self.read_events(user, history, None if history is None else time)
-        label = self._label_events(events, str(user) if history is None else None, now)
+        events, _, user_key, *_ = self.read_events(user, history, time)
+        # Labels of a user are kept for the present only, by the number of all events.
+        label = self._label_events(events, str(user) if history is None and time is None else None, now)
         events = replace(events, columns=events.columns | {LABEL: label})
-        if time is not None:
-            events = events.filter_events(events.time < now)
         newest = self._find_newest_values(events)
         past_items = events.item.astype(np.int64)
         events = events.select_last(self._window)

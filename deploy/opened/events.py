@@ -142,9 +142,12 @@ class EventReader:
         name = "" if user is None else self.vocabulary.convert_user(user)
         user_key = self.histories.get_key(name)
         now = self.convert_time(time)
-        if history is None:
-            events = _select_older(self.histories.get_events(name), None if time is None else now)
+        if history is None and time is None:
+            events = self.histories.get_events(name)
             return events, self.histories.find_seen_items(name, events), user_key, not len(events), []
+        if history is None:
+            events = _select_older(self.histories.get_events(name, whole=True), now)
+            return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), []
         if len(history) > _MAX_HISTORY_ITEMS:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_MAX_HISTORY_ITEMS}")
         given = [event if isinstance(event, Mapping) else {"item": event} for event in history]

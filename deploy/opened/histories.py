@@ -1,17 +1,19 @@
 """UserHistories: the events of users from the run's data, and the events that clients have posted since.
 
-Posted events are on disk before they are acknowledged (`nonet.journal`) and are read again when a process starts. Memory
-has each user's newest posted events, as many as a model reads, and the items of older ones, which are not recommended
-again if `repeats` is `mask`. Entries of the journal that this run cannot read are quarantined: they are listed in a
-file next to the journal and affect no answer.
+Posted events are on disk before they are acknowledged (`nonet.journal`) and are read again when a process starts. Memory has
+each user's newest posted events, as many as a model reads. Older ones are arrays, for questions about the past, and because
+their items are not recommended again if `repeats` is `mask`. Entries of the journal that this run cannot read are quarantined:
+they are listed in a file next to the journal and affect no answer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,11 @@ import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.deploy.opened.items import Away, Refused
-from nonet.deploy.opened.posted import PostedEvents, check_event
+from nonet.deploy.opened.posted import PostedEvents, check_event, concatenate_events
 from nonet.errors import ConfigError, NonetError, StoreError
 from nonet.journal import JournalOptions, LineJournal
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory, find_default_values
-from nonet.samples.sequences import ALLOW
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.samples.tokenised import UserEvents
 
@@ -68,9 +69,8 @@ class UserHistories:
         self.defaults = find_default_values(self._seq) if defaults is None else dict(defaults)
         self.kinds = {name: index for index, name in enumerate(self._seq.event_names)}
         self._max_posted_events = None if window is None else max(window, _MIN_EVENTS)
-        self._masks_seen_items = self._seq.repeats != ALLOW
         self._posted_by_user: dict[str, PostedEvents] = {}
-        self._post_ids: dict[str, None] = {}  # oldest first
+        self._post_ids: dict[str, bytes] = {}  # the hash of each post by its id, oldest first
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._journal: LineJournal | None = None
         self.quarantined = 0
@@ -94,12 +94,16 @@ class UserHistories:
             return int(self._seq.get_user_keys(np.array([row]))[0])
         return int(compute_keys("user", as_numbers(np.array([user or "nobody"])))[0])
 
-    def get_events(self, user: str) -> EventHistory:
+    def get_events(self, user: str, *, whole: bool = False) -> EventHistory:
         """Return a user's events in order of time; an unknown user has none.
+
+        Args:
+            user: The user's id.
+            whole: Whether to return all of them, for a question about the past.
 
         Returns:
             The events of the store or the run's data, and the posted ones. `start` is the number of older posted
-            events that memory does not keep because no model reads them.
+            events that are left out because no model reads them in the present.
         """
         row = self._row_by_user.get(user)
         stored = self._read_from_store(user)
@@ -118,8 +122,11 @@ class UserHistories:
         posted = self._posted_by_user.get(user)
         if posted is None:
             return unposted
-        merged = sort_events(_concatenate_events(unposted, self.make_events(posted.events)))
-        return EventHistory(merged.item, merged.time, merged.event, merged.columns, start=posted.older)
+        older, newest = posted.older, self.make_events(posted.events)
+        if older is not None and whole:
+            newest = concatenate_events(older, newest)
+        merged = sort_events(concatenate_events(unposted, newest))
+        return replace(merged, start=0 if whole or older is None else len(older))
 
     def find_seen_items(self, user: str, events: EventHistory) -> np.ndarray:
         """Return the distinct dense items of a user's events and of its older posted events, sorted.
@@ -129,8 +136,9 @@ class UserHistories:
             events: The events that `get_events` returned for this user.
         """
         posted = self._posted_by_user.get(user)
-        older_items = () if posted is None else posted.older_items
-        return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older_items, np.int64)]))
+        older = None if posted is None else posted.older
+        items = [events.item] if older is None else [events.item, older.item]
+        return np.unique(np.concatenate(items).astype(np.int64))
 
     def list_example_users(self, count: int) -> list[int | str]:
         """Return the ids of a few users whose numbers of events are closest to the median."""
@@ -184,17 +192,24 @@ class UserHistories:
 
         Raises:
             ConfigError: There is no journal.
+            Refused: The id is that of another post.
             StorageFull: The disk is full.
             DeadlineExceeded: Another process holds the lock of the journal.
         """
         if self._journal is None:
             raise ConfigError("these histories are read-only because they were opened without a journal")
         with self._lock:
+            digest = _hash_post(user, events)
             if id is not None and id in self._post_ids:
+                if self._post_ids[id] != digest:
+                    raise Refused(
+                        "id_conflict",
+                        f"id: a post with the id {id[:40]!r} and other events is stored; give each post its own id",
+                    )
                 return False
             line = json.dumps({"user": user, "id": id, "events": list(events)}, allow_nan=False)
             self._journal.append(line.encode())
-            self._add_to_memory(user, events, id)
+            self._add_to_memory(user, events, id, digest)
         return True
 
     def close(self) -> None:
@@ -212,15 +227,15 @@ class UserHistories:
             except (NonetError, OSError) as error:  # it is tried again
                 _log.warning("%s: old posts were not deleted: %s", self._journal.path, error)
 
-    def _add_to_memory(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
-        """Add a post's id, and its events to those of a user in memory, atomically for concurrent readers."""
+    def _add_to_memory(
+        self, user: str, events: Sequence[Mapping[str, Any]], id: str | None, digest: bytes
+    ) -> None:
+        """Add a post's id and hash, and its events to those of a user in memory, atomically for concurrent readers."""
         before = self._posted_by_user.get(user) or PostedEvents([])
-        after = before.extend([dict(event) for event in events], self._max_posted_events)
-        if not self._masks_seen_items:
-            after.older_items = frozenset()  # they are only needed to hide seen items
-        self._posted_by_user[user] = after
+        copies = [dict(event) for event in events]
+        self._posted_by_user[user] = before.extend(copies, self._max_posted_events, self.make_events)
         if id is not None:
-            self._post_ids[id] = None
+            self._post_ids[id] = digest
             while len(self._post_ids) > _MAX_POST_IDS:
                 self._post_ids.pop(next(iter(self._post_ids)))
 
@@ -251,7 +266,8 @@ class UserHistories:
                 else:
                     quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
             if readable or id is not None:
-                self._add_to_memory(user, readable, id)
+                whole = [event for event in events if isinstance(event, dict)]
+                self._add_to_memory(user, readable, id, _hash_post(user, whole))
         self.quarantined = len(quarantined)
         if quarantined:
             quarantine_path = journal.path.with_suffix(".quarantined.jsonl")
@@ -265,6 +281,12 @@ class UserHistories:
                 write_whole(
                     quarantine_path, "".join(f"{json.dumps(entry)}\n" for entry in quarantined).encode()
                 )
+
+
+def _hash_post(user: str, events: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a hash of a post without the times of its events, which a repeated post of the present has not in common."""
+    content = [user, *({name: event.get(name) for name in ("item", "event", "values")} for event in events)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()[:8]
 
 
 def _explain_unreadable(
@@ -281,16 +303,6 @@ def _explain_unreadable(
     except Refused as error:
         return str(error)
     return None
-
-
-def _concatenate_events(events: EventHistory, later: EventHistory) -> EventHistory:
-    """Concatenate two sequences of events, without `start`; the columns are those of the first one."""
-    return EventHistory(
-        np.concatenate([events.item, later.item]),
-        np.concatenate([events.time, later.time]),
-        np.concatenate([events.event, later.event]),
-        {name: np.concatenate([values, later.columns[name]]) for name, values in events.columns.items()},
-    )
 
 
 def sort_events(events: EventHistory) -> EventHistory:

@@ -22,7 +22,10 @@ pc: Any = pyarrow.compute  # its functions are created at import time, which typ
 
 # Shapes: I items.
 _MAX_FILTER_BYTES = 64 << 20  # maximum size of cached filters
+_MAX_FILTERS = 4096
 _MAX_FILTER_CHARS = 1000
+_MAX_COMPARED = 200_000  # number of titles, the most popular ones, among which those close to a misspelt one are looked for
+_MAX_SIMILAR = 100  # number of titles that are compared letter by letter
 _MAX_NAMED_ITEMS = 5  # number of items that the message about an ambiguous title lists
 
 
@@ -109,14 +112,10 @@ class CatalogueItems:
         item_filter = ItemFilter(where, self._version, allowed)
         with self._lock:
             self._filters[where] = item_filter
-            while len(self._filters) > 1 and self.filter_bytes > _MAX_FILTER_BYTES:
+            least = max(1, min(_MAX_FILTERS, _MAX_FILTER_BYTES // max(1, allowed.nbytes)))
+            while len(self._filters) > least:
                 self._filters.popitem(last=False)  # the one that was used least recently
         return item_filter
-
-    @property
-    def filter_bytes(self) -> int:
-        """Size of the cached filters in bytes."""
-        return sum(item_filter.allowed.nbytes for item_filter in self._filters.values())
 
     def find_excluded(self, where: str) -> np.ndarray:
         """Return the dense indices of items for which a condition over item columns is false. Raises Refused for a wrong one."""
@@ -163,7 +162,8 @@ class CatalogueItems:
                     "ambiguous_title",
                     f"{len(matches)} items are called {title!r}: {', '.join(named)}{more}; give the id of one",
                 )
-        close_titles = find_close_matches(wanted, list(without_year.values()), max_matches=3, cutoff=0.5)
+        similar = [without_year[item] for item in self._find_similar(wanted)]
+        close_titles = find_close_matches(wanted, similar, max_matches=3, cutoff=0.5)
         item_of = {text: item for item, text in without_year.items()}
         close_items = np.array([item_of[text] for text in close_titles], np.int64)
         close = ", ".join(self.get_titles(close_items))
@@ -171,6 +171,27 @@ class CatalogueItems:
         if title in self._index_of:
             hint = "; it is the id of an item, which --items takes, or `history` of a request"
         raise Refused("unknown_title", f"no item is called {title!r} in this run{hint}")
+
+    def _find_similar(self, text: str) -> list[int]:
+        """Return the dense indices of the listed items whose titles have most groups of three letters in common with a text."""
+        items, places_by_group = self._titles_by_group
+        groups = [places_by_group[group] for group in _list_groups(text) if group in places_by_group]
+        if not groups:
+            return []
+        counts = np.bincount(np.concatenate(groups), minlength=len(items))
+        best = np.argsort(-counts, kind="stable")[:_MAX_SIMILAR]
+        return items[best[counts[best] > 0]].tolist()
+
+    @cached_property
+    def _titles_by_group(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The most popular listed items, and by group of three letters the places of those whose title has it."""
+        titles = list(self._folded_titles[1].items())[:_MAX_COMPARED]
+        places: dict[str, list[int]] = {}
+        for place, (_, title) in enumerate(titles):
+            for group in _list_groups(title):
+                places.setdefault(group, []).append(place)
+        items = np.array([item for item, _ in titles], np.int64)
+        return items, {group: np.array(found, np.int32) for group, found in places.items()}
 
     @cached_property
     def _folded_titles(self) -> tuple[dict[int, str], dict[int, str]]:
@@ -184,3 +205,9 @@ class CatalogueItems:
         """Return the dense indices of listed items, most events first."""
         order = np.argsort(-self._table["events"].to_numpy(), kind="stable")
         return order[self._is_listed_I[order]]
+
+
+def _list_groups(text: str) -> set[str]:
+    """Return the groups of three letters of a text, which begins and ends with a blank."""
+    padded = f" {text} "
+    return {padded[start : start + 3] for start in range(len(padded) - 2)}

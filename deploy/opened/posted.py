@@ -6,12 +6,13 @@ always fit the types that models and stores read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from nonet.deploy.opened.items import Refused
+from nonet.models.inference import EventHistory
 
 _MAX_TIME = 1 << 40  # unix seconds; times in milliseconds or smaller units exceed it
 
@@ -28,7 +29,7 @@ def check_event(event: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Ma
         Refused: The time, the kind or a value does not fit.
     """
     kind = event.get("event")
-    if kind is not None and kind not in kinds:
+    if kind is not None and (not isinstance(kind, str) or kind not in kinds):
         raise Refused("bad_event", f"there is no kind of event {kind!r}; kinds: {', '.join(kinds) or 'none'}")
     for name, value in (event.get("values") or {}).items():
         if name not in defaults:
@@ -67,24 +68,42 @@ class PostedEvents:
     """The posted events of one user.
 
     Attributes:
-        events: The newest events; `extend` sorts them by time when it drops older ones.
-        older: Number of older events, which are dropped.
-        older_items: Dense indices of the items of older events.
+        events: The newest events; `extend` sorts them by time when it moves older ones.
+        older: Older events, which only questions about the past read.
     """
 
-    __slots__ = ("events", "older", "older_items")
+    __slots__ = ("events", "older")
 
-    def __init__(
-        self, events: list[dict[str, Any]], older: int = 0, older_items: frozenset[int] = frozenset()
-    ):
-        self.events, self.older, self.older_items = events, older, older_items
+    def __init__(self, events: list[dict[str, Any]], older: EventHistory | None = None):
+        self.events, self.older = events, older
 
-    def extend(self, events: list[dict[str, Any]], max_events: int | None) -> PostedEvents:
-        """Return a copy with more events, of which the newest `max_events` are kept; concurrent readers keep the old object."""
+    def extend(
+        self,
+        events: list[dict[str, Any]],
+        max_events: int | None,
+        make_events: Callable[[list[dict[str, Any]]], EventHistory],
+    ) -> PostedEvents:
+        """Return a copy with more events; concurrent readers keep the old object.
+
+        Args:
+            events: The further events.
+            max_events: The largest number of newest events, above which the oldest move to `older`; None for no limit.
+            make_events: Converts events to arrays.
+        """
         together = [*self.events, *events]
         if max_events is None or len(together) <= max_events:
-            return PostedEvents(together, self.older, self.older_items)
+            return PostedEvents(together, self.older)
         together.sort(key=lambda event: event["time"])  # events of equal time stay in the order of arrival
-        dropped = len(together) - max_events
-        items = self.older_items | {event["item"] for event in together[:dropped]}
-        return PostedEvents(together[dropped:], self.older + dropped, items)
+        moved = make_events(together[: len(together) - max_events])
+        older = moved if self.older is None else concatenate_events(self.older, moved)
+        return PostedEvents(together[len(together) - max_events :], older)
+
+
+def concatenate_events(events: EventHistory, later: EventHistory) -> EventHistory:
+    """Concatenate two sequences of events, without `start`; the columns are those of the first one."""
+    return EventHistory(
+        np.concatenate([events.item, later.item]),
+        np.concatenate([events.time, later.time]),
+        np.concatenate([events.event, later.event]),
+        {name: np.concatenate([values, later.columns[name]]) for name, values in events.columns.items()},
+    )

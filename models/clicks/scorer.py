@@ -27,6 +27,8 @@ from nonet.models.clicks.model import ClickContexts, ClickModel
 from nonet.samples.tables import NONE, as_numbers
 from nonet.types import Jagged
 
+_MAX_NUMBER = float(np.finfo(np.float32).max)  # models read columns as float32
+
 
 @dataclass(frozen=True, slots=True)
 class ClickRequest:
@@ -206,13 +208,16 @@ def convert_values(values: Mapping[str, Any], columns: Mapping[str, np.ndarray])
     """
     converted = {}
     for name, known_values in columns.items():
-        if values.get(name) is None:
+        value, dtype = values.get(name), known_values.dtype
+        if value is None or value != value:  # NaN is missing, as in a table
             continue
-        is_number = known_values.dtype.kind == "f"
+        is_number = dtype.kind == "f"
         try:
-            number = float(values[name]) if is_number else as_numbers(pa.array([values[name]]))[0]
-        except (pa.ArrowException, TypeError, ValueError):
-            kind = "a number" if is_number else "a whole number or text"
-            raise ConfigError(f"{name}: {values[name]!r} is not {kind}") from None
-        converted[name] = known_values.dtype.type(number)
+            number = float(value) if is_number else as_numbers(pa.array([value]))[0]
+            if isinstance(value, bool) or (is_number and not abs(number) <= _MAX_NUMBER):
+                raise ValueError
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            kind = f"a number up to {_MAX_NUMBER:.1e}" if is_number else "a whole number or text"
+            raise ConfigError(f"{name}: {repr(value)[:40]} is not {kind}") from None
+        converted[name] = dtype.type(number)
     return converted

@@ -33,5 +33,5 @@ def app(served):
 
 @pytest.fixture(scope="module")
 def client(app):
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client

@@ -86,7 +86,7 @@ class Cell:
         """Answer requests from a run."""
         app = build_single_process_app(str(run.path), ServeConfig(deadline_s=20.0), True)
         try:
-            with TestClient(app, raise_server_exceptions=False) as client:
+            with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
                 yield client
         finally:
             app.state.service.engines.close()

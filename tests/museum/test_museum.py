@@ -82,7 +82,7 @@ def test_a_run_is_served_with_its_two_versions_and_the_events_that_were_posted(m
     assert opened.registry.list_versions() == [1, 2]
     app = build_single_process_app(str(run), ServeConfig(deadline_s=20.0), True)
     try:
-        with TestClient(app, raise_server_exceptions=False) as client:
+        with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
             answer = ask(client, user="user_001", k=3, explain=True)
             assert answer["fallback"] is None
             assert len(items(answer)) == 3

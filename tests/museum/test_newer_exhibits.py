@@ -90,7 +90,7 @@ def test_a_run_is_served_by_its_older_version_with_the_events_that_were_posted(m
     assert OpenedRun.open(run).registry.list_versions() == [1, 2]
     app = build_single_process_app(str(run), ServeConfig(deadline_s=20.0, follow=False), True)
     try:
-        with TestClient(app, raise_server_exceptions=False) as client:
+        with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
             answer = ask(client, user="user_001", k=3, explain=True)
             assert answer["fallback"] is None
             assert answer["version"] == 1  # version 2 was rolled back

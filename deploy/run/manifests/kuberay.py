@@ -7,6 +7,7 @@ job checks them and continues the run if it has a checkpoint.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +19,9 @@ from nonet.errors import ConfigError
 from nonet.workers.devices import HOST
 
 _MAX_PACKAGE_BYTES = 700_000  # a ConfigMap holds 1 MiB, in which the package has four thirds of its size
-_METRICS_PORT, _DASHBOARD_PORT = 8080, 8265
+METRICS_PORT, DASHBOARD_PORT = 8080, 8265
+TOKEN_OPTIONS = {"mode": "token"}
+"""The `authOptions` of a cluster whose token KubeRay makes, from 1.5.1 on."""
 _HEALTH_PORT = 52365  # of the agent of a Ray node
 _HEAD_CPUS, _HEAD_GIB = 4, 16
 _KEPT_S = 3600  # how long a finished job and its logs stay
@@ -46,25 +49,35 @@ def build_kuberay_files(request: ManifestRequest) -> dict[str, str]:
         "# Runs a scenario on Kubernetes, by KubeRay: kubectl apply -f rayjob.yaml. The image needs nonet "
         f"{nonet.__version__}.\n# Secrets and sizes of nodes are guesses: change them.\n"
     )
-    documents = (config_map, _build_network_policy(request), _build_ray_job(request))
+    policy = build_network_policy(request.name, _make_pod_labels(request), (DASHBOARD_PORT, METRICS_PORT))
+    documents = (config_map, policy, _build_ray_job(request))
     return {"rayjob.yaml": comment + "---\n".join(map(yaml.dump, documents))}
 
 
-def _build_network_policy(request: ManifestRequest) -> dict[str, Any]:
-    """Build the policy by which only pods of the run reach each other, apart from the dashboard, which wants Ray's token.
+def build_network_policy(
+    name: str, pod_labels: Mapping[str, str], open_ports: Iterable[int]
+) -> dict[str, Any]:
+    """Build the policy by which only pods with some labels reach each other, apart from open ports.
 
     The connections of gloo, NCCL and HCCL between trainers have no token.
+
+    Args:
+        name: The name of the run or service, with which that of the policy begins.
+        pod_labels: The labels of its pods.
+        open_ports: Ports that others reach: those that want a token, and those of metrics.
     """
-    own_pods = {"podSelector": {"matchLabels": _make_pod_labels(request)}}
-    open_ports = [{"port": port, "protocol": "TCP"} for port in (_DASHBOARD_PORT, _METRICS_PORT)]
+    own_pods = {"podSelector": {"matchLabels": dict(pod_labels)}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": f"{request.name}-pods"},
+        "metadata": {"name": f"{name}-pods"},
         "spec": {
             **own_pods,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [own_pods]}, {"ports": open_ports}],
+            "ingress": [
+                {"from": [own_pods]},
+                {"ports": [{"port": port, "protocol": "TCP"} for port in open_ports]},
+            ],
         },
     }
 
@@ -88,13 +101,13 @@ def _build_ray_job(request: ManifestRequest) -> dict[str, Any]:
             "backoffLimit": 2,
             "rayClusterSpec": {
                 "rayVersion": version("ray"),
-                "authOptions": {"mode": "token"},  # KubeRay 1.5.1 makes the token
+                "authOptions": dict(TOKEN_OPTIONS),
                 "headGroupSpec": {
                     "rayStartParams": {
                         "num-cpus": "0",
                         "num-gpus": "0",
                         "dashboard-host": "0.0.0.0",
-                        "metrics-export-port": str(_METRICS_PORT),
+                        "metrics-export-port": str(METRICS_PORT),
                     },
                     "template": _build_pod(
                         request, "head", {"cpu": f"{_HEAD_CPUS}", "memory": f"{_HEAD_GIB}Gi"}
@@ -119,7 +132,7 @@ def _make_queue_labels(queue: str) -> dict[str, str]:
 def _build_group(request: ManifestRequest, group: NodeGroup) -> dict[str, Any]:
     """Build the worker group of a pool; each pod is a node."""
     resources = {"cpu": f"{group.cpus}", "memory": f"{group.memory_gib}Gi"}
-    start = {"metrics-export-port": str(_METRICS_PORT)}
+    start = {"metrics-export-port": str(METRICS_PORT)}
     if group.devices:
         device = group.device
         if not device.pod_resource:
@@ -155,7 +168,7 @@ def _build_pod(
             {"name": "NONET_CACHE", "value": "/cache"},
         ],
         "envFrom": [{"secretRef": {"name": "nonet", "optional": True}}],
-        "ports": [{"name": "metrics", "containerPort": _METRICS_PORT}],
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
         "readinessProbe": _build_probe(periodSeconds=5, failureThreshold=60),
         "livenessProbe": _build_probe(initialDelaySeconds=60, periodSeconds=10, failureThreshold=30),
         "volumeMounts": [
@@ -173,7 +186,7 @@ def _build_pod(
     if name == "head":
         container["volumeMounts"].append({"name": "package", "mountPath": "/package"})
         volumes.append({"name": "package", "configMap": {"name": f"{request.name}-package"}})
-    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_METRICS_PORT)}
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT)}
     metadata = {"labels": _make_pod_labels(request), "annotations": annotations}
     return {"metadata": metadata, "spec": {"containers": [container], "volumes": volumes}}
 

@@ -36,7 +36,13 @@ class AccessPolicy:
     @classmethod
     def from_environment(cls, local: bool) -> AccessPolicy:
         """Create the policy from the process's environment variables."""
-        return cls(os.environ.get(WRITE_TOKEN, ""), os.environ.get(READ_TOKEN, ""), local)
+        token, read_token = (os.environ.get(name, "").strip() for name in (WRITE_TOKEN, READ_TOKEN))
+        return cls(token, read_token, local)
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether both queries and changes need a token, or other machines reach the server anyway."""
+        return not self.local or bool(self.token and self.read_token)
 
     def may_change(self, request_token: str) -> bool:
         """Return whether a request with this token may post events; without a configured token, local ones may."""

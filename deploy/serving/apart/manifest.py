@@ -8,10 +8,12 @@ from typing import Any
 
 import nonet
 from nonet import yaml
+from nonet.deploy.run.manifests import DASHBOARD_PORT, METRICS_PORT, TOKEN_OPTIONS, build_network_policy
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig, ServicesConfig
 from nonet.errors import ConfigError
 
+_NAME, _POD_LABELS, _HTTP_PORT = "nonet", {"nonet.io/service": "nonet"}, 8000
 _IMAGE = "YOUR-REGISTRY/nonet:{version}"
 
 
@@ -37,9 +39,10 @@ def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | No
             "a manifest supports cpus, gpus and the resource NPU; add other resources to its groups by hand"
         )
     ray_service = _build_ray_service(run, config | {"services": services.model_dump()}, services, image)
+    policy = build_network_policy(_NAME, _POD_LABELS, (_HTTP_PORT, DASHBOARD_PORT, METRICS_PORT))
     path.write_text(
-        "# A Ray service on Kubernetes, by KubeRay. The image needs nonet[serve]; the volume has the run's folder.\n"
-        + yaml.dump(ray_service)
+        "# A Ray service on Kubernetes, by KubeRay 1.5.1 or newer, which makes Ray's token. The image needs nonet[serve]; the "
+        "volume has the run's folder.\n" + "---\n".join(map(yaml.dump, (policy, ray_service)))
     )
     return path
 
@@ -55,7 +58,7 @@ def _build_ray_service(
         "route_prefix": "/",
         "args": {"run": run, "config": config},
     }
-    serve = {"http_options": {"host": "0.0.0.0", "port": 8000}, "applications": [application]}
+    serve = {"http_options": {"host": "0.0.0.0", "port": _HTTP_PORT}, "applications": [application]}
     groups = [
         _build_group("access", [services.access, services.features], image),
         _build_group("engine", [services.engine], image),
@@ -63,13 +66,18 @@ def _build_ray_service(
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
-        "metadata": {"name": "nonet"},
+        "metadata": {"name": _NAME},
         "spec": {
             "serveConfigV2": yaml.dump(serve),
             "rayClusterConfig": {
                 "rayVersion": version("ray"),
+                "authOptions": dict(TOKEN_OPTIONS),
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+                    "rayStartParams": {
+                        "num-cpus": "0",
+                        "dashboard-host": "0.0.0.0",
+                        "metrics-export-port": str(METRICS_PORT),
+                    },
                     "template": _build_pod("head", image, {"cpu": "1", "memory": "4Gi"}),
                 },
                 "workerGroupSpecs": groups,
@@ -92,7 +100,7 @@ def _build_group(name: str, services: list[DeploymentConfig], image: str) -> dic
         "replicas": min_pods,
         "minReplicas": min_pods,
         "maxReplicas": max_pods,
-        "rayStartParams": {},
+        "rayStartParams": {"metrics-export-port": str(METRICS_PORT)},
         "template": _build_pod(name, image, resources),
     }
 
@@ -105,6 +113,7 @@ def _build_pod(name: str, image: str, resources: dict[str, str]) -> dict[str, An
         for variable, key in secret_keys.items()
     ]
     return {
+        "metadata": {"labels": dict(_POD_LABELS)},
         "spec": {
             "containers": [
                 {
@@ -116,5 +125,5 @@ def _build_pod(name: str, image: str, resources: dict[str, str]) -> dict[str, An
                 }
             ],
             "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "nonet-runs"}}],
-        }
+        },
     }

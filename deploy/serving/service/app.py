@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from nonet.deploy.opened import Refused
-from nonet.deploy.serving.access import AccessPolicy, CallerResolver
+from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN, AccessPolicy, CallerResolver
 from nonet.deploy.serving.service.requests import (
     Event,
     EventsRequest,
@@ -31,13 +31,16 @@ from nonet.errors import NonetError
 from nonet.journal import StorageFull
 from nonet.suggest import suggest_sentence
 
+_LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_MAX_LENGTH_DIGITS = 20  # of Content-Length
 MAX_BODY_BYTES = 2 << 20
 """Maximum size of a request's body."""
 _EXAMPLE_USERS = 6  # number of users that the page offers as examples
+_MAX_MESSAGE_CHARS = 500
 _MAX_SEARCH_CHARS, _MAX_SEARCH_ITEMS = 200, 100  # limits of a search for items by title
 _BODY_MODELS = {"/recommend": RecommendRequest, "/score": ScoreRequest, "/events": EventsRequest}
 _FAILURES: dict[int | str, dict[str, Any]] = {
-    code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503, 507)
+    code: {"model": Failure} for code in (400, 401, 403, 409, 413, 422, 429, 503, 507)
 }
 
 
@@ -52,6 +55,11 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     app = FastAPI(title="Nonet", description="Recommendations of a finished run.", responses=_FAILURES)
     app.state.service = service
     access, callers = AccessPolicy.from_environment(local), CallerResolver(proxies)
+
+    def may_be_asked_by(host: str) -> bool:
+        """Return whether a request to a host may be answered: a page of another site reaches a local server by another name."""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        return bool(proxies) or access.needs_tokens or name in _LOCAL_NAMES
 
     def check_may_change(request: Request) -> None:
         """Raise a 401 error if the request's token does not allow it to post events."""
@@ -78,7 +86,12 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
             listed.history = None
         return listed
 
+    def check_rate(request: Request) -> None:
+        """Raise TooManyRequests if the rate limit of the request's caller is reached."""
+        service.check_rate(get_caller(request))
+
     needs_read_access = [Depends(check_may_read)]
+    is_limited_query = [*needs_read_access, Depends(check_rate)]
 
     @app.post("/recommend", dependencies=needs_read_access)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
@@ -101,7 +114,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         """Store new events of a user; they are on disk and used by the next answer when this returns."""
         return await service.post(body, get_caller(request))
 
-    @app.get("/items", dependencies=needs_read_access)
+    @app.get("/items", dependencies=is_limited_query)
     async def items(title: Text, k: int = 10) -> dict[str, Any]:
         """Return items whose title contains these words, most popular first."""
         if not 1 <= len(title) <= _MAX_SEARCH_CHARS or not 1 <= k <= _MAX_SEARCH_ITEMS:
@@ -114,7 +127,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         pairs = zip(catalogue.get_ids(item_indices), catalogue.get_titles(item_indices), strict=True)
         return {"items": [{"item": item_id, "title": item_title} for item_id, item_title in pairs]}
 
-    @app.get("/examples", dependencies=needs_read_access)
+    @app.get("/examples", dependencies=is_limited_query)
     async def examples(request: Request) -> dict[str, Any]:
         """Return a few users of the data if the caller may see users' events."""
         allowed = access.may_see_histories(_get_token(request))
@@ -133,7 +146,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         answer = {"ready": reason is None, "version": service.engines.serving.default}
         return answer if reason is None else answer | {"reason": reason}
 
-    @app.get("/versions", dependencies=needs_read_access)
+    @app.get("/versions", dependencies=is_limited_query)
     async def versions() -> dict[str, Any]:
         """Return which versions receive which traffic."""
         return service.describe_versions()
@@ -155,8 +168,15 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         content_length = request.headers.get("content-length", "" if request.method == "POST" else "0")
         if not content_length.isdecimal():
             return _make_failure(411, "no_length", "send the length of the body as Content-Length")
-        if int(content_length) > MAX_BODY_BYTES:
+        if len(content_length) > _MAX_LENGTH_DIGITS or int(content_length) > MAX_BODY_BYTES:
             return _make_failure(413, "too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
+        if not may_be_asked_by(request.headers.get("host", "")):
+            return _make_failure(
+                403,
+                "foreign_host",
+                "a server without tokens answers to 127.0.0.1, localhost and [::1] only, so that no page on the web can read it "
+                f"through a browser; set {WRITE_TOKEN} and {READ_TOKEN}, or name your proxy in `proxies`",
+            )
         request.state.arrival_s = time.monotonic()
         try:
             response = await call_next(request)
@@ -177,7 +197,7 @@ def _handle_failures(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def handle_refused(_: Request, error: Refused) -> JSONResponse:
-        return _make_failure(get_refused_status(error), error.kind, str(error))
+        return _make_failure(get_refused_status(error), error.kind, str(error)[:_MAX_MESSAGE_CHARS])
 
     @app.exception_handler(TooManyRequests)
     async def handle_too_many(_: Request, error: TooManyRequests) -> JSONResponse:
@@ -201,13 +221,15 @@ def _handle_failures(app: FastAPI) -> None:
         field_path = first.get("loc", ())[1:]  # without the leading "body"
         field_name = ".".join(str(part) for part in field_path)
         if first.get("type") == "extra_forbidden":
-            message = _describe_unknown_field(request.url.path, field_path, field_name)[:500]
+            message = _describe_unknown_field(request.url.path, field_path, field_name)[:_MAX_MESSAGE_CHARS]
             return _make_failure(422, "bad_request", message)
         if not field_path and first.get("type") == "model_attributes_type":
             return _make_failure(
                 422, "bad_request", "send a JSON object, with Content-Type: application/json"
             )
-        return _make_failure(422, "bad_request", f"{field_name}: {first.get('msg', 'not valid')}"[:500])
+        return _make_failure(
+            422, "bad_request", f"{field_name}: {first.get('msg', 'not valid')}"[:_MAX_MESSAGE_CHARS]
+        )
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(_: Request, error: HTTPException) -> JSONResponse:

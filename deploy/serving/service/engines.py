@@ -6,7 +6,7 @@ One thread polls the registry and does nothing slow, so rollbacks, promotions an
 immediately. A version of the registry that is not built yet is built in its own thread. After that, the
 registry decides again which version serves which users, so a version that was rolled back while it was
 built receives no traffic. A question keeps its version until it is answered, so no answer mixes two
-versions. `problems` names versions that cannot be built.
+versions. `problems` names versions that cannot be built, which is tried again with pauses.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ from nonet.workers.registry import ServingState
 
 _MAX_IDLE_LANES = 3  # number of versions that stay built without traffic, so that a rollback is immediate
 _POLL_S = 0.05  # between two polls of the registry
+_RETRY_S, _MAX_RETRY_S = (
+    1.0,
+    60.0,
+)  # first and longest pause before a version is built again that could not be built
 CHECKPOINTS = "checkpoints"
 """Value of `follow` with which checkpoints from the middle of a stage are served too."""
 
@@ -86,7 +90,8 @@ class EnginePool:
         self._active: tuple[ServingState, Mapping[int, VersionLane]] = (ServingState(), MappingProxyType({}))
         self._last_active_s: dict[int, float] = {}  # by version, in monotonic seconds
         self._building: dict[int, threading.Thread] = {}
-        self._failed_turns: dict[int, int] = {}  # the registry's turn at which a version could not be built
+        # Of versions that could not be built: the number of failures, and when to try again, in monotonic seconds.
+        self._failures: dict[int, tuple[int, float]] = {}
         self._change_lock = threading.RLock()
         self.problems: dict[str, str] = {}
         self.swaps = 0  # number of changes of the versions that are in effect
@@ -214,20 +219,24 @@ class EnginePool:
         if self._follower is not None:
             self._record_problem(self._follower.problem)
         target = self._run.registry.announced
-        if target.turn == self._target_state.turn:
-            return
         with self._change_lock:
+            has_changed, now_s = target != self._target_state, time.monotonic()
             self._target_state = target
-            for version in target.versions:
-                has_failed = self._failed_turns.get(version) == target.turn
-                if version in self._built_lanes or version in self._building or has_failed:
-                    continue
+            missing = [
+                version
+                for version in target.versions
+                if version not in self._built_lanes
+                and version not in self._building
+                and (has_changed or now_s >= self._failures.get(version, (0, 0.0))[1])
+            ]
+            for version in missing:
                 thread = threading.Thread(
                     target=self._build_in_background, args=(version,), name="build", daemon=True
                 )
                 self._building[version] = thread
                 thread.start()
-        self._activate()
+        if has_changed:
+            self._activate()
 
     def _follow_catalogue(self) -> None:
         """Pass a newer catalogue to the function of `watch_catalogue`.
@@ -283,7 +292,6 @@ class EnginePool:
 
     def _build(self, version: int) -> None:
         """Build the lane of a version and add it to the built ones; if that fails, record the reason in `problems`."""
-        turn = self._target_state.turn
         try:
             states = PrefixStates(self._state_bytes) if self._state_bytes else None
             engine = self._run.load_engine(self._run.registry.read_version(version), self._device, states)
@@ -295,7 +303,9 @@ class EnginePool:
             engine.warm()
         except Exception as error:
             with self._change_lock:
-                self._failed_turns[version] = turn
+                count = self._failures.get(version, (0, 0.0))[0] + 1
+                pause_s = min(_MAX_RETRY_S, _RETRY_S * 2 ** (count - 1))
+                self._failures[version] = (count, time.monotonic() + pause_s)
             self._record_problem(error, f"version {version}")
             return
         queue = TensorBatch[Question, Answer](
@@ -304,6 +314,7 @@ class EnginePool:
         with self._change_lock:
             self._built_lanes[version] = VersionLane(engine, queue)
             self._last_active_s[version] = time.monotonic()
+            self._failures.pop(version, None)
             self.problems.pop(f"version {version}", None)
 
     def _retire_lanes(self, active_versions: set[int]) -> None:

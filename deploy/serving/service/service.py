@@ -226,14 +226,18 @@ class RecommendationService:
             event.model_dump(exclude_none=True) if isinstance(event, Event) else event for event in history
         ]
 
-    def _check_limits(self, caller: str) -> None:
-        """Raise TooManyRequests if the limit of the caller or of the queue is reached."""
+    def check_rate(self, caller: str) -> None:
+        """Raise TooManyRequests if the rate limit of the caller is reached."""
         wait_s = self._limits.take_token(caller)
         if wait_s:
             self.metrics.refused.labels("limit").inc()
             raise TooManyRequests(
                 f"this caller's limit is {self.settings.rate:g} requests per second", wait_s
             )
+
+    def _check_limits(self, caller: str) -> None:
+        """Raise TooManyRequests if the limit of the caller or of the queue is reached."""
+        self.check_rate(caller)
         if self.engines.count_waiting() >= self.settings.waiting:
             self.metrics.refused.labels("queue").inc()
             raise TooManyRequests(f"{self.settings.waiting} requests are queued already", retry_s=1.0)
@@ -381,5 +385,5 @@ def _to_finite(value: np.floating) -> float | None:
 
 
 def get_refused_status(error: Refused) -> int:
-    """Return the HTTP status of a refusal: 400 without user and history, else 422."""
-    return 422 if error.kind != "bad_request" else 400
+    """Return the HTTP status of a refusal: 400 without user and history, 409 for an id of another post, else 422."""
+    return {"bad_request": 400, "id_conflict": 409}.get(error.kind, 422)

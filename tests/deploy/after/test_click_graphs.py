@@ -96,7 +96,7 @@ def test_new_events_of_a_request_are_edges_for_it_alone(run):
     new = [{"item": 1001, "time": 40 * HOUR}, {"item": 1003, "time": 41 * HOUR}]
     app = build_single_process_app(str(run.path), ServeConfig(deadline_s=20.0), True)
     try:
-        with TestClient(app) as client:
+        with TestClient(app, base_url="http://localhost") as client:
 
             def ask(user, **body):
                 answer = client.post("/score", json={"user": user, "items": [1001, 1002, 1003], **body})

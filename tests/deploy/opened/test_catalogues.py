@@ -74,6 +74,6 @@ def test_a_version_of_before_answers_those_who_saw_items_that_came_later(served,
 def test_a_server_that_starts_later_serves_the_newest_catalogue(served):
     other = ServeConfig(deadline_s=20.0, follow=False)
     app = build_single_process_app(str(served.folder.path), other, True)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert ask(client, "/score", user=110, items=[5000])["unknown"] == []
     app.state.service.engines.close()

@@ -37,7 +37,7 @@ def test_histories_out_of_a_store_answer_alike_and_its_end_is_a_marked_fall_back
         ServeConfig(deadline_s=20.0).make_service_settings(),
     )
     app = make_app(RecommendationService(features, engines, fallback, settings, ServerMetrics()))
-    with TestClient(app) as stored:
+    with TestClient(app, base_url="http://localhost") as stored:
         for user in (101, 105, 999):
             assert ask(stored, user=user, k=5) == ask(client, user=user, k=5)
         assert features.histories._stored is not None

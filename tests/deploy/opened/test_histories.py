@@ -15,7 +15,7 @@ import pytest
 from served_run import TrainedRun
 
 from nonet.deploy.after import append_events
-from nonet.deploy.opened import UserHistories
+from nonet.deploy.opened import Refused, UserHistories
 from nonet.deploy.opened import histories as histories_module
 from nonet.deploy.opened.events import EventReader
 from nonet.deploy.opened.vocabulary import Vocabulary
@@ -80,7 +80,7 @@ def test_what_was_posted_is_there_after_a_restart_and_half_a_line_is_not(served,
         file.write(b'{"user": "new", "id": null, "ev')
     again = UserHistories(served.ring.corpus(), journal)
     assert again.get_events("new").item.tolist() == [1, 2]
-    assert not again.post("new", [event(1, 1)], "first")
+    assert not again.post("new", [event(1, 1), event(2, 2)], "first")
     assert again.post("new", [event(3, 3)], "second")
     again.close()
     assert UserHistories(served.ring.corpus(), journal).get_events("new").item.tolist() == [1, 2, 3]
@@ -95,6 +95,56 @@ def test_a_post_that_was_sent_to_two_servers_is_read_once(served, tmp_path):
     again = UserHistories(served.ring.corpus(), journal)
     assert again.get_events("new").item.tolist() == [1, 2, 2]
     assert not again.post("new", [event(1, 1)], "twice")
+
+
+def test_an_id_of_another_post_is_refused_also_after_a_restart(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    histories = UserHistories(served.ring.corpus(), journal)
+    for _ in range(2):
+        histories.post("new", [event(1, 1)], "same")
+        assert not histories.post("new", [event(1, 7)], "same")  # the same post, sent a moment later
+        for user, events in (("other", [event(1, 1)]), ("new", [event(2, 1)]), ("new", [event(1, 1)] * 2)):
+            with pytest.raises(Refused, match="'same' and other events") as refused:
+                histories.post(user, events, "same")
+            assert refused.value.kind == "id_conflict"
+        histories.close()
+        histories = UserHistories(served.ring.corpus(), journal)
+    assert histories.get_events("new").item.tolist() == [1]
+
+
+def test_a_post_whose_events_are_quarantined_keeps_its_id(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    lines = [
+        {"user": "new", "id": "bad", "events": [event(1, 1) | {"event": kind}]} for kind in ([], {}, 1, "x")
+    ]
+    journal.write_text("".join(json.dumps(line | {"id": f"bad {n}"}) + "\n" for n, line in enumerate(lines)))
+    histories = UserHistories(served.ring.corpus(), journal)
+    assert histories.quarantined == 4
+    assert not histories.post("new", lines[0]["events"], "bad 0")
+
+
+def test_the_oldest_ids_are_forgotten_first(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(histories_module, "_MAX_POST_IDS", 2)
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
+    for name in ("first", "second", "third"):
+        histories.post("new", [event(1, 1)], name)
+    assert list(histories._post_ids) == ["second", "third"]
+
+
+def test_a_question_about_the_past_reads_events_that_memory_no_longer_needs(served, tmp_path):
+    corpus = served.ring.corpus()
+    histories = UserHistories(corpus, tmp_path / "events.jsonl", window=4)
+    begin = int(corpus.seq.time.max()) + 1
+    for number in range(50):
+        histories.post("9000", [event(number % 40, begin + number)])
+    reader = EventReader(corpus, histories)
+    now, _, _, _, _ = reader.read_events("9000", None)
+    assert (len(now), now.start) == (20, 30)
+    for count in (0, 5, 29, 30, 31, 50):
+        past, seen, _, is_cold, _ = reader.read_events("9000", None, begin + count)
+        assert past.item.tolist() == [number % 40 for number in range(count)]
+        assert (past.start, is_cold) == (0, not count)
+        assert seen.tolist() == sorted(set(past.item.tolist())), "items of later events are not seen yet"
 
 
 def test_a_server_knows_the_ids_of_the_newest_posts(served, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(run):
     app = build_single_process_app(str(run.folder.path), ServeConfig(deadline_s=20.0), True)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
     app.state.service.engines.close()
 
@@ -306,7 +306,7 @@ def test_a_late_store_does_not_delay_the_answer(run, monkeypatch):
         time.sleep(1.5)
         return read(join, keys, times)
 
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         monkeypatch.setattr(StoreJoin, "read", wait)
         answer = ask(client, user=105)
     app.state.service.engines.close()

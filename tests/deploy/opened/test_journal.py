@@ -213,7 +213,7 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
         app = build_single_process_app(
             str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True
         )
-        with TestClient(app, raise_server_exceptions=False) as client:
+        with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
             assert ask(client, user=103, k=5, explain=True)["fallback"] is None
             assert ask(client, user=104, k=5)["fallback"] is None
             journal = client.get("/versions").json()["journal"]
@@ -230,7 +230,7 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
 
 def test_a_full_disk_is_507_over_http_and_the_event_is_in_no_answer(served, monkeypatch):
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         with monkeypatch.context() as full:
             fill_disk(full, 10)
             error = ask(client, "/events", 507, user=998, events=[{"item": 1001}])["error"]
@@ -258,7 +258,7 @@ def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(serv
     journal = served.open().beside / "events.jsonl"
     before = journal.read_bytes()
     header = {"content-type": "application/json"}
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
 
         def refused(path, body):
             answer = client.post(path, content=body.encode(), headers=header)
@@ -326,7 +326,7 @@ def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(s
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     suspended = LineJournal(served.open().beside / "events.jsonl", JournalOptions())
     post = {"user": 996, "events": [{"item": 1001}], "id": "beside"}
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         with suspended._hold_lock():
             error = ask(client, "/events", 503, **post)["error"]
         assert "nothing was stored; it may be suspended" in error["message"]

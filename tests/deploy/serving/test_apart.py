@@ -61,7 +61,7 @@ def test_services_apart_answer_as_one_process_does(url, served):
     from nonet.deploy.serving.start import build_single_process_app
 
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         for user in (101, 105, 999):
             here = client.post("/recommend", json={"user": user, "k": 5}).json()
             status, there = asked(url, user=user, k=5)
@@ -119,7 +119,7 @@ def access(served, processes):
         True,
         *map(processes.handle, ("Features", "Engine")),
     )
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
     app.state.service.engines.close()
 
@@ -156,7 +156,7 @@ def test_a_post_whose_service_does_not_answer_is_503_and_not_said_to_be_lost(ser
     monkeypatch.setattr(remote, "_POST_TIMEOUT_S", 0.05)
     served.open().publish_newest()
     app = build_access_app(str(served.folder.path), ServeConfig(), True, Silent(), Silent())
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         answer = client.post("/events", json={"user": 103, "events": [{"item": 1001}], "id": "a"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["kind"] == "Away"
@@ -178,7 +178,8 @@ def nothing_was_lost(served, seed, came):
 
 def test_a_manifest_names_the_run_and_the_services(tmp_path):
     config = {"services": {"engine": {"gpus": 1, "autoscaling": {"min": 1, "max": 4}}}, "deadline_s": 0.5}
-    body = yaml.safe_load(write_manifest(tmp_path / "service.yaml", "/runs/r1", config).read_text())
+    text = write_manifest(tmp_path / "service.yaml", "/runs/r1", config).read_text()
+    _, body = yaml.safe_load_all(text)
     assert body["kind"] == "RayService"
     app = yaml.safe_load(body["spec"]["serveConfigV2"])["applications"][0]
     assert app["args"]["run"] == "/runs/r1"
@@ -192,6 +193,19 @@ def test_a_manifest_names_the_run_and_the_services(tmp_path):
     assert engine["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     with pytest.raises(ConfigError, match="add other resources"):
         write_manifest(tmp_path / "x.yaml", "/runs/r1", {"services": {"engine": {"resources": {"odd": 1}}}})
+
+
+def test_pods_of_a_manifest_want_rays_token_and_reach_only_each_other(tmp_path):
+    policy, body = yaml.safe_load_all(write_manifest(tmp_path / "service.yaml", "/runs/r1", {}).read_text())
+    cluster = body["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert policy["kind"] == "NetworkPolicy"
+    own_pods = policy["spec"]["podSelector"]["matchLabels"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert own_pods.items() <= group["template"]["metadata"]["labels"].items()
+    inside, outside = policy["spec"]["ingress"]
+    assert inside == {"from": [{"podSelector": {"matchLabels": own_pods}}]}
+    assert [port["port"] for port in outside["ports"]] == [8000, 8265, 8080]
 
 
 def test_features_is_one_replica():

@@ -178,11 +178,25 @@ def test_metrics_and_the_page_of_the_api_are_there(client):
     assert client.get("/readyz").json()["ready"]
 
 
+def test_an_id_of_another_post_is_a_409_and_stores_nothing(client):
+    ask(client, "/events", user=103, events=[1001], id="same")
+    assert ask(client, "/events", user=103, events=[1001], id="same")["again"]
+    refused = ask(client, "/events", 409, user=104, events=[1002, 1003], id="same")
+    assert refused["error"]["kind"] == "id_conflict"
+
+
+def test_messages_and_lengths_are_bounded(client):
+    body = {"user": 103, "events": [{"item": 1001, "values": {"x" * 10**6: 1}}]}
+    assert len(ask(client, "/events", 422, **body)["error"]["message"]) <= 500
+    answer = client.post("/events", content=b"{}", headers={"content-length": "9" * 5000})
+    assert answer.json()["error"]["kind"] == "too_large"
+
+
 def test_what_changes_things_wants_the_token(served, monkeypatch, tmp_path):
     monkeypatch.setenv("NONET_TOKEN", "secret")
     app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), True)
     body = {"user": 1, "events": [{"item": 1001}]}
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.post("/events", json=body).json()["error"]["kind"] == "no_token"
         right = {"authorization": "Bearer secret"}
         assert client.post("/events", json=body, headers=right).status_code == 200
@@ -190,7 +204,9 @@ def test_what_changes_things_wants_the_token(served, monkeypatch, tmp_path):
     app.state.service.engines.close()
     monkeypatch.delenv("NONET_TOKEN")
     open_app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), False)
-    with TestClient(open_app) as client:  # bound beyond this machine, no token: nothing can be changed
+    with TestClient(
+        open_app, base_url="http://localhost"
+    ) as client:  # bound beyond this machine, no token: nothing can be changed
         assert client.post("/events", json=body).status_code == 401
     open_app.state.service.engines.close()
 

@@ -32,7 +32,7 @@ def opened(served, monkeypatch):
             str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False, **settings), local
         )
         apps.append(app)
-        return TestClient(app, client=(peer, 1), raise_server_exceptions=False)
+        return TestClient(app, base_url="http://localhost", client=(peer, 1), raise_server_exceptions=False)
 
     yield make
     for app in apps:
@@ -64,6 +64,8 @@ def test_a_read_token_is_wanted_by_questions_where_it_is_set(opened):
         ({"write": "write"}, {"authorization": "Bearer wrong"}, False),
         ({"write": "write"}, WRITE, True),
         ({"local": False, "read": "read"}, READ, True),
+        ({"read": "read"}, READ, True),
+        ({"write": "write", "read": ""}, {}, False),
     ],
 )
 def test_what_a_user_did_is_told_to_nobody_without_a_token(opened, options, headers, told):
@@ -143,3 +145,39 @@ def test_an_empty_token_allows_nothing():
     assert not access.may_change("")
     assert not access.may_read("")
     assert not access.may_see_histories("")
+
+
+@pytest.mark.parametrize(
+    ("options", "answered"),
+    [
+        ({}, False),
+        ({"write": "write"}, False),  # questions need no token
+        ({"read": "read"}, False),  # posts need no token
+        ({"write": "write", "read": "read"}, True),
+        ({"proxies": ["127.0.0.1"]}, True),
+        ({"local": False}, True),
+    ],
+)
+def test_a_local_server_without_tokens_answers_to_no_name_of_the_web(opened, options, answered):
+    client = opened(**options)
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::2]:80", ""):
+        answer = client.get("/healthz", headers={"host": host})
+        assert (answer.status_code == 200) == answered, host
+        if not answered:
+            assert answer.json()["error"]["kind"] == "foreign_host"
+    for host in ("localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]"):
+        assert client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+def test_a_token_may_end_with_a_line_break(opened):
+    client = opened(write="write\n", read="read\n")
+    assert client.get("/versions", headers=READ).status_code == 200
+    assert client.post("/events", json={"user": 103, "events": [1001]}, headers=WRITE).status_code == 200
+
+
+def test_every_query_counts_against_the_limit_of_its_caller(opened):
+    client = opened(rate=0.001, burst=1)
+    for path in ("/items?title=item", "/examples", "/versions"):
+        client = opened(rate=0.001, burst=1)
+        assert [client.get(path).status_code for _ in range(2)] == [200, 429], path
+    assert client.get("/metrics").status_code == 200

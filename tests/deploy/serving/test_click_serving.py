@@ -51,7 +51,7 @@ def run(tmp_path_factory):
 def client(run):
     app = build_single_process_app(str(run.path), ServeConfig(deadline_s=20.0), True)
     try:
-        with TestClient(app, raise_server_exceptions=False) as client:
+        with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
             yield client
     finally:
         app.state.service.engines.close()
@@ -99,6 +99,13 @@ def test_posted_events_count_as_history_and_as_labels_when_they_have_them(client
     assert len({tuple(row) for row in scores}) == 3
     given = ask(client, "/score", history=[{"item": 1006, "values": {"rating": 5}}], items=[1002, 1004])
     assert [row["score"] for row in given["items"]] != scores[0]
+
+
+@pytest.mark.parametrize("age", [1e308, 10**39, 10**400, "nan", "inf", True, -1e39])
+def test_a_value_of_a_request_is_a_finite_number_that_its_column_can_hold(client, age):
+    refused = ask(client, "/score", 422, user=100, items=[1002], values={"age": age})["error"]
+    assert refused["kind"] == "bad_value"
+    assert len(refused["message"]) < 200
 
 
 def test_values_of_a_request_are_columns_of_its_row(client):

@@ -32,7 +32,7 @@ def test_what_the_features_took_counts_against_the_deadline(app, monkeypatch):
         return right(*arguments, **options)
 
     monkeypatch.setattr(features, "prepare_list_question", slow)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert ask(client, user=103, k=3, deadline_ms=150)["reason"] == "deadline"
         assert ask(client, user=103, k=3, deadline_ms=5000)["fallback"] is None
 
@@ -46,7 +46,7 @@ def test_features_elsewhere_that_are_late_are_not_waited_for(app, monkeypatch):
         await asyncio.sleep(3)
 
     monkeypatch.setattr(features, "prepare_list_question", slow)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         began = time.monotonic()
         answer = ask(client, user=103, k=3, deadline_ms=200)
         assert time.monotonic() - began < 2
@@ -56,7 +56,7 @@ def test_features_elsewhere_that_are_late_are_not_waited_for(app, monkeypatch):
 def test_a_server_whose_queue_has_died_is_not_ready_and_still_answers(app):
     engines = app.state.service.engines
     queue = engines.lanes[1].queue
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/readyz").json() == {"ready": True, "version": 1}
 
         def dies(questions):
@@ -77,7 +77,7 @@ def test_time_before_the_service_counts_against_the_deadline(tmp_path):
     served.publish()
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     service = app.state.service
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         ask(client, user=103, k=3)
         request = RecommendRequest(user="103", k=3)
         listed = asyncio.run(service.recommend(request, "me", spent_s=100.0))

@@ -60,7 +60,7 @@ def test_a_body_that_is_no_json_object_says_what_to_send(client):
 def test_where_users_are_no_callers_business_there_are_no_examples(served, monkeypatch):
     monkeypatch.setenv("NONET_READ_TOKEN", "read")
     app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), True)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/examples").status_code == 401
         assert client.get("/items", params={"title": "a"}).status_code == 401
         right = {"authorization": "Bearer read"}
@@ -68,6 +68,6 @@ def test_where_users_are_no_callers_business_there_are_no_examples(served, monke
     app.state.service.engines.close()
     monkeypatch.delenv("NONET_READ_TOKEN")
     beyond = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), False)
-    with TestClient(beyond) as client:
+    with TestClient(beyond, base_url="http://localhost") as client:
         assert client.get("/examples").json() == {"users": []}
     beyond.state.service.engines.close()

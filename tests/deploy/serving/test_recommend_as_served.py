@@ -28,7 +28,7 @@ def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(served):
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         yield client
     app.state.service.engines.close()
 

@@ -176,12 +176,50 @@ def test_promotions_and_rollbacks_between_built_versions_do_not_wait_for_a_build
     engines.close()
 
 
+def test_a_version_that_the_storage_could_not_give_once_is_built_later(served, monkeypatch):
+    monkeypatch.setattr("nonet.deploy.serving.service.engines._RETRY_S", 0.05)
+    served.commit(1)
+    run = served.open()
+    engines = EnginePool(run)
+    load, failures = OpenedRun.load_engine, iter(["503 SlowDown", "503 SlowDown"])
+
+    def fail_twice(opened, version, *arguments):
+        if version.number == 2 and (failure := next(failures, None)):
+            raise CheckpointError(failure)
+        return load(opened, version, *arguments)
+
+    monkeypatch.setattr(OpenedRun, "load_engine", fail_twice)
+    served.commit(1)
+    until(lambda: engines.problems.get("version 2") == "503 SlowDown")
+    until(lambda: engines.serving.default == 2)
+    until(lambda: "version 2" not in engines.problems)
+    engines.close()
+
+
+def test_a_version_that_cannot_be_built_is_tried_again_after_longer_and_longer_pauses(served, monkeypatch):
+    served.commit(1)
+    engines = EnginePool(served.open())
+    began = []
+    monkeypatch.setattr("nonet.deploy.serving.service.engines._RETRY_S", 60.0)
+
+    def fail(opened, version, *arguments):
+        began.append(version.number)
+        raise CheckpointError("it is damaged")
+
+    monkeypatch.setattr(OpenedRun, "load_engine", fail)
+    served.commit(1)
+    until(lambda: "version 2" in engines.problems)
+    time.sleep(0.5)
+    assert began == [2]
+    engines.close()
+
+
 def test_a_version_that_was_rolled_back_answers_nobody_while_the_one_before_is_built(served, monkeypatch):
     served.publish()
     served.publish()
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     slow = SlowBuilds(monkeypatch, 1)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert ask(client, user=103, k=3)["version"] == 2
         served.open().registry.rollback(1)
         until(lambda: client.get("/readyz").status_code == 503)
@@ -238,7 +276,7 @@ def test_an_anonymous_share_is_drawn_by_the_caller_s_name_else_by_the_request(se
     run.publish_checkpoint(second)
     run.registry.promote(2, 0.5)
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
 
         def versions(count, **options):
             return [
@@ -263,7 +301,7 @@ def test_the_address_of_versions_is_used_by_the_server_and_remembered(served, tm
     app = build_single_process_app(
         str(served.folder.path), ServeConfig(deadline_s=20.0, registry=address), True
     )
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert ask(client, user=103, k=3)["version"] == 1
         assert (tmp_path / "bucket" / "versions" / "serving.json").exists()
         other = RemoteRegistry(tmp_path / "another host", address, max_age_s=0)
@@ -356,7 +394,7 @@ def test_a_refused_version_has_no_share_while_the_target_of_a_rollback_is_built(
     registry.promote(3, 0.5)
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     slow = SlowBuilds(monkeypatch, 1)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert {ask(client, user=user, k=3)["version"] for user in range(100, 110)} == {2, 3}
         registry.rollback(1)
         until(lambda: app.state.service.engines.serving.default == 1)
@@ -375,7 +413,7 @@ def test_the_fallback_lists_no_withdrawn_item_while_the_features_are_away(tmp_pa
     async def fail(*_):
         raise Away("gone")
 
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         service._prepare_question = fail
         before = items(ask(client, user=103, k=3))
         served.open().registry.withdraw({str(before[0])})

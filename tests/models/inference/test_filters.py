@@ -20,6 +20,7 @@ from nonet.deploy.serving.service import FallbackRecommender
 from nonet.models.generation import SubCatalogue, Trie
 from nonet.models.inference import FilterCache, InferenceEngine, ItemFilter
 from nonet.models.inference import filters as filters_module
+from nonet.suggest import find_close_matches
 
 WHERES = ["title != 'item a0'", "title >= 'item p'", "title < 'item c'", "events > 17", "title == 'item d3'"]
 
@@ -157,9 +158,34 @@ def test_filters_of_features_are_bounded_in_bytes(world, monkeypatch):
     items = CatalogueItems(_corpus(world))
     for number in range(20):
         items.make_filter(f"events > {number}")
-        assert items.filter_bytes <= 100
+        assert sum(kept.allowed.nbytes for kept in items._filters.values()) <= 100
     with pytest.raises(Refused, match="where"):
         items.make_filter("colour == 1")
+
+
+def test_filters_of_features_are_bounded_in_number(world, monkeypatch):
+    monkeypatch.setattr("nonet.deploy.opened.items._MAX_FILTERS", 3)
+    items = CatalogueItems(_corpus(world))
+    for number in range(5):
+        items.make_filter(f"events > {number}")
+    assert list(items._filters) == ["events > 2", "events > 3", "events > 4"]
+
+
+def test_a_misspelt_title_is_compared_with_similar_ones_only(world, monkeypatch):
+    items, compared = CatalogueItems(_corpus(world)), []
+    titles = [f"film number {number}" for number in range(len(items) - 1)] + ["The Blade Runner"]
+    monkeypatch.setattr(items, "get_titles", lambda indices: [titles[index] for index in indices])
+    monkeypatch.setattr("nonet.deploy.opened.items._MAX_SIMILAR", 3)
+    monkeypatch.setattr(
+        "nonet.deploy.opened.items.find_close_matches",
+        lambda word, known, **options: compared.extend(known) or find_close_matches(word, known, **options),
+    )
+    with pytest.raises(Refused, match="close: The Blade Runner"):
+        items.find_title("Blad Runer")
+    assert compared[0] == "the blade runner"
+    assert len(compared) <= 3
+    with pytest.raises(Refused, match=r"no item is called 'ßßß' in this run$"):
+        items.find_title("ßßß")
 
 
 def test_a_filter_travels_as_bits_and_fits_catalogues_of_other_sizes():

@@ -78,7 +78,9 @@ def test_what_a_run_does_not_have_is_refused_before_anything_runs(
         run_chaos(scenario_file, targets=["node"], times=1, seed=7)
 
 
-def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(ring: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(
+    ring: Path, monkeypatch: pytest.MonkeyPatch
+):
     class Started(Exception):  # noqa: N818
         """The first run would start."""
 
