@@ -56,3 +56,11 @@ def test_a_trial_that_never_says_how_it_went_is_tried_again():
     assert breaker.allow_request(1.1)
     assert not breaker.allow_request(1.5)
     assert breaker.allow_request(2.2)
+
+
+def test_limits_forget_the_callers_that_asked_longest_ago(monkeypatch):
+    monkeypatch.setattr("nonet.deploy.serving.access.limits._MAX_CALLERS", 2)
+    limits = RateLimiter(rate=0.001, burst=1)
+    assert [limits.take_token(name, now=0.0) for name in "abcd"] == [0.0] * 4
+    assert all(limits.take_token(name, now=0.0) for name in "cd")
+    assert not limits.take_token("a", now=0.0)
