@@ -12,9 +12,11 @@ from pathlib import Path
 from nonet.controller.record import CATALOGUES, RunFolder, fetch_artifacts
 from nonet.models.generation import Corpus
 
+_MAX_KEPT = 2  # versions that stay in memory besides the first, the newest and the one that is asked for
+
 
 class CatalogueVersions:
-    """The versions of a run's catalogue; each is loaded when it is first used.
+    """The versions of a run's catalogue; each is loaded when it is used, and few stay in memory.
 
     Args:
         folder: The run's folder.
@@ -25,18 +27,23 @@ class CatalogueVersions:
     def __init__(self, folder: RunFolder, folders: Mapping[str, str], first: Corpus):
         self._folder, self._first = folder, first
         self._corpus_by_version = {first.trie.version: first}
-        # (version, artifact folders by kind), oldest first, as read from the file with the modification time below
+        # (version, artifact folders by kind), oldest first, as read from the file in the state below
         self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
-        self._listed_mtime_ns: int | None = None
+        self._listed_state: tuple[int, ...] = ()
 
     def get_corpus(self, version: str) -> Corpus | None:
         """Return the corpus of a version of the catalogue; None if the run has no such version."""
-        if version not in self._corpus_by_version:
-            folders = dict(self._list_versions()).get(version)
+        corpus = self._corpus_by_version.get(version)
+        if corpus is None:
+            listed = self._list_versions()
+            folders = dict(listed).get(version)
             if folders is None:
                 return None
-            self._corpus_by_version[version] = Corpus.load(folders)
-        return self._corpus_by_version[version]
+            corpus = self._corpus_by_version[version] = Corpus.load(folders)
+            needed = (self._first.trie.version, version, listed[-1][0])
+            for other in [name for name in self._corpus_by_version if name not in needed][:-_MAX_KEPT]:
+                self._corpus_by_version.pop(other, None)
+        return corpus
 
     def get_newest(self) -> Corpus:
         """Return the corpus of the newest catalogue."""
@@ -48,14 +55,15 @@ class CatalogueVersions:
         """Return (version, artifact folders) of all catalogues, oldest first, from the run's `CATALOGUES` file."""
         path = Path(self._folder.path) / CATALOGUES
         try:
-            mtime_ns = path.stat().st_mtime_ns
+            stat = path.stat()
         except OSError:  # no version was added
             return self._listed[:1]
-        if mtime_ns != self._listed_mtime_ns:
+        state = stat.st_mtime_ns, stat.st_ino, stat.st_size
+        if state != self._listed_state:
             later = [
                 (catalogue["version"], fetch_artifacts(catalogue["artifacts"]))
                 for catalogue in self._folder.read_catalogues()
             ]
             self._listed = [*self._listed[:1], *later]
-            self._listed_mtime_ns = mtime_ns
+            self._listed_state = state
         return self._listed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +12,12 @@ import pyarrow.parquet as pq
 from served_run import ask, items
 from starlette.testclient import TestClient
 
+from nonet.controller.record import CATALOGUES, RunFolder
 from nonet.deploy.after import add_items
+from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
+from nonet.models.generation import Corpus
 
 
 def new_catalogue(served, folder, title, withdrawn):
@@ -77,3 +82,32 @@ def test_a_server_that_starts_later_serves_the_newest_catalogue(served):
     with TestClient(app, base_url="http://localhost") as client:
         assert ask(client, "/score", user=110, items=[5000])["unknown"] == []
     app.state.service.engines.close()
+
+
+def test_few_versions_of_the_catalogue_stay_in_memory(served, monkeypatch):
+    first = served.ring.corpus()
+    names = [f"version {number}" for number in range(6)]
+    monkeypatch.setattr(Corpus, "load", lambda folders: SimpleNamespace(folders=folders))
+    versions = CatalogueVersions(served.folder, {}, first)
+    monkeypatch.setattr(
+        versions,
+        "_list_versions",
+        lambda: [(first.trie.version, {}), *((name, {"name": name}) for name in names)],
+    )
+    newest = versions.get_newest()
+    for name in names:
+        assert versions.get_corpus(name).folders == {"name": name}
+    assert versions.get_newest() is newest
+    assert versions.get_corpus(first.trie.version) is first
+    assert len(versions._corpus_by_version) <= 5
+
+
+def test_a_catalogue_that_is_written_within_one_tick_of_the_clock_is_seen(served, tmp_path):
+    folder, first = RunFolder(tmp_path), served.ring.corpus()
+    versions = CatalogueVersions(folder, {}, first)
+    for count in (1, 2):
+        folder.write_catalogues([{"version": f"v{number}", "artifacts": {}} for number in range(count)])
+        os.utime(tmp_path / CATALOGUES, ns=(10**18, 10**18))
+        assert [name for name, _ in versions._list_versions()[1:]] == [
+            f"v{number}" for number in range(count)
+        ]
