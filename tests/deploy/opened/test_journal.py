@@ -189,6 +189,20 @@ def test_memory_keeps_the_newest_events_and_the_items_of_all(served, tmp_path):
                 assert asked[0].question.hidden.tolist() == asked[1].question.hidden.tolist()
 
 
+@pytest.mark.parametrize(("block", "starts"), [(1, [0, 1, 2, 3, 4, 5]), (4, [0, 4, 4, 4, 4, 8])])
+def test_the_window_of_a_user_moves_by_blocks_of_events(served, tmp_path, block, starts):
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
+    features = RequestFeatures(served.ring.corpus(), histories, 8, 20, block)
+    histories.post("7777", [event(number % 30, number) for number in range(8)])
+    found = []
+    for number in range(8, 14):
+        read = features.make_list_question("7777", None, 3).question.events
+        assert read.time.tolist() == list(range(read.start, number))
+        found.append(read.start)
+        histories.post("7777", [event(number % 30, number)])
+    assert found == starts
+
+
 UNREADABLE = [
     json.dumps({"user": "103", "id": None, "events": [event(1, 5, rating=10**400)]}),
     json.dumps({"user": "103", "id": None, "events": [event(1, 5, rating="five"), event(2, 6, rating=4.0)]}),

@@ -155,7 +155,11 @@ def test_the_stored_scenario_of_a_run_is_no_way_around_the_approval(command, evi
         file = tmp_path / "own.yaml"
         file.write_text(f"extends: {evil / 'scenario.yaml'}\n")
     (tmp_path / "space.yaml").write_text("stages.pretrain.lr: [1e-3, 1e-2]\n")
-    options = {"manifest": ["out"], "tune": ["--space", "space.yaml"], "submit": ["--address", "http://127.0.0.1:9"]}
+    options = {
+        "manifest": ["out"],
+        "tune": ["--space", "space.yaml"],
+        "submit": ["--address", "http://127.0.0.1:9"],
+    }
     code, out, err = command(verb, file, *options.get(verb, []))
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
     assert "read it, then add --trust" in err or (extends and "is the stored scenario of a run" in err)

@@ -234,7 +234,9 @@ ACCEPTED = {
     "a frozen layer": "model.get_layer('hidden').trainable = False",
     "a loss in training": end_with("layers.Dense(1)(Own('penalty')(hidden))"),
     "layer normalization": end_with("layers.Dense(1)(layers.LayerNormalization()(hidden))"),
-    "settings of compile that change no weight": "model.compile('adam', run_eagerly=True, jit_compile=False, steps_per_execution=3)",
+    "settings of compile that change no weight": (
+        "model.compile('adam', run_eagerly=True, jit_compile=False, steps_per_execution=3)"
+    ),
     "dropout and noise": end_with("layers.Dense(1)(layers.GaussianNoise(0.1)(layers.Dropout(0.5)(hidden)))"),
 }
 

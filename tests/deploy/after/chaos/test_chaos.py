@@ -78,8 +78,10 @@ def test_what_a_run_does_not_have_is_refused_before_anything_runs(
         run_chaos(scenario_file, targets=["node"], times=1, seed=7)
 
 
-def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(ring: Path, monkeypatch: pytest.MonkeyPatch):
-    class Started(Exception):  # noqa: N818
+def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(
+    ring: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Started(Exception):
         """The first run would start."""
 
     def start(*_: object) -> None:
@@ -90,7 +92,7 @@ def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(ring: Path
     monkeypatch.setattr("nonet.controller.groups.list_controlled_runs", lambda: {"feed-1"})
     monkeypatch.setattr("nonet.deploy.after.chaos.chaos._start", start)
     options = {"targets": ["trainer"], "times": 1, "seed": 7, "run_dir": ring / "chaos"}
-    with pytest.raises(ConfigError, match="the cluster is used by feed-1; .* with --shared"):
+    with pytest.raises(ConfigError, match=r"the cluster is used by feed-1; .* with --shared"):
         run_chaos(api.scenario(ring / "ring.yaml"), **options)
     assert not (ring / "chaos").exists()
     with pytest.raises(Started):

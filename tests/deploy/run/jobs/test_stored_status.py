@@ -123,7 +123,9 @@ def test_a_start_under_the_name_of_a_run_in_progress_is_refused_after_a_look_of_
 ):
     address, looks = commit_status(state="running"), []
     monkeypatch.setattr(mounts, "_sleep", lambda _: commit_status(state="running", step=4))
-    with pytest.raises(ConfigError, match=r"mine is in progress: process .* works on it; choose another name"):
+    with pytest.raises(
+        ConfigError, match=r"mine is in progress: process .* works on it; choose another name"
+    ):
         driver._check_storage(address, resume=False, single_writer=False)
     monkeypatch.setattr(mounts, "_sleep", looks.append)  # the process that worked on it was killed
     monkeypatch.setattr(mounts, "read_clock", lambda storage: read_clock(storage) + sum(looks))
