@@ -335,6 +335,29 @@ def test_posts_older_than_the_retention_are_deleted_while_nothing_is_posted(serv
     histories.close()
 
 
+def test_quarantined_posts_are_deleted_with_the_others_while_a_server_runs_and_when_it_starts(
+    served, tmp_path, monkeypatch
+):
+    journal, options = tmp_path / "events.jsonl", JournalOptions(retention_days=30)
+    quarantine = tmp_path / "events.quarantined.jsonl"
+    for is_running in (True, False):
+        journal.write_text('{"user": "secret"}\n')
+        monkeypatch.setattr(module, "_EXPIRE_S", 0.01 if is_running else 3600.0)
+        histories = UserHistories(served.ring.corpus(), journal, options=options)
+        assert "secret" in quarantine.read_text()
+        old = time.time() - 31 * 86_400
+        for path in [journal, *(tmp_path / "events").glob("*")]:
+            os.utime(path, (old, old))
+        if not is_running:
+            histories.close()
+            histories = UserHistories(served.ring.corpus(), journal, options=options)
+        deadline = time.monotonic() + 30
+        while quarantine.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        histories.close()
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and "secret" in path.read_text()]
+
+
 def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(served, monkeypatch):
     monkeypatch.setattr(line_journal, "_LOCK_WAIT_S", 0.02)
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
