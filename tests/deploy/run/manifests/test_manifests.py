@@ -68,6 +68,7 @@ def test_a_ray_job_has_only_fields_that_kuberay_has(tmp_path, scenario):
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
         assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert container["envFrom"] == [{"secretRef": {"name": "nonet", "optional": True}}]
     assert config_map["metadata"]["name"] == f"{job['metadata']['name']}-package"
 
 
