@@ -25,7 +25,7 @@ test-all: setup $(VENV)-tensorflow
 $(VENV)-tensorflow: $(STAMP)
 	rm -rf $@ $@.part
 	$(BIN)/python -m venv $@.part
-	$@.part/bin/python -m pip install --quiet 'keras>=3.10,<4' 'tensorflow-cpu>=2.20'
+	$@.part/bin/python -m pip install --quiet 'keras>=3.13.2,<4' 'tensorflow-cpu>=2.20'
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($@.part/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_nonet.pth
 	mv $@.part $@
 

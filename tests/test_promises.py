@@ -30,6 +30,7 @@ NUMBERS = [
     (EXACTLY_ONCE, "two million rows per thread", "samples.preparation.preparing:_PARTITION_ROWS", 1 << 21),
     (EXACTLY_ONCE, "two million rows per thread", "samples.preparation.log:_SLICE_ROWS", 1 << 21),
     (CLUSTERS, "92 % of it is planned", "controller.plan.memory_ledger:_USABLE_SHARE", 0.92),
+    (CLUSTERS, "with 1, 2, 4 or 8 trainers", "controller.search.placements:_WORKER_COUNTS", (1, 2, 4, 8)),
     (CLUSTERS, "at most 10 MiB, packed", "deploy.run.jobs.package:MAX_PACKAGE_BYTES", 10 << 20),
     (CLUSTERS, "after 5 minutes without the cluster", "deploy.run.jobs.logs:_GIVE_UP_S", 300),
     (CLUSTERS, "`NONET_ORPHAN_TIMEOUT_S` (60 s)", "controller.groups.lifetimes:ORPHAN_TIMEOUT_S", 60),
@@ -46,7 +47,12 @@ NUMBERS = [
     (CLUSTERS, "0.3 s per 64 KiB", "deploy.after.chaos.connections:_SLOW_S", 0.3),
     (CLUSTERS, "0.3 s per 64 KiB", "deploy.after.chaos.connections:_CHUNK_BYTES", 64 << 10),
     (CLUSTERS, "new ones for 2 to 6 seconds", "deploy.after.chaos.faults:_CUT_STORAGE_S", (2, 6)),
-    (CLUSTERS, "Half of the faults", "deploy.after.chaos.faults:_MOMENT_SHARES", {"step": 0.5, "save": 0.3, "publish": 0.2}),
+    (
+        CLUSTERS,
+        "Half of the faults",
+        "deploy.after.chaos.faults:_MOMENT_SHARES",
+        {"step": 0.5, "save": 0.3, "publish": 0.2},
+    ),
     (SERVE, "for at most 20 seconds", "deploy.serving.draining:_DRAIN_S", 20),
     (SERVE, "in half of the deadline", "deploy.serving.service.service:JOIN_SHARE", 0.5),
     (HTTP, "at most 2 MB", "deploy.serving.service.app:MAX_BODY_BYTES", 2 << 20),
@@ -84,12 +90,17 @@ def list_items(page: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_promise_stands_on_its_page_once_and_its_tests_exist(page):
-    text, excerpts = join_lines(read_page(page)), [join_lines(promise["says"]) for promise in PAGES[page]["promises"]]
+    text, excerpts = (
+        join_lines(read_page(page)),
+        [join_lines(promise["says"]) for promise in PAGES[page]["promises"]],
+    )
     assert [excerpt for excerpt in excerpts if text.count(excerpt) != 1] == []
     assert len(set(excerpts)) == len(excerpts)
     named = [test for promise in PAGES[page]["promises"] for test in promise["tests"]]
     assert all(promise["tests"] for promise in PAGES[page]["promises"])
-    assert [test for test in named if test.partition("::")[2] not in list_tests(test.partition("::")[0])] == []
+    assert [
+        test for test in named if test.partition("::")[2] not in list_tests(test.partition("::")[0])
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -97,10 +108,33 @@ def test_every_bullet_and_row_promises_something_or_is_said_to_promise_nothing(p
     excerpts = [join_lines(promise["says"]) for promise in PAGES[page]["promises"]]
     silent = [item for item in list_items(page) if not any(excerpt in item for excerpt in excerpts)]
     assert [item for item in silent if not item.startswith(tuple(PAGES[page]["nothing"]))] == []
-    assert [start for start in PAGES[page]["nothing"] if not any(item.startswith(start) for item in silent)] == []
+    assert [
+        start for start in PAGES[page]["nothing"] if not any(item.startswith(start) for item in silent)
+    ] == []
 
 
-@pytest.mark.parametrize(("page", "says", "name", "value"), NUMBERS, ids=[f"{row[1]}: {row[2]}" for row in NUMBERS])
+def test_each_number_belongs_to_a_promise_and_each_promise_of_a_number_has_one():
+    numbers = {(f"docs/{page}.md", says) for page, says, *_ in NUMBERS}
+    this = f"tests/{Path(__file__).name}::{test_a_number_of_a_page_is_that_of_the_code.__name__}"
+    of_numbers = {
+        (page, promise["says"])
+        for page in PAGES
+        for promise in PAGES[page]["promises"]
+        if this in promise["tests"]
+    }
+    assert [
+        number
+        for number in numbers
+        if not any(number[0] == page and number[1] in says for page, says in of_numbers)
+    ] == []
+    assert [
+        each for each in of_numbers if not any(each[0] == page and says in each[1] for page, says in numbers)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "says", "name", "value"), NUMBERS, ids=[f"{row[1]}: {row[2]}" for row in NUMBERS]
+)
 def test_a_number_of_a_page_is_that_of_the_code(page, says, name, value):
     assert says in join_lines(read_page(f"docs/{page}.md"))
     module, _, attributes = name.partition(":")

@@ -244,14 +244,25 @@ def _list_unpickling(file):
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-            yield from {name.partition(".")[0] for name in names} & {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
+            yield from {name.partition(".")[0] for name in names} & {
+                "pickle",
+                "cloudpickle",
+                "dill",
+                "joblib",
+                "shelve",
+            }
         elif isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node.value) == "torch":
             yield "torch.load"
-        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ):
             yield "allow_pickle"
-        elif isinstance(node, ast.Attribute) and node.attr.endswith(("_object", "_object_list")):
-            if node.attr.split("_")[0] in ("all", "gather", "broadcast", "scatter", "send", "recv"):
-                yield node.attr
+        elif isinstance(node, ast.Attribute) and re.fullmatch(
+            r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?", node.attr
+        ):
+            yield node.attr
 
 
 def test_nothing_is_unpickled_but_what_comes_through_ray():

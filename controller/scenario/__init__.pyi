@@ -6,6 +6,7 @@ from .document import LIBRARY as LIBRARY
 from .document import find_scenario as find_scenario
 from .document import hide as hide
 from .document import hide_in_command as hide_in_command
+from .document import is_of_run as is_of_run
 from .document import list_shipped_scenarios as list_shipped_scenarios
 from .document import put_value as put_value
 from .document import restore_values as restore_values

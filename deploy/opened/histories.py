@@ -76,7 +76,8 @@ class UserHistories:
         self.quarantined = 0
         if journal is not None:
             self._journal = LineJournal(journal, options or JournalOptions(), read_only=read_only)
-            self._replay(self._journal, len(corpus.item_id) if n_items is None else n_items, read_only)
+            self._n_items = len(corpus.item_id) if n_items is None else n_items
+            self._replay(self._journal, read_only)
             if options is not None and options.retention_days is not None and not read_only:
                 threading.Thread(target=self._expire_segments, name="retention", daemon=True).start()
 
@@ -224,6 +225,8 @@ class UserHistories:
         while not self._closed.wait(_EXPIRE_S):
             try:
                 self._journal.delete_old_segments()
+                if self.quarantined:
+                    self._renew_quarantined()
             except (NonetError, OSError) as error:  # it is tried again
                 _log.warning("%s: old posts were not deleted: %s", self._journal.path, error)
 
@@ -239,48 +242,76 @@ class UserHistories:
             while len(self._post_ids) > _MAX_POST_IDS:
                 self._post_ids.pop(next(iter(self._post_ids)))
 
-    def _replay(self, journal: LineJournal, n_items: int, read_only: bool) -> None:
+    def _replay(self, journal: LineJournal, read_only: bool) -> None:
         """Read the journal into memory, and quarantine lines and events that do not fit this run.
 
         Quarantined entries are written to a file beside the journal, unless `read_only` is set.
         """
         quarantined: list[dict[str, Any]] = []
         for place, line in journal.iterate_lines():
-            try:
-                post = json.loads(line)
-                user, events, id = post["user"], list(post["events"]), post["id"]
-                if not isinstance(user, str) or not isinstance(id, str | None):
-                    raise TypeError("user and id are text")
-                user.encode()  # raises for text that UTF-8 cannot hold
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                text = line.decode(errors="replace")
-                quarantined.append({"place": place, "reason": f"not a post: {error}", "line": text})
+            post = self._read_post(place, line, quarantined)
+            # A post with a known id was sent to two servers, each of which has stored it.
+            if post is None or post[2] in self._post_ids:
                 continue
-            if id in self._post_ids:  # sent to two servers, each of which has stored it
-                continue
-            readable = []
-            for event in events:
-                problem = _explain_unreadable(event, self.defaults, self.kinds, n_items)
-                if problem is None:
-                    readable.append(event)
-                else:
-                    quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
+            user, readable, id, digest = post
             if readable or id is not None:
-                whole = [event for event in events if isinstance(event, dict)]
-                self._add_to_memory(user, readable, id, _hash_post(user, whole))
-        self.quarantined = len(quarantined)
+                self._add_to_memory(user, readable, id, digest)
         if quarantined:
-            quarantine_path = journal.path.with_suffix(".quarantined.jsonl")
-            _log.warning(
-                "%s: %d posted lines or events cannot be read; see %s",
-                journal.path,
-                len(quarantined),
-                quarantine_path.name,
+            text = "%s: %d posted lines or events cannot be read; see %s"
+            _log.warning(text, journal.path, len(quarantined), self._quarantine_path.name)
+        self.quarantined = len(quarantined)
+        if not read_only:
+            self._write_quarantined(quarantined)
+
+    def _read_post(
+        self, place: str, line: bytes, quarantined: list[dict[str, Any]]
+    ) -> tuple[str, list[dict[str, Any]], str | None, bytes] | None:
+        """Return the user, the readable events, the id and the hash of a line of the journal; None if it is no post.
+
+        What cannot be read is added to `quarantined`.
+        """
+        try:
+            post = json.loads(line)
+            user, events, id = post["user"], list(post["events"]), post["id"]
+            if not isinstance(user, str) or not isinstance(id, str | None):
+                raise TypeError("user and id are text")
+            user.encode()  # raises for text that UTF-8 cannot hold
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            text = line.decode(errors="replace")
+            quarantined.append({"place": place, "reason": f"not a post: {error}", "line": text})
+            return None
+        readable = []
+        for event in events:
+            problem = _explain_unreadable(event, self.defaults, self.kinds, self._n_items)
+            if problem is None:
+                readable.append(event)
+            else:
+                quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
+        return user, readable, id, _hash_post(user, [event for event in events if isinstance(event, dict)])
+
+    def _renew_quarantined(self) -> None:
+        """Write the file of quarantined entries anew, after some of them may have been deleted from the journal."""
+        assert self._journal is not None
+        quarantined: list[dict[str, Any]] = []
+        for place, line in self._journal.iterate_lines():
+            self._read_post(place, line, quarantined)
+        self.quarantined = len(quarantined)
+        self._write_quarantined(quarantined)
+
+    @property
+    def _quarantine_path(self) -> Path:
+        """The file of quarantined entries."""
+        assert self._journal is not None
+        return self._journal.path.with_suffix(".quarantined.jsonl")
+
+    def _write_quarantined(self, quarantined: Sequence[Mapping[str, Any]]) -> None:
+        """Write the file of quarantined entries; without any, there is none."""
+        if quarantined:
+            write_whole(
+                self._quarantine_path, "".join(f"{json.dumps(entry)}\n" for entry in quarantined).encode()
             )
-            if not read_only:
-                write_whole(
-                    quarantine_path, "".join(f"{json.dumps(entry)}\n" for entry in quarantined).encode()
-                )
+        else:
+            self._quarantine_path.unlink(missing_ok=True)
 
 
 def _hash_post(user: str, events: Sequence[Mapping[str, Any]]) -> bytes:

@@ -156,6 +156,17 @@ def test_the_end_of_a_stored_run_is_committed_unless_it_failed_before_its_first_
     assert set(storage.list_objects("objects")) == copy.get_tree().list_keys()
 
 
+def test_a_stored_run_bears_outages_for_as_long_as_its_scenario_says(tmp_path, monkeypatch):
+    given = []
+    open_writer = lambda path, **options: given.append(options["timeout_s"])  # noqa: E731
+    replace_globals(monkeypatch, Conductor._open_writer, open_writer=open_writer)
+    world = World(tmp_path, [])
+    deadlines: Any = SimpleNamespace(deadlines=SimpleNamespace(storage=7.0))
+    world.controller._task = ControllerTask(deadlines, str(tmp_path), str(tmp_path), resume=False)
+    assert world.controller._open_writer() == (None, None)
+    assert given == [7.0]
+
+
 def test_a_run_with_a_checkpoint_is_not_discarded_because_of_wrong_input(tmp_path):
     copy = RunCopy(MountedRun("s3://feed/run-1", str(tmp_path / "work/run-1")), MemoryStorage())
     world = World(tmp_path, [])

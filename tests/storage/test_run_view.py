@@ -92,7 +92,11 @@ def test_two_readers_of_a_node_each_have_one_state(make_copy: CopyMaker, make_vi
 
 
 def test_what_one_process_of_a_node_downloaded_another_one_does_not_until_it_made_room(
-    make_copy: CopyMaker, make_view: ViewMaker, memory: MemoryStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_copy: CopyMaker,
+    make_view: ViewMaker,
+    memory: MemoryStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ):
     copy = make_copy("a")
     writer = RunWriter(copy)
@@ -109,7 +113,8 @@ def test_what_one_process_of_a_node_downloaded_another_one_does_not_until_it_mad
         make_view("b", "p2")
     cache = tmp_path / "b/objects"
     old, new = (
-        next(file for file in cache.glob("*/*") if file.read_text() == f"{number}" * 1000) for number in range(2)
+        next(file for file in cache.glob("*/*") if file.read_text() == f"{number}" * 1000)
+        for number in range(2)
     )
     os.utime(old, (1, 1))
     monkeypatch.setenv("NONET_CACHE_BYTES", "1500B")

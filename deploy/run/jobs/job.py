@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import nonet
 from nonet.controller.record import RunFolder, create_run, describe_place, find_runs_root, find_stored_run
-from nonet.controller.scenario import hide_in_command
+from nonet.controller.scenario import hide_in_command, is_of_run
 from nonet.controller.setup import describe_code
 from nonet.deploy.run import api
 from nonet.deploy.run.jobs.package import PackageListing, read_listing
 from nonet.errors import ConfigError
-from nonet.trust import approve_parts
+from nonet.trust import approve_code, approve_parts
 
 
 def run_submitted(run: str, folder: Path) -> Any:
@@ -43,6 +44,9 @@ def run_submitted(run: str, folder: Path) -> Any:
             "the cluster's nodes are started, since Ray shows the values that a job sends to everybody"
         )
     scenario_path = folder / listing.scenario
+    if is_of_run(scenario_path):  # the package is a folder of a run, whose code the user has submitted
+        with suppress(OSError):  # a home that cannot be written: this process has approved it
+            approve_code(scenario_path.parent)
     scenario_file = api.scenario(scenario_path, listing.changes)
     storage = scenario_file.scenario.storage
     run_folder = find_stored_run(storage.url, run) if storage else RunFolder(find_runs_root() / run)

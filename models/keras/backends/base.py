@@ -9,6 +9,7 @@ runs, and it has returned when its results are read.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,6 +20,11 @@ from nonet.errors import ConfigError
 from nonet.plugins import PluginRegistry
 
 Function = Callable[..., Any]
+_OLDEST = (
+    3,
+    13,
+    2,
+)  # earlier versions load code of a configuration in safe mode (CVE-2025-9906, CVE-2025-8747, CVE-2026-1462)
 
 
 class KerasBackend:
@@ -87,7 +93,7 @@ def load_keras(name: str, threads: int) -> tuple[Any, KerasBackend]:
         threads: The number of threads for its computations.
 
     Raises:
-        ConfigError: A package is not installed, or this process uses Keras with another backend already.
+        ConfigError: A package is not installed or too old, or this process uses Keras with another backend already.
     """
     backend: KerasBackend = BACKENDS.get(name)
     if (package := backend.find_missing_package()) is not None:
@@ -102,6 +108,12 @@ def load_keras(name: str, threads: int) -> tuple[Any, KerasBackend]:
         backend.configure(threads)
     import keras
 
+    if tuple(map(int, re.findall(r"\d+", keras.__version__)[:3])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise ConfigError(
+            f"model.backend: Keras {keras.__version__} is installed, which may run code in the configuration of a model; install "
+            f"{oldest} or later: pip install 'nonet[{backend.extra}]'"
+        )
     if keras.backend.backend() != name:
         raise ConfigError(
             f"model.backend: this process has imported Keras with {keras.backend.backend()}, so it cannot use {name}; a process "

@@ -66,7 +66,10 @@ def test_a_run_without_failures_writes_no_file(record, tmp_path):
 
 
 def test_a_node_that_passes_the_second_of_two_probes_is_used(tmp_path, monkeypatch):
-    notes, results = [], [{"a": "the disk is full", "b": "the disk is full"}, {"a": "", "b": "the disk is full"}]
+    notes, results = (
+        [],
+        [{"a": "the disk is full", "b": "the disk is full"}, {"a": "", "b": "the disk is full"}],
+    )
     probes = ClusterProbes(tmp_path, {}, 1.0, notes.append)
     monkeypatch.setattr(probes, "_probe_nodes", lambda nodes: results.pop(0) if nodes else {})
     probes._check_nodes(["a", "b"])

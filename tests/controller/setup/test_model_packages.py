@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from likes_world import make_likes
 
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import check_scenario, load_scenario
 from nonet.controller.setup import preflight
 from nonet.errors import ConfigError
 
@@ -48,3 +48,30 @@ def test_the_extra_is_that_of_the_backend_and_a_pool_of_its_own_needs_no_package
         folder / "likes.yaml", [model, pool, "roles={trainer: {pool: k}, evaluator: {pool: k}}"]
     )
     preflight.check_files(apart, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ["pools={g: {device: cuda}}", "roles={trainer: {pool: g}}"],
+            "roles.trainer.pool: .* computed on cpu",
+        ),
+        (
+            ["pools={g: {device: npu}}", "roles={evaluator: {pool: g}}"],
+            "roles.evaluator.pool: .* computed on cpu",
+        ),
+        (
+            ["roles={trainer: {engine: {use: fsdp2}}}"],
+            "roles.trainer.engine: a Keras model is trained by ddp",
+        ),
+        (["stages.train.precision={use: bf16}"], "stages.train.precision: a Keras model is trained in fp32"),
+    ],
+)
+def test_a_keras_model_is_trained_on_cpus_in_fp32_by_ddp_alone(tmp_path, changes, said):
+    folder = make_likes(tmp_path, users=20, events=10)
+    shutil.copy(RANKERS, folder)
+    model = "model={use: keras, path: 'rankers.py:build_deepfm', backend: jax}"
+    with pytest.raises(ConfigError, match=said):
+        check_scenario(load_scenario(folder / "likes.yaml", [model, *changes])[0])
+    check_scenario(load_scenario(folder / "likes.yaml", [model])[0])

@@ -79,6 +79,15 @@ def test_what_cannot_be_swept_is_told_before_anything_runs(tmp_path, sweep, told
         run_tradeoff(str(run.path), sweep)
 
 
+def test_points_are_not_kept_in_a_storage(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = folder_of(Ring(tmp_path), tmp_path / "run")
+    sweep, changes = "stages.rl.rewards.own.weight=0,1", ["storage=s3://feed-runs/x"]
+    with pytest.raises(ConfigError, match="tradeoff keeps its runs in a folder; add --set storage=null"):
+        run_tradeoff(str(run.path), sweep, changes=changes)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_tables_beside_the_scenario_are_found_from_any_folder(tmp_path):
     run = folder_of(Ring(tmp_path), tmp_path / "run")
     write_start(run, tmp_path / "shop", "")

@@ -189,6 +189,20 @@ def test_memory_keeps_the_newest_events_and_the_items_of_all(served, tmp_path):
                 assert asked[0].question.hidden.tolist() == asked[1].question.hidden.tolist()
 
 
+@pytest.mark.parametrize(("block", "starts"), [(1, [0, 1, 2, 3, 4, 5]), (4, [0, 4, 4, 4, 4, 8])])
+def test_the_window_of_a_user_moves_by_blocks_of_events(served, tmp_path, block, starts):
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
+    features = RequestFeatures(served.ring.corpus(), histories, 8, 20, block)
+    histories.post("7777", [event(number % 30, number) for number in range(8)])
+    found = []
+    for number in range(8, 14):
+        read = features.make_list_question("7777", None, 3).question.events
+        assert read.time.tolist() == list(range(read.start, number))
+        found.append(read.start)
+        histories.post("7777", [event(number % 30, number)])
+    assert found == starts
+
+
 UNREADABLE = [
     json.dumps({"user": "103", "id": None, "events": [event(1, 5, rating=10**400)]}),
     json.dumps({"user": "103", "id": None, "events": [event(1, 5, rating="five"), event(2, 6, rating=4.0)]}),
@@ -319,6 +333,29 @@ def test_posts_older_than_the_retention_are_deleted_while_nothing_is_posted(serv
         time.sleep(0.01)
     assert not list(reader.iterate_lines())
     histories.close()
+
+
+def test_quarantined_posts_are_deleted_with_the_others_while_a_server_runs_and_when_it_starts(
+    served, tmp_path, monkeypatch
+):
+    journal, options = tmp_path / "events.jsonl", JournalOptions(retention_days=30)
+    quarantine = tmp_path / "events.quarantined.jsonl"
+    for is_running in (True, False):
+        journal.write_text('{"user": "secret"}\n')
+        monkeypatch.setattr(module, "_EXPIRE_S", 0.01 if is_running else 3600.0)
+        histories = UserHistories(served.ring.corpus(), journal, options=options)
+        assert "secret" in quarantine.read_text()
+        old = time.time() - 31 * 86_400
+        for path in [journal, *(tmp_path / "events").glob("*")]:
+            os.utime(path, (old, old))
+        if not is_running:
+            histories.close()
+            histories = UserHistories(served.ring.corpus(), journal, options=options)
+        deadline = time.monotonic() + 30
+        while quarantine.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        histories.close()
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and "secret" in path.read_text()]
 
 
 def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(served, monkeypatch):

@@ -116,6 +116,7 @@ def test_a_run_in_the_middle_of_its_first_stage_says_how_to_serve_it(served):
     ):
         EnginePool(served.open())
     version = served.open().publish_checkpoint(step).number
+    assert served.open().registry.serving.versions == [], "it gets no traffic yet"
     served.open().registry.promote(version)
     engines = EnginePool(served.open())
     assert engines.serving.default == version

@@ -167,6 +167,12 @@ def test_the_stored_scenario_of_a_run_is_no_way_around_the_approval(command, evi
     assert not (tmp_path / "out").exists()
 
 
+def test_the_stored_scenario_of_an_approved_run_runs_its_code(command, evil, tmp_path):
+    _, _, err = command("plan", evil / "scenario.yaml", "--trust")
+    assert (tmp_path / "mark").exists()
+    assert "--trust" not in err
+
+
 def test_items_are_not_added_to_a_run_whose_code_is_not_approved(command, evil, tmp_path):
     code, out, err = command("items", "add", evil, "items.parquet")
     assert (code, out, len(err.splitlines())) == (2, "", 1), err

@@ -272,6 +272,17 @@ def test_a_schedule_of_learning_rates_is_refused(tmp_path):
         make(f"{path}:build_deepfm").make_optimizer(0.1)
 
 
+@pytest.mark.parametrize("version", ["3.13.1", "3.9.0", "3.13.2", "4.0.0rc1"])
+def test_a_keras_that_runs_code_in_configurations_is_refused(monkeypatch, version):
+    keras, _ = load_keras(BACKEND, 1)
+    monkeypatch.setattr(keras, "__version__", version)
+    if version in ("3.13.2", "4.0.0rc1"):
+        load_keras(BACKEND, 1)
+        return
+    with pytest.raises(ConfigError, match=rf"Keras {version} is installed, .*; install 3\.13\.2 or later"):
+        load_keras(BACKEND, 1)
+
+
 def test_a_process_has_one_backend():
     make_example("build_deepfm")
     other = {"jax": "tensorflow", "tensorflow": "jax"}[BACKEND]

@@ -62,6 +62,16 @@ class Stepped(keras.Model):
         return super().train_step(*arguments)
 
 
+class Lossy(keras.Model):
+    def compute_loss(self, *arguments, **options):
+        return super().compute_loss(*arguments, **options)
+
+
+class Fitted(keras.Model):
+    def fit(self, *arguments, **options):
+        return super().fit(*arguments, **options)
+
+
 def build(features):
     inputs = {name: keras.Input(shape, name=name) for name, shape in features.items()}
     rows = layers.Concatenate()(list(inputs.values()))
@@ -189,6 +199,8 @@ REFUSED = {
         "stages have a schedule",
     ),
     "a train_step": ("model = Stepped(inputs, logit)", "Stepped.train_step is not called"),
+    "a compute_loss": ("model = Lossy(inputs, logit)", "Lossy.compute_loss is not called"),
+    "a fit": ("model = Fitted(inputs, logit)", "Fitted.fit is not called"),
     "another loss": (
         "model.compile('adam', 'mse')",
         "compiled with the loss mse, and Nonet computes the log loss",
@@ -234,7 +246,9 @@ ACCEPTED = {
     "a frozen layer": "model.get_layer('hidden').trainable = False",
     "a loss in training": end_with("layers.Dense(1)(Own('penalty')(hidden))"),
     "layer normalization": end_with("layers.Dense(1)(layers.LayerNormalization()(hidden))"),
-    "settings of compile that change no weight": "model.compile('adam', run_eagerly=True, jit_compile=False, steps_per_execution=3)",
+    "settings of compile that change no weight": (
+        "model.compile('adam', run_eagerly=True, jit_compile=False, steps_per_execution=3)"
+    ),
     "dropout and noise": end_with("layers.Dense(1)(layers.GaussianNoise(0.1)(layers.Dropout(0.5)(hidden)))"),
 }
 

@@ -92,7 +92,7 @@ def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(
     monkeypatch.setattr("nonet.controller.groups.list_controlled_runs", lambda: {"feed-1"})
     monkeypatch.setattr("nonet.deploy.after.chaos.chaos._start", start)
     options = {"targets": ["trainer"], "times": 1, "seed": 7, "run_dir": ring / "chaos"}
-    with pytest.raises(ConfigError, match="the cluster is used by feed-1; .* with --shared"):
+    with pytest.raises(ConfigError, match=r"the cluster is used by feed-1; .* with --shared"):
         run_chaos(api.scenario(ring / "ring.yaml"), **options)
     assert not (ring / "chaos").exists()
     with pytest.raises(Started):

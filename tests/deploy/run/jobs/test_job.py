@@ -177,6 +177,28 @@ def test_a_folder_that_is_no_package_is_refused(tmp_path):
         run_submitted("mine", tmp_path)
 
 
+def test_a_job_of_the_stored_scenario_of_a_run_approves_the_code_that_was_submitted(
+    unpacked, ring, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(trust, "_approved", set())
+    monkeypatch.setattr(trust, "_guarded", {})
+    _, started = unpacked()
+    run = RunFolder(tmp_path / "old")
+    write_run(load_scenario(ring / "ring.yaml")[0], ring, run)
+    scenario, _ = load_scenario(run.scenario)
+    write_package(tmp_path / "q.zip", scenario, run.scenario, changes=[], env=[], version=nonet.__version__)
+    with zipfile.ZipFile(tmp_path / "q.zip") as archive:
+        archive.extractall(tmp_path / "again")
+    (tmp_path / "config/nonet/trusted").unlink()  # a pod remembers nothing
+    trust._approved.clear()
+    run_submitted("mine", tmp_path / "again")
+    assert [verb for verb, *_ in started] == ["run"]
+    assert trust.is_guarded(tmp_path / "again")
+    (own,) = (tmp_path / "again").rglob("own.py")
+    trust.read_code(own, "use")
+
+
 @pytest.mark.parametrize("change", ["nothing", "a file more", "a compiled file", "a name", "other code"])
 def test_a_job_approves_the_code_of_its_package_and_nothing_else_that_its_run_has(
     unpacked, ring, tmp_path, monkeypatch, change

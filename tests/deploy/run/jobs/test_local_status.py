@@ -63,6 +63,12 @@ def test_a_run_in_progress_shows_stage_step_and_workers(run, command):
         assert lines["stage"] == "rl 3/40  reward 0.5"
         assert lines["workers"] == "trainer x2"
         assert "waits" not in lines
+        assert "storage" not in lines
+        change(
+            run, storage="nothing could be stored for 70 s, and is tried again: the server does not answer"
+        )
+        shown = dict(line.split(maxsplit=1) for line in command("status")[1].splitlines())
+        assert shown["storage"].startswith("nothing could be stored for 70 s")
         assert command("why")[1].splitlines()[1].startswith("  waits for nothing: its last progress was")
         row = json.loads(command("runs", "--json")[1])[0]
         assert (row["state"], row["stage"], row["step"]) == ("running", "rl", "3/40")

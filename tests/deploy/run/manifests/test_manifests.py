@@ -6,7 +6,9 @@ import base64
 import io
 import os
 import re
+import signal
 import subprocess
+import time
 import zipfile
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +68,7 @@ def test_a_ray_job_has_only_fields_that_kuberay_has(tmp_path, scenario):
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
         assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert container["envFrom"] == [{"secretRef": {"name": "nonet", "optional": True}}]
     assert config_map["metadata"]["name"] == f"{job['metadata']['name']}-package"
 
 
@@ -196,6 +199,50 @@ def test_a_slurm_script_approves_the_code_that_its_run_has_when_it_starts_and_no
     write_run(load_scenario(ring / "ring.yaml")[0], ring, run)
     assert hashes == f"{trust.compute_code_hash(run.path)},0123"
     subprocess.run(["bash", "-euc", line.replace("\n", "")], check=True, env={"PATH": os.environ["PATH"]})
+
+
+def catches_term(pid: int) -> bool:
+    """Return whether a process has set a trap for SIGTERM."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("case", ["first", "requeued", "time limit"])
+def test_a_slurm_script_continues_its_run_and_asks_for_a_requeue_at_its_time_limit(ring, tmp_path, case):
+    """The end of the script, with commands that write down how they are called."""
+    write(ring / "ring.yaml", tmp_path, "slurm", changes=["seed=3"])
+    script = (tmp_path / "slurm.sh").read_text()
+    log, run = tmp_path / "log", tmp_path / "run"
+    log.touch()
+    begin, end = "trap 'kill $!; echo stopped >> $LOG; exit 130' TERM", "sleep 60 & wait"
+    for name in ("nonet", "scontrol"):
+        lines = [f"echo {name} $@ >> $LOG"]
+        if (case, name) == ("time limit", "nonet"):
+            lines = [begin, *lines, end]
+        (tmp_path / name).write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        (tmp_path / name).chmod(0o755)
+    if case == "requeued":
+        (run / "checkpoints" / "step-000010").mkdir(parents=True)
+    code = "set -euo pipefail\n" + script[script.index("if compgen") :]
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "LOG": str(log),
+        "run": str(run),
+        "SLURM_JOB_ID": "7",
+    }
+    process = subprocess.Popen(["bash", "-c", code], env=variables)
+    if case == "time limit":
+        while not (log.read_text() and catches_term(process.pid)):
+            time.sleep(0.01)
+        process.terminate()
+    assert process.wait(60) == (130 if case == "time limit" else 0)
+    started = (
+        f"nonet resume {run}"
+        if case == "requeued"
+        else f"nonet run {ring}/ring.yaml --set seed=3 --run-dir {run}"
+    )
+    ended = ["stopped", "scontrol requeue 7"] if case == "time limit" else []
+    assert log.read_text().splitlines() == [started, *ended]
 
 
 def test_a_slurm_job_of_a_run_in_object_storage_is_refused_with_what_to_do(tmp_path):
