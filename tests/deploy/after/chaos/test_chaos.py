@@ -81,7 +81,7 @@ def test_what_a_run_does_not_have_is_refused_before_anything_runs(
 def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(
     ring: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    class Started(Exception):  # noqa: N818
+    class Started(Exception):
         """The first run would start."""
 
     def start(*_: object) -> None:
