@@ -43,7 +43,7 @@ class KnownClicks:
 
         Labels that became known only after the user's first held-out event are left out, because beams are scored at such times.
         """
-        rows, seq = clicks.find_rows(TRAIN), clicks.seq
+        rows, seq = clicks.find_history(), clicks.seq
         tasks = [clicks.select_task(task) for task in ("", *clicks.tasks)]
         rates = tuple(compute_rate(task) for task in tasks)
         newest_index = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]

@@ -68,6 +68,11 @@ class LogChanges:
         return bool(self.labels) or self.compress is not None
 
     @property
+    def period_s(self) -> int:
+        """The seconds of a period within which repeated events become one."""
+        return 1 if self.compress is None else max(1, int(self.compress.compress))
+
+    @property
     def flat_format(self) -> int:
         """The format of sequences that are prepared on disk from the changed log."""
         return choose_flat_format(compressed=self.compress is not None, late_labels=bool(self.labels))
@@ -91,7 +96,7 @@ class LogChanges:
                 raise DataError(f"data.where: {where!r} matches no interaction.")
         for options in self.labels:
             labels = read_interactions(options.path, _select_roles(table_format))
-            events, counts[options.name] = attach_label(events, labels, options)
+            events, counts[options.name] = attach_label(events, labels, options, period_s=self.period_s)
         if self.labels and self.drop_unlabelled:
             events = drop_unlabelled_events(events, self.labels, required=True)
         return events, counts
@@ -115,7 +120,7 @@ class LogChanges:
         """Return some checked events with the columns of the changed log; labels are from one row group of each label file."""
         for options, label_log in zip(self.labels, self.open_labels(table_format), strict=True):
             labels, _ = label_log.read(label_log.slices[0], label_log.names)
-            events = add_labels(events, labels, options)
+            events = add_labels(events, labels, options, period_s=self.period_s)
         if self.compress is None:
             return events
         return compress_log(events, self.compress.compress, self.compress.by, items).events
@@ -233,7 +238,9 @@ class LogChanger:
             name = _name_label_slices(index)
             newest = max(facts["newest"] for _, facts in self._open_slices(name))
             labels = self._read_range(name, number)
-            events, counts = attach_label(events, labels, options, observed_until=newest)
+            events, counts = attach_label(
+                events, labels, options, observed_until=newest, period_s=self.changes.period_s
+            )
             facts["labels"][options.name] = asdict(counts)
         if self.changes.labels and self.changes.drop_unlabelled:
             events = drop_unlabelled_events(events, self.changes.labels)

@@ -6,7 +6,10 @@ label is unknown (NaN), so that a late purchase is not learned as a refusal (Cha
 advertising, KDD 2014). This holds for events with a row, too: otherwise, the newest events would have too many positive labels.
 
 A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
-Features and training read a label only from that time on. A second column holds these times.
+Features read a label only from that time on. A second column holds these times.
+
+Whether an event is trained on or measured does not depend on these times, because then the newest events would again have too many
+positive labels. It depends on the end of the window, which a third column holds, and of which the label says nothing.
 """
 
 # Shapes: R rows of the log, L rows of the label file; N events, K labels of a condition, O outcomes.
@@ -33,6 +36,8 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 
 LABEL_TIME = "label time:"
 """Prefix of the names of columns of label times: before a label's name in a log, before a stage in `Sequences.columns`."""
+LABEL_END = "label end:"
+"""Prefix of the names of columns of the ends of windows; what follows it is as for LABEL_TIME."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
 _TASKS = ".tasks."
@@ -86,11 +91,9 @@ class LabelCounts:
         return LabelCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
-def add_labels(
-    log: pa.Table, labels: pa.Table, options: Labels, *, observed_until: int | None = None
-) -> pa.Table:
+def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, period_s: int = 1) -> pa.Table:
     """Return the log of `attach_label`, without the counts."""
-    return attach_label(log, labels, options, observed_until=observed_until)[0]
+    return attach_label(log, labels, options, period_s=period_s)[0]
 
 
 def attach_label(
@@ -99,8 +102,9 @@ def attach_label(
     options: Labels,
     *,
     observed_until: int | None = None,
+    period_s: int = 1,
 ) -> tuple[pa.Table, LabelCounts]:
-    """Add the label column and the column of label times to a checked log [R].
+    """Add the label column and the columns of label times and of ends of windows to a checked log [R].
 
     Args:
         log: The checked interactions.
@@ -108,10 +112,13 @@ def attach_label(
             newest time is the end of what is observed, even if the log has newer events.
         options: The window and the name of the column.
         observed_until: Unix seconds at which the label file ends; None for the newest of `labels`, if they are the whole file.
+        period_s: Period within which events will become one event, which then has the labels of all (`compress_log`). Their
+            windows end together, the window after the period.
 
     Returns:
-        The log with two more columns: `options.name`, float32 (1, 0, or NaN for an unknown label), and "label time:<name>", the
-        int64 unix seconds from which on the label is known, NEVER for an unknown one; and how many labels found an event.
+        The log with three more columns: `options.name`, float32 (1, 0, or NaN for an unknown label); "label time:<name>", the
+        int64 unix seconds from which on the label is known; and "label end:<name>", those at which the window ends. Both are
+        NEVER for an unknown label. And how many labels found an event.
 
     Raises:
         DataError: The log already has a column of that name, or ids have different types.
@@ -128,19 +135,22 @@ def attach_label(
     event = order[position_L[has_event_L]]  # the row of the log to which each of these label rows belongs
     delay_s = time_L[has_event_L] - time_R[event]
     value_R = np.zeros(len(log), np.float32)
-    known_from_R = time_R + int(np.ceil(options.within))
+    window_s = int(np.ceil(options.within))
+    known_from_R = time_R + window_s
+    end_R = time_R // period_s * period_s + period_s - 1 + window_s
     observed_until = find_newest_time(time_L) if observed_until is None else observed_until
-    still_open_R = float(observed_until) - time_R < options.within
+    still_open_R = end_R > observed_until
     in_time = delay_s <= options.within
     value_R[event[in_time]] = 1
     known_from_R[event[in_time]] = NEVER
     np.minimum.at(
         known_from_R, event[in_time], time_L[has_event_L][in_time]
     )  # the oldest of an event's label rows
-    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
-    labelled = log.append_column(options.name, pa.array(value_R))
+    value_R[still_open_R], known_from_R[still_open_R], end_R[still_open_R] = np.nan, NEVER, NEVER
     counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()))
-    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R)), counts
+    labelled = log.append_column(options.name, pa.array(value_R))
+    labelled = labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
+    return labelled.append_column(LABEL_END + options.name, pa.array(end_R)), counts
 
 
 def find_newest_time(time: np.ndarray) -> int:
@@ -152,10 +162,10 @@ def merge_labels(log: pa.Table, head_R: np.ndarray) -> pa.Table:
     """Return a log [R] in which the head of each group of rows has the labels of the whole group.
 
     A label is 1 from the earliest time of a row with the label 1. Without one, it is unknown if that of a row is, and else 0 from
-    the time at which the last one is known.
+    the time at which the last one is known. The rows of a group have one end of their windows.
 
     Args:
-        log: The log, to which `attach_label` added labels.
+        log: The log, to which `attach_label` added labels, with the period of the groups.
         head_R: The row that is the head of each row's group.
     """
     for name in list_labels(log.schema):
@@ -220,8 +230,11 @@ def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> d
     event. A target that reads no label column is known at the time of its event. The target of a task is never known for an
     event that lacks a column on which it depends; that of a stage is then false.
 
+    For each target that reads a label, the end of the longest window of these labels is computed, too. It is NEVER if one of
+    them is not known, even if the others decide the target.
+
     Returns:
-        Unix seconds [N] int64 by the name of their column: "label time:<stage>".
+        Unix seconds [N] int64 by the name of their column: "label time:<stage>" and "label end:<stage>".
     """
     known_from = {}
     for stage, condition in _select_timed_targets(interactions.schema, targets).items():
@@ -234,33 +247,35 @@ def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> d
         if is_task(stage):
             times = np.where(_compute_outcomes(condition, interactions) == _MISSING, NEVER, times)
         known_from[LABEL_TIME + stage] = times
+        if labels:
+            ends_KN = np.stack([interactions[LABEL_END + name].to_numpy() for name in labels])
+            known_from[LABEL_END + stage] = np.where(times < NEVER, ends_KN.max(0), NEVER)
     return known_from
 
 
 def list_label_time_columns(schema: pa.Schema, targets: Mapping[str, str]) -> list[str]:
     """Return the names of the columns that `compute_label_times` computes for a log of this schema."""
-    return [LABEL_TIME + stage for stage in _select_timed_targets(schema, targets)]
+    return [
+        prefix + stage
+        for stage, condition in _select_timed_targets(schema, targets).items()
+        for prefix in ((LABEL_TIME, LABEL_END) if _list_read_labels(schema, condition) else (LABEL_TIME,))
+    ]
 
 
-def limit_label_times(
-    known_from: np.ndarray, time: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]
-) -> np.ndarray:
-    """Return the times from which on targets are known, NEVER for those that training must not use.
+def limit_label_ends(ends: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    """Return the ends of windows, NEVER for those of events that training must not use.
 
-    If the split is by time, targets of TRAIN events that become known after the end of training are not used. A target is false
-    where the time is NEVER.
+    If the split is by time, these are the TRAIN events whose window ends after the end of training, whatever their label is.
 
     Args:
-        known_from: Unix seconds [N] of `compute_label_times`.
-        time: Unix seconds [N] of the events.
+        ends: Unix seconds [N] of `compute_label_times`.
         codes: Split of each event [N].
         split: Options of the split.
     """
     training_end = get_training_end(split)
     if training_end is None:
-        return known_from
-    is_late = (codes == TRAIN) & (known_from >= training_end)
-    return np.where(is_late & (known_from > time), NEVER, known_from)
+        return ends
+    return np.where((codes == TRAIN) & (ends >= training_end), NEVER, ends)
 
 
 def _select_timed_targets(schema: pa.Schema, targets: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
 from nonet.samples.preparation import BuildOptions
-from nonet.samples.sequences import TRAIN, Sequences, build_sequences, compress_log
+from nonet.samples.sequences import TEST, TRAIN, Sequences, build_sequences, compress_log
 from nonet.samples.sequences.labels import (
     LABEL_TIME,
     NEVER,
@@ -205,7 +205,7 @@ def test_sequences_with_late_labels_have_a_format_of_their_own_and_others_keep_t
     numbers = [Sequences.load(made["path"]).late_labels for made in (artifact, other)]
     assert numbers == [True, False]
     assert [read_format(made["path"]) for made in (artifact, other)] == (
-        [3, 2] if prepare == "memory" else [6, 4]
+        [4, 2] if prepare == "memory" else [8, 4]
     )
 
 
@@ -255,12 +255,82 @@ def test_what_is_observed_ends_with_the_label_file():
 
 
 def test_no_label_from_after_the_cut_in_time_reaches_training():
-    log = [(1, 10, 0), (1, 11, 20 * DAY), (2, 10, 0), (2, 11, 30 * DAY)]
-    labels, cut = [(1, 10, 5 * DAY), (2, 10, DAY // 2), (2, 11, 60 * DAY)], "1970-01-02"
+    log = [(1, 10, 0), (1, 11, 20 * DAY), (2, 10, 0), (2, 11, 30 * DAY), (3, 10, -DAY), (3, 11, DAY)]
+    labels, cut = [(1, 10, 5 * DAY), (2, 10, DAY // 2), (3, 10, 0), (2, 11, 60 * DAY)], "1970-01-07"
     clicks = bought_later(log, labels, {"use": "time", "test": cut}, drop_unknown=False)
-    assert clicks.seq.split.tolist() == [TRAIN, 3, TRAIN, 3]
-    assert clicks.seq.targets["click"].tolist() == [False, False, True, False]
-    assert clicks.find_rows(TRAIN).tolist() == [2]
+    assert clicks.seq.split.tolist() == [TRAIN, TEST, TRAIN, TEST, TRAIN, TRAIN]
+    assert clicks.seq.targets["click"].tolist() == [True, False, True, False, True, False]
+    assert clicks.find_rows(TRAIN).tolist() == []
+    assert clicks.seq.find_targets("click").tolist() == [False] * 6
+    a_day_later = bought_later(
+        log, labels, {"use": "time", "test": "1970-01-07T00:00:01Z"}, drop_unknown=False
+    )
+    assert a_day_later.find_rows(TRAIN).tolist() == [4]
+    assert a_day_later.seq.find_targets("click").tolist() == [False] * 4 + [True, False]
+
+
+def test_a_purchase_that_is_too_late_for_training_is_a_feature_of_later_events():
+    log = [(1, 10, 0), (1, 11, DAY), (1, 12, 9 * DAY), (2, 10, 9 * DAY)]
+    clicks = bought_later(log, [(1, 10, 2 * DAY), (2, 10, 40 * DAY)], {"use": "time", "test": "1970-01-04"})
+    assert not len(clicks.find_rows(TRAIN))
+    bags = clicks.batch(np.arange(3))
+    assert [len(bags["liked"][row]) for row in range(3)] == [0, 0, 1]
+    assert [len(bags["disliked"][row]) for row in range(3)] == [0, 0, 1]
+
+
+def simulate_shop(views_per_user=1):
+    """Return 4,000 views of 40 days, and the carts and purchases after them, which end at day 45."""
+    dice = np.random.default_rng(5)
+    time = np.sort(dice.integers(0, 40 * DAY, 4000)).tolist()
+    views = [
+        (index // views_per_user, index // views_per_user % 7, second) for index, second in enumerate(time)
+    ]
+
+    def follow(rate, within):
+        rows = [(u, i, t + int(dice.random() * within)) for u, i, t in views if dice.random() < rate]
+        return [row for row in rows if row[2] < 45 * DAY] + [(-1, -1, 45 * DAY)]
+
+    return views, {"carted": (follow(0.4, 2 * DAY), 2 * DAY), "bought": (follow(0.2, 9 * DAY), 9 * DAY)}
+
+
+OUTCOMES = {
+    "bought == 1": lambda carted, bought: bought,
+    "carted == 1 or bought == 1": lambda carted, bought: carted or bought,
+    "carted == 1 and bought == 0": lambda carted, bought: carted and not bought,
+}
+UNTIL_DAY_30, UNTIL_THE_END = {"use": "time", "test": "1970-01-31"}, {"use": "leave_last_out", "test": 0}
+
+
+@pytest.mark.parametrize("split", [UNTIL_DAY_30, UNTIL_THE_END], ids=["time", "leave_last_out"])
+@pytest.mark.parametrize("condition", OUTCOMES)
+def test_the_newest_events_that_are_trained_have_the_true_rate_of_positives(condition, split):
+    views, labels = simulate_shop()
+    log = table(views)
+    for name, (rows, within) in labels.items():
+        log = add_labels(log, table(rows), Labels(path="x", within=within, name=name))
+    seq, items = build_sequences(log, None, split=split, targets={"click": condition})
+    clicks = ClickRows.from_target(seq, items, "click", ["item"], 5)
+    trained = clicks.find_rows(TRAIN)
+    last = seq.time[trained].max()
+    assert (trained == np.flatnonzero(seq.time <= last)).all()
+    newest = trained[seq.time[trained] > last - 4 * DAY]
+    carted, bought = ({user for user, _, _ in rows} for rows, _ in labels.values())
+    truth = [OUTCOMES[condition](user in carted, user in bought) for user in seq.user_id[newest].tolist()]
+    assert 300 < len(newest) < 500
+    assert clicks.label[newest].tolist() == truth
+
+
+@pytest.mark.parametrize("split", [UNTIL_DAY_30, UNTIL_THE_END], ids=["time", "leave_last_out"])
+def test_whether_a_compressed_event_is_trained_depends_on_its_period_alone(split):
+    views, labels = simulate_shop(views_per_user=3)
+    rows, within = labels["bought"]
+    options = Labels(path="x", within=within + DAY // 2, name="bought")
+    log = compress_log(add_labels(table(views), table(rows), options, period_s=DAY), DAY, "item").events
+    seq, items = build_sequences(log, None, split=split, targets={"click": "bought == 1"}, strict=True)
+    trained = ClickRows.from_target(seq, items, "click", ["item"], 5).find_rows(TRAIN)
+    assert 1000 < len(seq.item) < 3000
+    last_day = seq.time[trained].max() // DAY
+    assert set(trained) == set(np.flatnonzero(seq.time // DAY <= last_day))
 
 
 def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_target():

@@ -68,8 +68,8 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
             continue
         is_labelled = is_train & seq.find_labelled(target)
         other_columns = {
-            column: np.asarray(values)[is_labelled]
-            for column, values in seq.columns.items()
+            column: np.asarray(seq.columns[column])[is_labelled]
+            for column in seq.feature_columns
             if column not in condition_columns
         }
         auc_by_column = find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_labelled])
