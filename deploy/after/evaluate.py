@@ -179,7 +179,9 @@ def _load_other_data(
                 "there"
             )
     interactions, _ = setup.attach_labels(
-        read_run_interactions(path, opened.vocabulary, columns=columns or {})
+        read_run_interactions(
+            path, opened.vocabulary, columns=columns or {}, keep_fractions=bool(setup.labels)
+        )
     )
     items = evaluator.corpus.items
     is_known = pc.is_in(

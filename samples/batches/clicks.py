@@ -194,7 +194,7 @@ class ClickRows:
         )  # whether the label of each past event is known at the time of the row
         label, known_from = self.history_labels or (self.label, self.known_from)
         if known_from is not None:
-            is_known = known_from[past] <= np.repeat(seq.time[index], np.diff(past_offsets))
+            is_known = known_from[past] < np.repeat(seq.time[index], np.diff(past_offsets))
         item, time = seq.item[index].astype(np.int64), seq.time[index]
         questions = ClickQuestions(
             user=user,

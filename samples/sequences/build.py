@@ -31,7 +31,7 @@ from nonet.samples.sequences.labels import (
     match_target,
 )
 from nonet.samples.sequences.split import TRAIN, split_events
-from nonet.samples.tables import as_numbers, compile_condition, compute_keys
+from nonet.samples.tables import FRACTION, as_numbers, compile_condition, compute_keys
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -362,7 +362,7 @@ def select_carried_columns(
                     f"interaction column {name!r} is {arrow_type}; it must hold numbers or text."
                 )
         return list(columns), ()
-    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS)
+    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS, FRACTION)
     others = {
         field.name: field.type
         for field in schema

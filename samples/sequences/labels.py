@@ -1,14 +1,15 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
 A row of the label file belongs to the newest event of its user and item that is not newer than the row (last touch), if it came
-within the window. Such an event has the label 1, others 0. If the window of an event was not over when the label file ended, its
-label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed feedback in display
-advertising, KDD 2014). This holds for events with a row, too: otherwise, the newest events would have too many positive labels.
+within the window. Times that are finer than seconds decide which event is newer (`FRACTION`). Such an event has the label 1, others
+0. If the window of an event was not over when the label file ended, its label is unknown (NaN), so that a late purchase is not
+learned as a refusal (Chapelle, Modeling delayed feedback in display advertising, KDD 2014). This holds for events with a row, too:
+otherwise, the newest events would have too many positive labels.
 
 A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
-Features read a label only from that time on. A second column holds these times.
+Features read a label only after the second of that time. A second column holds these times.
 
-Whether an event is trained on or measured does not depend on these times, because then the newest events would again have too many
+Whether an event is trained on or measured does not depend on these times: otherwise, the newest events would again have too many
 positive labels. It depends on the end of the window, which a third column holds, and of which the label says nothing.
 """
 
@@ -29,7 +30,7 @@ from pydantic import Field
 from nonet.errors import DataError
 from nonet.options import StrictModel, Word
 from nonet.samples.sequences.split import TRAIN, get_training_end
-from nonet.samples.tables import list_names, match_rows, replace_column
+from nonet.samples.tables import FRACTION, list_names, match_rows, replace_column
 from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -129,8 +130,9 @@ def attach_label(
         )
     pair_R, pair_L = _encode_pairs(log, labels)
     time_R, time_L = log["timestamp"].to_numpy(), labels["timestamp"].to_numpy()
-    order = np.lexsort((time_R, pair_R))
-    position_L = _find_newest_before(pair_R[order], time_R[order], pair_L, time_L)
+    moment_R, moment_L = _order_moments(log, labels)
+    order = np.lexsort((moment_R, pair_R))
+    position_L = _find_newest_before(pair_R[order], moment_R[order], pair_L, moment_L)
     has_event_L = position_L >= 0
     event = order[position_L[has_event_L]]  # the row of the log to which each of these label rows belongs
     delay_s = time_L[has_event_L] - time_R[event]
@@ -377,6 +379,22 @@ def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarr
     return user_R * item_count + item_R, pair_L
 
 
+def _order_moments(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers in the order of time of the rows of the log [R] and of the label file [L], both int64.
+
+    A time without a fraction of a second is the beginning of its second.
+    """
+    tables = (log, labels)
+    seconds = np.concatenate([table["timestamp"].to_numpy() for table in tables])
+    if any(FRACTION in table.column_names for table in tables):
+        fractions = [
+            table[FRACTION].to_numpy() if FRACTION in table.column_names else np.zeros(len(table), np.int64)
+            for table in tables
+        ]
+        seconds = np.unique(seconds, return_inverse=True)[1] * 1_000_000_000 + np.concatenate(fractions)
+    return seconds[: len(log)], seconds[len(log) :]
+
+
 def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
     """Return the index of each value in the dictionary, int64; -1 for values that are not in it."""
     index = pc.index_in(column, value_set=dictionary)
@@ -384,16 +402,16 @@ def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
 
 
 def _find_newest_before(
-    pair_R: np.ndarray, time_R: np.ndarray, pair_L: np.ndarray, time_L: np.ndarray
+    pair_R: np.ndarray, moment_R: np.ndarray, pair_L: np.ndarray, moment_L: np.ndarray
 ) -> np.ndarray:
     """Return for each label row the last row of the log with the same pair that is not newer, [L] int64; -1 if there is none.
 
     The rows of the log must be sorted by pair and time.
     """
     first_of_pair = np.searchsorted(pair_R, pair_L, "left")
-    # Sort both kinds of rows together by pair and time; at the same time, rows of the log come first.
+    # Sort both kinds of rows together by pair and moment; at the same moment, rows of the log come first.
     is_label = np.r_[np.zeros(len(pair_R)), np.ones(len(pair_L))]
-    merged = np.lexsort((is_label, np.r_[time_R, time_L], np.r_[pair_R, pair_L]))
+    merged = np.lexsort((is_label, np.r_[moment_R, moment_L], np.r_[pair_R, pair_L]))
     log_rows_so_far = np.cumsum(merged < len(pair_R))
     last_log_row = np.empty(len(merged), np.int64)
     last_log_row[merged] = log_rows_so_far - 1

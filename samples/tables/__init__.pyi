@@ -36,6 +36,7 @@ from .retries import CorruptDataError as CorruptDataError
 from .retries import UnreachableDataError as UnreachableDataError
 from .retries import is_corruption as is_corruption  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .retries import read_with_retries as read_with_retries
+from .table_format import FRACTION as FRACTION
 from .table_format import MISSING as MISSING
 from .table_format import ROLES as ROLES
 from .table_format import Columns as Columns

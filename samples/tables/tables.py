@@ -21,8 +21,8 @@ import pyarrow.compute
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.ids import describe_rewritten_ids
 from nonet.samples.tables.paths import read_parquet
-from nonet.samples.tables.table_format import ROLES, Columns, to_table_format
-from nonet.samples.tables.times import convert_times, convert_to_seconds, get_unit_by_name
+from nonet.samples.tables.table_format import FRACTION, ROLES, Columns, to_table_format
+from nonet.samples.tables.times import compute_fractions, convert_times, convert_to_seconds, get_unit_by_name
 from nonet.samples.tables.word_lists import parse_word_lists
 from nonet.suggest import join_names, suggest_sentence
 
@@ -169,7 +169,11 @@ def _check_event_values(
         convert_times(
             table["timestamp"], unit, f"{label}: column {source!r}"
         )  # raises an error that names the unit
-    return _normalise_times(table, source, label, unit)
+    normalised, raw_times = _normalise_times(table, source, label, unit)
+    if raw_times is not None and to_table_format(columns).keeps_fractions:
+        fractions = compute_fractions(table["timestamp"], source, unit)
+        normalised = normalised.append_column(FRACTION, pa.array(fractions))
+    return normalised, raw_times
 
 
 def check_items(table: pa.Table, columns: Columns, label: str) -> pa.Table:

@@ -379,3 +379,32 @@ def test_labels_that_cannot_be_are_one_line():
         add_labels(log, table([(1, 7, 3)], text=True), options)
     with pytest.raises(DataError, match="have a column 'item_id' already"):
         add_labels(log, table([(1, 7, 3)]), Labels(path="x", within=10, name="item_id"))
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_a_purchase_does_not_belong_to_an_event_that_is_newer_by_less_than_a_second(tmp_path, prepare):
+    events = table([(1, 1, 9_500), (1, 1, 10_900), (1, 2, 20_000), (2, 1, 10_100), (2, 1, 10_300)])
+    bought = table([(1, 1, 10_200), (2, 1, 10_200), (1, 2, 20_000), (9, 9, 90_000)])
+    for name, rows in (("events", events), ("orders", bought)):
+        rows = rows.rename_columns(["user_id", "item_id", "moment_ms"])
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    options = BuildOptions(
+        str(tmp_path / "events.parquet"),
+        columns={"time": "moment_ms"},
+        split={"use": "leave_last_out", "test": 1},
+        targets={"finetune": "bought == 1"},
+    )
+    labels = (Labels(path=str(tmp_path / "orders.parquet"), within=30.0, name="bought"),)
+    setup = DataSetup(
+        options=options, tokenizer={}, folder=str(tmp_path), seed=7, labels=labels, prepare=prepare
+    )
+    seq, *_ = make_sequences(setup, tmp_path / "out")
+    assert seq.user_id.tolist() == [1, 2]
+    assert seq.targets["finetune"].tolist() == [True, False, True, True, False]
+    assert list(seq.columns) == ["bought", "label time:finetune", "label end:finetune"]
+
+
+def test_no_event_reads_a_label_of_its_own_second():
+    log = [(1, 10, 0), (1, 11, 2 * DAY), (1, 12, 2 * DAY + 1), (2, 10, 0)]
+    clicks = bought_later(log, [(1, 10, 2 * DAY), (2, 10, 40 * DAY)], {"use": "leave_last_out"})
+    assert [len(clicks.batch(np.arange(4))["liked"][row]) for row in range(3)] == [0, 0, 1]
