@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nonet.contents import identify_content
 from nonet.errors import DataError
 from nonet.samples.sequences import select_carried_columns
 from nonet.samples.tables import (
@@ -26,6 +25,7 @@ from nonet.samples.tables import (
     find_unit,
     get_unit_by_name,
     get_unit_by_size,
+    identify_file,
     is_plain,
     read_groups,
     read_parquet_footer,
@@ -94,7 +94,7 @@ class EventLog:
 
     def compute_hash(self) -> str:
         """Return a hash of the files' names and contents."""
-        files = [[file, identify_content(self._system, file)] for file in self.files]
+        files = [[file, identify_file(self._system, file, f"{_TABLE} {file}")] for file in self.files]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def find_time_unit(self) -> str:
