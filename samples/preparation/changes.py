@@ -54,6 +54,7 @@ from nonet.samples.tables import (
 
 _FINE_TIME = "fine time:"  # column of the times that are finer than seconds
 _TIME = "unix time_s"  # name of the times in the changed log, which gives their unit
+_LABELS = "data.labels:"  # how error messages name a label file
 _FACTS = b"facts"  # metadata of a divided slice: the first row of each range ("bounds") and the newest time ("newest")
 
 
@@ -90,7 +91,7 @@ class LogChanges:
 
     def open_labels(self, table_format: TableFormat) -> list[EventLog]:
         """Open the label files, whose columns of users, items and times are named as in the log."""
-        return [EventLog(options.path, _select_roles(table_format)) for options in self.labels]
+        return [EventLog(options.path, _select_roles(table_format), table=_LABELS) for options in self.labels]
 
     def attach_labels(
         self, events: pa.Table, table_format: TableFormat, where: str | None
@@ -106,7 +107,7 @@ class LogChanges:
             if not len(events):
                 raise DataError(f"data.where: {where!r} matches no interaction.")
         for options in self.labels:
-            labels = read_interactions(options.path, _select_roles(table_format))
+            labels = read_interactions(options.path, _select_roles(table_format), table=_LABELS)
             events, counts[options.name] = attach_label(events, labels, options, period_s=self.period_s)
         if self.labels and self.drop_unlabelled:
             events = drop_unlabelled_events(events, self.labels, required=True)

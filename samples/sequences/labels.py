@@ -1,10 +1,10 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
 A row of the label file belongs to the newest event of its user and item that is not newer than the row (last touch), if it came
-within the window. Times that are finer than seconds decide which event is newer (`FRACTION`). Such an event has the label 1, and
-others have 0. If the window of an event was not over when the label file ended, its label is unknown (NaN), so that a late purchase
-is not learned as a refusal (Chapelle, Modeling delayed feedback in display advertising, KDD 2014). This holds for events with a
-row, too: otherwise, the newest events would have too many positive labels.
+within the window. Times that are finer than seconds decide which event is newer (`FRACTION`). Such an event has the label 1,
+and others have 0. If the window of an event was not over when the label file ended, its label is unknown (NaN), so that a late
+purchase is not learned as a refusal (Chapelle, Modeling delayed feedback in display advertising, KDD 2014). This holds for
+events with a row, too: otherwise, the newest events would have too many positive labels.
 
 A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
 Features read a label only after the second of that time. A second column holds these times.

@@ -71,6 +71,7 @@ def read_interactions(
     path: str | os.PathLike[str],
     columns: Columns = None,
     only: Collection[str] | None = None,
+    table: str = "interactions",
 ) -> pa.Table:
     """Read and check the interactions behind a path, glob, folder, URI or `builtin:` name.
 
@@ -78,9 +79,10 @@ def read_interactions(
         path: Path of the files.
         columns: Sources of columns by Nonet's names, or the whole table format.
         only: Columns to read, by Nonet's names; None reads all.
+        table: The name of the table in error messages.
     """
-    table = read_parquet(path, "interactions", _get_source_names(only, columns))
-    return check_interactions(table, columns, f"interactions {path}")
+    rows = read_parquet(path, table, _get_source_names(only, columns))
+    return check_interactions(rows, columns, f"{table} {path}")
 
 
 def read_items(
@@ -247,7 +249,9 @@ def _require_column(table: pa.Table, name: str, role: str, sources: Mapping[str,
 
 def _check_not_empty(table: pa.Table, label: str) -> None:
     if not len(table):
-        raise DataError(f"{label}: the table is empty (columns {join_names(table.column_names)}, no rows).")
+        raise DataError(
+            f"{label}: the table is empty (columns {join_names(table.column_names)}, no rows). Give a table with rows."
+        )
 
 
 def _check_no_nulls(table: pa.Table, name: str, label: str) -> None:

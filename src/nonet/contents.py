@@ -1,8 +1,8 @@
 """The identity of the content of a file, by which a run finds that its data have changed.
 
-It covers all bytes of a local file. These are read once on a node: the cache of the node remembers the hash for as long as inode,
-size and times stay the same, and the hash is asked for within 90 days. The identity of an object in object storage is the ETag that
-the store gives to its content. A filesystem without ETags has sizes and times of modification only.
+It covers all bytes of a local file. These are read once on a node: the cache of the node remembers the hash for as long as
+inode, size and times stay the same, and the hash is asked for within 90 days. The identity of an object in object storage is
+the ETag that the store gives to its content. A filesystem without ETags has sizes and times of modification only.
 """
 
 from __future__ import annotations

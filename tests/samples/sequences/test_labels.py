@@ -408,3 +408,13 @@ def test_no_event_reads_a_label_of_its_own_second():
     log = [(1, 10, 0), (1, 11, 2 * DAY), (1, 12, 2 * DAY + 1), (2, 10, 0)]
     clicks = bought_later(log, [(1, 10, 2 * DAY), (2, 10, 40 * DAY)], {"use": "leave_last_out"})
     assert [len(clicks.batch(np.arange(4))["liked"][row]) for row in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_an_empty_label_file_is_named_as_such(tmp_path, prepare):
+    setup = make_shop(tmp_path)
+    pq.write_table(pq.read_table(tmp_path / "orders.parquet").slice(0, 0), tmp_path / "orders.parquet")
+    with pytest.raises(
+        DataError, match=r"^data\.labels: \S*/orders\.parquet: the table is empty .*Give a table"
+    ):
+        make_sequences(replace(setup, prepare=prepare), tmp_path / "out")
