@@ -27,6 +27,7 @@ from .flat import load_item_keys as load_item_keys
 from .flat import release_pages as release_pages
 from .labels import LABEL_END as LABEL_END
 from .labels import LABEL_TIME as LABEL_TIME
+from .labels import MAX_LABELS as MAX_LABELS
 from .labels import NEVER as NEVER
 from .labels import LabelCounts as LabelCounts
 from .labels import Labels as Labels

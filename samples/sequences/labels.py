@@ -41,6 +41,8 @@ LABEL_END = "label end:"
 """Prefix of the names of columns of the ends of windows; what follows it is as for LABEL_TIME."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
+MAX_LABELS = 6
+"""How many labels a target may read: for K labels, 2^K conditions are computed over all events."""
 _TASKS = ".tasks."
 _MISSING = 2  # the outcome of a condition that depends on a missing value
 

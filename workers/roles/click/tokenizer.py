@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.clicks import count_labels, find_columns, find_separating_columns
+from nonet.models.clicks import count_labels, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.tables import list_names
 from nonet.storage import put
 from nonet.workers.roles import (
     DataSetup,
@@ -62,7 +63,7 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     is_train = np.asarray(seq.split) == TRAIN
     texts: list[str] = []
-    condition_columns = set().union(*map(find_columns, data.options.targets.values()))
+    condition_columns = set().union(*map(list_names, data.options.targets.values()))
     for target in data.options.targets:
         if target not in seq.targets:
             continue
