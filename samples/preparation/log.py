@@ -74,7 +74,7 @@ class EventLog:
     """
 
     def __init__(
-        self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS, table: str = "interactions"
+        self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS, *, table: str = "interactions"
     ):
         self._table = table
         self.path, self._format = path, to_table_format(columns)
