@@ -14,8 +14,9 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
 from nonet.samples.preparation import BuildOptions
-from nonet.samples.sequences import TEST, TRAIN, Sequences, build_sequences, compress_log
+from nonet.samples.sequences import TEST, TRAIN, Compress, Sequences, build_sequences, compress_log
 from nonet.samples.sequences.labels import (
+    LABEL_END,
     LABEL_TIME,
     NEVER,
     LabelCounts,
@@ -418,3 +419,34 @@ def test_an_empty_label_file_is_named_as_such(tmp_path, prepare):
         DataError, match=r"^data\.labels: \S*/orders\.parquet: the table is empty .*Give a table"
     ):
         make_sequences(replace(setup, prepare=prepare), tmp_path / "out")
+
+
+def test_earlier_formats_choose_trained_events_by_the_times_of_labels(tmp_path, monkeypatch):
+    clicks = bought_later(
+        [(1, 10, 0), (1, 11, 3600), (2, 10, 0), (2, 11, 9 * DAY)],
+        [(1, 10, 2 * DAY), (2, 10, 8 * DAY)],
+        {"use": "leave_last_out"},
+        drop_unknown=False,
+    )
+    columns = {name: values for name, values in clicks.seq.columns.items() if not name.startswith(LABEL_END)}
+    monkeypatch.setattr("nonet.samples.sequences.sequences._FORMAT_WITH_LATE_LABELS", 3)
+    replace(clicks.seq, columns=columns).save(tmp_path)
+    monkeypatch.undo()
+    assert read_format(tmp_path) == 3
+    earlier = Sequences.load(tmp_path)
+    assert earlier.late_labels
+    assert earlier.find_labelled("click").tolist() == [True, True, True, False]
+    assert earlier.find_targets("click").tolist() == clicks.seq.targets["click"].tolist()
+
+
+@pytest.mark.parametrize(("compress", "written", "earlier"), [(None, 8, 6), (Compress(compress=DAY), 9, 7)])
+def test_earlier_formats_on_disk_open(tmp_path, compress, written, earlier):
+    setup = replace(make_shop(tmp_path), prepare="disk", compress=compress)
+    seq, _, artifact = make_sequences(setup, tmp_path / "out")
+    meta = json.loads((Path(artifact["path"]) / "meta.json").read_text())
+    assert meta["format"] == written
+    (Path(artifact["path"]) / "meta.json").write_text(json.dumps(meta | {"format": earlier}))
+    opened = Sequences.load(artifact["path"])
+    assert (
+        (opened.late_labels, opened.strict) == (seq.late_labels, seq.strict) == (True, compress is not None)
+    )
