@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+import time
 
 import pyarrow.fs as pafs
 import pytest
 
 from nonet import contents
-from nonet.contents import identify_content
+from nonet.contents import describe_difference, identify_content
 from tests.s3 import serve_s3
 
 LOCAL = pafs.LocalFileSystem()
@@ -139,3 +141,40 @@ def test_a_filesystem_without_locks_costs_another_hash_at_most(tmp_path, cache, 
         first = identify_content(LOCAL, str(tmp_path / "log"))
     assert identify_content(LOCAL, str(tmp_path / "log")) == first
     assert hashed == ["log"]
+
+
+def test_a_process_that_hangs_with_the_lock_is_not_waited_for(tmp_path, cache, hashed, monkeypatch):
+    monkeypatch.setattr(contents, "_POLL_S", 0.01)
+    (tmp_path / "log").write_bytes(b"one")
+    first = identify_content(LOCAL, str(tmp_path / "log"))
+    (record,) = cache.glob("*.json")
+    record.unlink()
+    with open(record.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert hashed == ["log", "log"]
+
+
+def test_hashes_that_nothing_asks_for_are_removed_after_a_while(tmp_path, cache):
+    for name in ("used", "unused", "new"):
+        (tmp_path / name).write_bytes(name.encode())
+    records = {}
+    for name in ("used", "unused"):
+        identify_content(LOCAL, str(tmp_path / name))
+        (records[name],) = set(cache.glob("*.json")) - set(records.values())
+    long_ago = time.time() - contents._KEPT_S - 1
+    for path in cache.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    identify_content(LOCAL, str(tmp_path / "used"))
+    identify_content(LOCAL, str(tmp_path / "new"))
+    assert records["used"] in set(cache.glob("*.json"))
+    assert records["unused"] not in set(cache.glob("*.json"))
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_data_that_were_moved_are_said_to_be_of_unknown_content_and_not_other_content():
+    moved = describe_difference("blake2b:00", "etag:11")
+    assert "identified by the bytes of a file, and is now by the ETag of an object" in moved
+    assert "if the data were moved, use them at their earlier address" in moved
+    assert describe_difference("blake2b:00", "blake2b:11") == "other content of the same size"
+    assert "or a copy that was uploaded in other parts" in describe_difference("etag:00", "etag:11")

@@ -21,8 +21,9 @@ from nonet.models import Model
 from nonet.plugins import is_reference
 from nonet.rl.rewards import check_options, find_reward
 from nonet.samples.batches.graphs import list_graph_features, list_read_graphs
-from nonet.samples.sequences import name_task
+from nonet.samples.sequences import MAX_LABELS, name_task
 from nonet.samples.sources import EventNeeds
+from nonet.samples.tables import list_names
 from nonet.suggest import join_names, suggest_sentence
 from nonet.workers.engines import ENGINES, Engine
 from nonet.workers.roles import Weights
@@ -44,6 +45,7 @@ def check_scenario(scenario: Scenario) -> None:
             f"{scenario.name}: no run supports {'; '.join(conflicts)}; change or remove these keys"
         )
     _check_graphs(scenario)
+    _check_labels_of_targets(scenario)
     source = scenario.data.source
     source.spec.needs(
         source.get_options(), list_event_needs(scenario)
@@ -145,6 +147,17 @@ def _check_graphs(scenario: Scenario) -> None:
         raise ConfigError(
             f"data.graph.{unread[0]} is read by no table; add one of {features} to sparse.tables.NAME.features, or remove it"
         )
+
+
+def _check_labels_of_targets(scenario: Scenario) -> None:
+    """Raise ConfigError if a target reads more labels than a run can try all values of."""
+    names = {labels.name for labels in scenario.data.labels}
+    for stage, condition in list_event_needs(scenario).targets.items():
+        if len(read := sorted(names & list_names(condition))) > MAX_LABELS:
+            raise ConfigError(
+                f"stages.{stage}.target reads {len(read)} labels of data.labels ({join_names(read)}); a target reads at most "
+                f"{MAX_LABELS}, because all of their values are tried. Put labels together in one file, or write further tasks"
+            )
 
 
 def list_event_needs(scenario: Scenario) -> EventNeeds:

@@ -5,6 +5,7 @@ Other options are in the folders that use them.
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,12 +14,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.samples.batches.graphs import Graph
-from nonet.samples.sequences import Compress, Keep, Labels, Split
+from nonet.samples.sequences import COUNT, KINDS, SPAN, Compress, Keep, Labels, Split
 from nonet.samples.sources import Source
 from nonet.samples.stores import Join
-from nonet.samples.tables import TableFormat
+from nonet.samples.tables import ROLES, TableFormat
 from nonet.samples.tokenised import StoredSequences
 from nonet.storage import check_address
+from nonet.suggest import join_names
 from nonet.yaml import is_map
 
 # Columns that every sample has, so that no joined column may have their names.
@@ -132,8 +134,15 @@ class Data(StrictModel):
     @field_validator("labels")
     @classmethod
     def _check_labels(cls, labels: list[Labels]) -> list[Labels]:
-        """Reject labels that have the same name."""
+        """Reject labels that have the same name, or one that conditions cannot name or that other columns have."""
         names = [options.name for options in labels]
+        reserved = {*_BATCH_COLUMNS, *ROLES, *ROLES.values(), COUNT, SPAN, KINDS, "true", "false"}
+        for name in names:
+            if name.lower() in reserved or iskeyword(name) or not name.isidentifier():
+                raise ValueError(
+                    f"a label cannot have the name {name!r}; give it another of letters, digits and _, such as bought, but no "
+                    f"word of conditions, and none of {join_names(sorted(reserved))}"
+                )
         if repeated := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two labels have the name {repeated[0]!r}; give each a name of its own")
         return labels

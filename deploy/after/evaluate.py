@@ -7,6 +7,7 @@ of unknown items are dropped and counted.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder
+from nonet.controller.scenario import Scenario
 from nonet.controller.setup import make_baseline_options, make_data_setup
 from nonet.deploy.opened import OpenedRun, read_run_interactions
 from nonet.deploy.report import format_aligned
@@ -26,8 +28,9 @@ from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import RL, TEST, TRAIN, Sequences, build_sequences
-from nonet.samples.tables import replace_column
+from nonet.samples.tables import find_files, replace_column
 from nonet.suggest import join_names
+from nonet.workers.roles import DataSetup
 from nonet.workers.roles.click import ClickData, ClickEvaluator
 from nonet.workers.roles.evaluation import Evaluator
 
@@ -171,15 +174,18 @@ def _load_other_data(
         DataError: No event has an item of the run, or a column that the model reads is missing.
     """
     path = str(Path(data) / _INTERACTIONS) if (Path(data) / _INTERACTIONS).exists() else data
-    folder, setup = opened.folder, make_data_setup(opened.scenario, Path(path).parent)
+    folder, setup = opened.folder, _make_setup_beside(opened.scenario, path)
     for labels in setup.labels:
-        if "://" not in labels.path and not Path(labels.path).exists():
+        try:
+            find_files(labels.path, "data.labels:")
+        except DataError as error:
             raise DataError(
-                f"data.labels: {folder.id} has labels that arrive later, and there is no {labels.path}; write those of {path} "
-                "there"
-            )
+                f"{error} {folder.id} has labels that arrive later; write those of {path} to {labels.path}"
+            ) from None
     interactions, _ = setup.attach_labels(
-        read_run_interactions(path, opened.vocabulary, columns=columns or {})
+        read_run_interactions(
+            path, opened.vocabulary, columns=columns or {}, keep_fractions=bool(setup.labels)
+        )
     )
     items = evaluator.corpus.items
     is_known = pc.is_in(
@@ -214,22 +220,50 @@ def _load_other_data(
             f"it has {join_names(interactions.column_names)}. Add it"
         )
     seq = _renumber_items(seq, seq_items, evaluator.corpus)
-    trained_events = _count_trained_events(seq, evaluator.corpus.seq)
+    trained = evaluator.corpus.seq
+    trained_events = _count_trained_events(seq, trained, _find_learned_events(opened.scenario, trained))
     evaluator.set_events(seq)
     return {"dropped_events": len(interactions) - len(known_events), "trained_events": trained_events}
 
 
-def _count_trained_events(seq: Sequences, trained: Sequences) -> int:
+def _make_setup_beside(scenario: Scenario, data: str) -> DataSetup:
+    """Return the setup of a run's data whose label files are beside other data: a file, folder, pattern or URI."""
+    address, question, options = data.partition("?") if "://" in data else (data, "", "")
+    is_pattern = not Path(address).exists()
+    parent = (re.split(r"[*?\[]", address)[0] if is_pattern else address.rstrip("/")).rpartition("/")[0]
+    setup = make_data_setup(scenario, Path(parent))
+    if "://" not in data:
+        return setup
+    labels = tuple(
+        mine
+        if ":" in own.path or own.path.startswith("/")
+        else mine.model_copy(update={"path": f"{parent}/{own.path}{question}{options}"})
+        for mine, own in zip(setup.labels, scenario.data.labels, strict=True)
+    )
+    return replace(setup, labels=labels)
+
+
+def _find_learned_events(scenario: Scenario, trained: Sequences) -> np.ndarray:
+    """Return the indices of the events of a run that its stages trained on: the RL events, and the TRAIN events by target."""
+    is_learned = trained.split == RL
+    find_taught = trained.find_targets if scenario.model.spec.makes_lists else trained.find_labelled
+    for stage in scenario.stages:
+        is_taught = find_taught(stage) if stage in trained.targets else np.ones(len(is_learned), bool)
+        is_learned = is_learned | is_taught & (trained.split == TRAIN)
+    return np.flatnonzero(is_learned)
+
+
+def _count_trained_events(seq: Sequences, trained: Sequences, learned: np.ndarray) -> int:
     """Return how many test events are events of the same user, item and time that a run has trained on.
 
     Args:
         seq: The events that are tested, with the dense indices of items of the run.
         trained: The events of the run.
+        learned: The indices of those that it has trained on.
     """
     users = [pa.array(each.user_id).cast(pa.string()) for each in (seq, trained)]
     known_rows = pc.fill_null(pc.index_in(users[0], value_set=users[1]), -1).to_numpy()
     tested = seq.find_split_events(TEST)
-    learned = np.flatnonzero((trained.split == TRAIN) | (trained.split == RL))
     tested_keys, trained_keys = (
         np.rec.fromarrays([rows, each.item[events].astype(np.int64), each.time[events].astype(np.int64)])
         for each, events, rows in (

@@ -137,6 +137,7 @@ def read_run_interactions(
     *,
     keep_order: bool = False,
     columns: Mapping[str, str] | None = None,
+    keep_fractions: bool = False,
 ) -> pa.Table:
     """Read interactions, Parquet or delimited text, with Nonet's column names.
 
@@ -146,6 +147,7 @@ def read_run_interactions(
         keep_order: Whether rows stay in their order, also if their times are finer than seconds, by which they are sorted else.
         columns: The name of columns in this table, by Nonet's name or by role, where it differs from the run's (`--column`);
             None if the command does not take it.
+        keep_fractions: See `TableFormat.keeps_fractions`.
 
     Raises:
         DataError: The table cannot be read, or lacks a column; the message has the name that the run gives it.
@@ -157,7 +159,7 @@ def read_run_interactions(
     table_format = _choose_format(raw.column_names, vocabulary, label, ("user", "item", "time"), columns)
     if keep_order:
         return check_events(raw, table_format, label)[0]
-    return check_interactions(raw, table_format, label)
+    return check_interactions(raw, replace(table_format, keeps_fractions=keep_fractions), label)
 
 
 def read_run_items(path: str, vocabulary: Vocabulary) -> pa.Table:

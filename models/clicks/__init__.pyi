@@ -1,7 +1,6 @@
 from .baselines import predict_baseline as predict_baseline
 from .click_spec import ClickSpec as ClickSpec
 from .labels import EventLabeller as EventLabeller
-from .leaks import find_columns as find_columns
 from .leaks import find_separating_columns as find_separating_columns
 from .metrics import summarise_clicks as summarise_clicks
 from .model import ClickContexts as ClickContexts

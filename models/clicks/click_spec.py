@@ -175,13 +175,13 @@ class ClickSpec(ModelSpec):
 
     def _check_features(self, scenario: Any, key: str, target: str) -> None:
         """Raise ConfigError if a feature reveals a label: a column in the condition at a key, or one of `data.labels`."""
-        from nonet.models.clicks.leaks import find_columns
+        from nonet.samples.tables import list_names
 
-        label_columns = find_columns(target) | {labels.name for labels in scenario.data.labels}
+        label_columns = list_names(target) | {labels.name for labels in scenario.data.labels}
         for table, table_options in scenario.sparse.tables.items():
             for feature in table_options.features or [table]:
                 if feature in label_columns:
-                    source = key if feature in find_columns(target) else "data.labels"
+                    source = key if feature in list_names(target) else "data.labels"
                     raise ConfigError(
                         f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): the model would "
                         "read what it must predict. Remove it; liked, disliked and taste have the labels of earlier events"

@@ -41,9 +41,9 @@ class KnownClicks:
     def from_rows(cls, clicks: ClickRows, item_id: np.ndarray) -> KnownClicks:
         """Collect the facts from the TRAIN events: the newest label of each pair, and the newest value of each user and column.
 
-        Labels that became known only after the user's first held-out event are left out, because beams are scored at such times.
+        Labels that were not known before the user's first held-out event are left out, because beams are scored at such times.
         """
-        rows, seq = clicks.find_rows(TRAIN), clicks.seq
+        rows, seq = clicks.find_history(), clicks.seq
         tasks = [clicks.select_task(task) for task in ("", *clicks.tasks)]
         rates = tuple(compute_rate(task) for task in tasks)
         newest_index = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
@@ -60,7 +60,7 @@ class KnownClicks:
                 )
                 columns[name][users_with_rows] = seq.columns[name][rows][newest_index]
         if clicks.known_from is not None:
-            rows = rows[clicks.known_from[rows] <= find_first_held_out(seq)[seq.user[rows]]]
+            rows = rows[clicks.known_from[rows] < find_first_held_out(seq)[seq.user[rows]]]
         pair_of_row = seq.user[rows] * len(item_id) + seq.item[rows]
         pair, reversed_index = np.unique(pair_of_row[::-1], return_index=True)
         label = clicks.label[rows][::-1][reversed_index] > 0

@@ -60,10 +60,10 @@ class EventLabeller:
         return np.select([liked, not_liked], [LIKED, NOT_LIKED], UNLABELLED)
 
     def hide_later_labels(self, label: np.ndarray, columns: Mapping[str, np.ndarray], now: int) -> np.ndarray:
-        """Return labels [n] with UNLABELLED for those that become known after `now` (unix seconds), as `data.labels` says."""
+        """Return labels [n] with UNLABELLED for those that are known in or after the second `now`, as `data.labels` says."""
         if self._label_time not in columns:
             return label
-        return np.where(columns[self._label_time] <= now, label, UNLABELLED)
+        return np.where(columns[self._label_time] < now, label, UNLABELLED)
 
 
 def _mark_missing(values: np.ndarray) -> pa.Array:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,17 +13,6 @@ from nonet.models.clicks.metrics import auc, is_defined
 _MIN_VALUE_ROWS = 5  # Rows that a value must have to be considered.
 _MIN_ROW_SHARE = 0.5  # Share of the rows that such values must have for a column to be considered.
 _MAX_AUC = 0.999  # AUC above which a column reveals the label.
-
-
-def find_columns(condition: str) -> set[str]:
-    """Return the names of the columns in a condition; none if it cannot be parsed, which is reported elsewhere."""
-    try:
-        ast.parse(condition.strip(), mode="eval")
-    except SyntaxError:
-        return set()
-    return {
-        node.id for node in ast.walk(ast.parse(condition.strip(), mode="eval")) if isinstance(node, ast.Name)
-    }
 
 
 def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarray) -> dict[str, float]:

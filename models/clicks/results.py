@@ -57,7 +57,7 @@ class HeldOutClicks:
         self._seed, events = seed, seq.find_split_events(split)
         self.index_by_task, self.user_by_task, self.label_by_task = {}, {}, {}
         for task, name in {"": target, **find_tasks(target, seq.targets)}.items():
-            index = events[seq.find_labelled(name)[events]]
+            index = events[seq.find_labelled(name, events)]
             user = seq.find_users(index)
             if select is not None:
                 is_selected = select(user)

@@ -25,7 +25,7 @@ from nonet.samples.batches.click_questions import (
     select_values,
 )
 from nonet.samples.batches.graphs import list_graph_features
-from nonet.samples.sequences import NEVER, Sequences, find_tasks
+from nonet.samples.sequences import NEVER, TRAIN, Sequences, find_tasks
 from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
@@ -59,7 +59,8 @@ class ClickRows:
         history: Maximum number of earlier events that a row uses.
         keys: Sparse keys; None for checkpoints of earlier versions, whose keys are indices.
         known_from: Unix seconds [N] from which on the label is known; None if each label is known at the time of its event.
-        tasks: Labels [N] and `known_from` [N] of further tasks, by name.
+        is_labelled: Which events [N] may be trained or measured (`Sequences.find_labelled`); None for all.
+        tasks: Labels [N], `known_from` [N] and `is_labelled` [N] of further tasks, by name.
         history_labels: Label and `known_from` of events as history, if they are those of another task.
     """
 
@@ -70,7 +71,8 @@ class ClickRows:
     history: int
     keys: SparseKeys | None
     known_from: np.ndarray | None = None
-    tasks: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    is_labelled: np.ndarray | None = None
+    tasks: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
     history_labels: tuple[np.ndarray, np.ndarray | None] | None = None
 
     @classmethod
@@ -124,25 +126,35 @@ class ClickRows:
         label = seq.targets[target].astype(np.float32)
         rows = cls.from_labels(seq, items, label, features, history, known_from, joined)
         tasks = {
-            task: (seq.targets[name].astype(np.float32), seq.get_label_times(name))
+            task: (
+                seq.targets[name].astype(np.float32),
+                seq.get_label_times(name),
+                seq.find_labelled(name),
+            )
             for task, name in find_tasks(target, seq.targets).items()
         }
-        return replace(rows, tasks=tasks)
+        is_labelled = None if known_from is None else seq.find_labelled(target)
+        return replace(rows, is_labelled=is_labelled, tasks=tasks)
 
     def select_task(self, task: str) -> ClickRows:
         """Return rows with the labels of a task; "" is the target of the stage. Features are computed from the same labels."""
         if not task:
             return self
-        label, known_from = self.tasks[task]
+        label, known_from, is_labelled = self.tasks[task]
         history_labels = (self.label, self.known_from)
-        return replace(self, label=label, known_from=known_from, history_labels=history_labels)
+        return replace(
+            self, label=label, known_from=known_from, is_labelled=is_labelled, history_labels=history_labels
+        )
 
     def find_rows(self, split: int) -> np.ndarray:
-        """Return the indices [P] of the events of a split whose label is known, for TRAIN early enough to train on it."""
+        """Return the indices [P] of the events of a split that may be trained or measured."""
         selected = self.seq.split == split
-        if self.known_from is not None:
-            selected = selected & (self.known_from < NEVER)
-        return np.flatnonzero(selected)
+        return np.flatnonzero(selected if self.is_labelled is None else selected & self.is_labelled)
+
+    def find_history(self) -> np.ndarray:
+        """Return the indices [P] of the TRAIN events whose label is known at some time, which may be history."""
+        selected = self.seq.split == TRAIN
+        return np.flatnonzero(selected if self.known_from is None else selected & (self.known_from < NEVER))
 
     def gather_labels(
         self, index: np.ndarray, weight_by_task: Mapping[str, float]
@@ -160,9 +172,9 @@ class ClickRows:
             return self.label[index], None
         label, weight = [self.label[index]], [np.ones(len(index), np.float32)]
         for task, task_weight in weight_by_task.items():
-            task_label, known_from = self.tasks[task]
+            task_label, _, is_labelled = self.tasks[task]
             label.append(task_label[index])
-            weight.append(np.where(known_from[index] < NEVER, np.float32(task_weight), np.float32(0)))
+            weight.append(np.where(is_labelled[index], np.float32(task_weight), np.float32(0)))
         return np.stack(label, 1), np.stack(weight, 1)
 
     def batch(self, index: np.ndarray, *, without_moment: np.ndarray | None = None) -> dict[str, Jagged]:
@@ -182,7 +194,7 @@ class ClickRows:
         )  # whether the label of each past event is known at the time of the row
         label, known_from = self.history_labels or (self.label, self.known_from)
         if known_from is not None:
-            is_known = known_from[past] <= np.repeat(seq.time[index], np.diff(past_offsets))
+            is_known = known_from[past] < np.repeat(seq.time[index], np.diff(past_offsets))
         item, time = seq.item[index].astype(np.int64), seq.time[index]
         questions = ClickQuestions(
             user=user,

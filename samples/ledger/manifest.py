@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.contents import describe_difference
 from nonet.types import RowRange
 
 FILE_BITS = 40  # up to 2^40 rows per file and 2^23 files, so that ids stay positive
@@ -158,7 +159,9 @@ def _describe_difference(field: str, old: Any, new: Any) -> str:
     """Describe how a field of DataFile differs."""
     if field == "groups":
         return f"other row groups ({len(old)} then, {len(new)} now)"
-    if field in ("fingerprint", "content"):
+    if field == "content":
+        return describe_difference(old, new)
+    if field == "fingerprint":
         return "other content of the same size"
     return f"{old} {field} then, {new} now"
 

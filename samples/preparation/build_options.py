@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
-from nonet.contents import identify_content
-from nonet.samples.tables import MISSING, TableFormat, find_parquet
+from nonet.samples.tables import MISSING, TableFormat, find_parquet, identify_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +62,4 @@ class BuildOptions:
         if self.items is None:
             return None
         system, files = find_parquet(self.items, "items")
-        return [[file, identify_content(system, file)] for file in files]
+        return [[file, identify_file(system, file, f"items {file}")] for file in files]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -43,10 +43,18 @@ from nonet.samples.sequences import (
     drop_unlabelled_events,
     find_newest_time,
 )
-from nonet.samples.tables import ROLES, TableFormat, compile_condition, list_names, read_interactions
+from nonet.samples.tables import (
+    FRACTION,
+    ROLES,
+    TableFormat,
+    compile_condition,
+    list_names,
+    read_interactions,
+)
 
 _FINE_TIME = "fine time:"  # column of the times that are finer than seconds
 _TIME = "unix time_s"  # name of the times in the changed log, which gives their unit
+_LABELS = "data.labels:"  # how error messages name a label file
 _FACTS = b"facts"  # metadata of a divided slice: the first row of each range ("bounds") and the newest time ("newest")
 
 
@@ -68,18 +76,27 @@ class LogChanges:
         return bool(self.labels) or self.compress is not None
 
     @property
+    def period_s(self) -> int:
+        """The seconds of a period within which repeated events become one."""
+        return 1 if self.compress is None else max(1, int(self.compress.compress))
+
+    @property
     def flat_format(self) -> int:
         """The format of sequences that are prepared on disk from the changed log."""
         return choose_flat_format(compressed=self.compress is not None, late_labels=bool(self.labels))
 
+    def extend_format(self, table_format: TableFormat) -> TableFormat:
+        """Return the format in which a log is read so that `attach_labels` knows times that are finer than seconds."""
+        return replace(table_format, keeps_fractions=bool(self.labels))
+
     def open_labels(self, table_format: TableFormat) -> list[EventLog]:
         """Open the label files, whose columns of users, items and times are named as in the log."""
-        return [EventLog(options.path, _select_roles(table_format)) for options in self.labels]
+        return [EventLog(options.path, _select_roles(table_format), table=_LABELS) for options in self.labels]
 
     def attach_labels(
         self, events: pa.Table, table_format: TableFormat, where: str | None
     ) -> tuple[pa.Table, dict[str, LabelCounts]]:
-        """Add the columns of the labels to the checked events of a log that `where` keeps.
+        """Add the columns of the labels to the checked events of a log that `where` keeps, as `extend_format` reads them.
 
         Returns:
             The events, and how many rows of each label file found an event, by the name of the label.
@@ -90,11 +107,11 @@ class LogChanges:
             if not len(events):
                 raise DataError(f"data.where: {where!r} matches no interaction.")
         for options in self.labels:
-            labels = read_interactions(options.path, _select_roles(table_format))
-            events, counts[options.name] = attach_label(events, labels, options)
+            labels = read_interactions(options.path, _select_roles(table_format), table=_LABELS)
+            events, counts[options.name] = attach_label(events, labels, options, period_s=self.period_s)
         if self.labels and self.drop_unlabelled:
             events = drop_unlabelled_events(events, self.labels, required=True)
-        return events, counts
+        return _drop_column(events, FRACTION), counts
 
     def select_labelled_events(self, events: pa.Table, where: str | None) -> pa.Table:
         """Return the events to which labels may belong: those that `where` keeps, or all if it reads a label itself."""
@@ -115,7 +132,7 @@ class LogChanges:
         """Return some checked events with the columns of the changed log; labels are from one row group of each label file."""
         for options, label_log in zip(self.labels, self.open_labels(table_format), strict=True):
             labels, _ = label_log.read(label_log.slices[0], label_log.names)
-            events = add_labels(events, labels, options)
+            events = add_labels(events, labels, options, period_s=self.period_s)
         if self.compress is None:
             return events
         return compress_log(events, self.compress.compress, self.compress.by, items).events
@@ -145,9 +162,13 @@ _LABEL_ROLES = frozenset({"user", "item", "time", *(ROLES[role] for role in ("us
 
 def _select_roles(table_format: TableFormat) -> TableFormat:
     """Return a table format with the columns of users, items and times alone, as a label file has them."""
-    return table_format.replace_columns(
-        {role: source for role, source in table_format.columns.items() if role in _LABEL_ROLES}
-    )
+    columns = {role: source for role, source in table_format.columns.items() if role in _LABEL_ROLES}
+    return replace(table_format, columns=columns, keeps_fractions=True)
+
+
+def _drop_column(table: pa.Table, name: str) -> pa.Table:
+    """Return a table without a column that it may have."""
+    return table.drop_columns([name]) if name in table.column_names else table
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +217,8 @@ class LogChanger:
             return
         table, fine_time = log.read(log_slice, log.names)
         if log is not self.log:
-            table = table.select(["user_id", "item_id", "timestamp"])
+            names = ("user_id", "item_id", "timestamp", FRACTION)
+            table = table.select([name for name in names if name in table.column_names])
         if fine_time is not None:
             table = table.append_column(_FINE_TIME, pa.array(fine_time))
         ids = table["user_id"].combine_chunks()
@@ -233,8 +255,11 @@ class LogChanger:
             name = _name_label_slices(index)
             newest = max(facts["newest"] for _, facts in self._open_slices(name))
             labels = self._read_range(name, number)
-            events, counts = attach_label(events, labels, options, observed_until=newest)
+            events, counts = attach_label(
+                events, labels, options, observed_until=newest, period_s=self.changes.period_s
+            )
             facts["labels"][options.name] = asdict(counts)
+        events = _drop_column(events, FRACTION)
         if self.changes.labels and self.changes.drop_unlabelled:
             events = drop_unlabelled_events(events, self.changes.labels)
         if self.drops_unknown and self.items is not None and self.changes.compress is not None:

@@ -21,6 +21,7 @@ from nonet.samples.preparation.changes import get_folded_folder
 from nonet.samples.preparation.core import KCoreResult, read_kept_mask
 from nonet.samples.preparation.gather import PartitionLayout, SortedPartition
 from nonet.samples.sequences import (
+    LABEL_END,
     LABEL_TIME,
     NEVER,
     TRAIN,
@@ -31,7 +32,7 @@ from nonet.samples.sequences import (
     compute_split_codes,
     find_duplicates,
     find_repeats,
-    limit_label_times,
+    limit_label_ends,
 )
 from nonet.samples.tables import as_numbers, compute_keys
 
@@ -136,14 +137,13 @@ class PartitionWriter:
         write_field("time", events_before, time)
         write_field("split", events_before, codes)
         fields = {name: dtype for name, dtype in self._get_fields().items() if name not in ("item", "time")}
-        label_times = {
-            name: limit_label_times(part.read_column(name, "<i8")[kept], time, codes, self.split)
-            for name in self._name_label_time_files().values()
-        }
+        files_of_ends, file_of_label_time = self._list_files_of_label_ends(), self._name_label_time_files()
         for name, dtype in fields.items():
-            values = label_times[name] if name in label_times else part.read_column(name, dtype)[kept]
-            if name in self._name_label_time_files():
-                values = values & (label_times[self._name_label_time_files()[name]] < NEVER)
+            values = part.read_column(name, dtype)[kept]
+            if name in files_of_ends:
+                values = limit_label_ends(values, codes, self.split)
+            elif name in file_of_label_time:
+                values &= part.read_column(file_of_label_time[name], "<i8")[kept] < NEVER
             write_field(name, events_before, values)
         if self.changed_folder is not None:
             self._write_folded(part, number, kept, digest)
@@ -181,6 +181,10 @@ class PartitionWriter:
             for i, stage in enumerate(self.layout.targets)
             if LABEL_TIME + stage in columns
         }
+
+    def _list_files_of_label_ends(self) -> set[str]:
+        """Return the files of the columns of ends of windows."""
+        return {f"column-{i}" for i, name in enumerate(self.layout.columns) if name.startswith(LABEL_END)}
 
     def _write_folded(self, part: SortedPartition, number: int, kept: np.ndarray, digest: Any) -> None:
         """Write the rows behind the kept events of a partition beside it, and add their bytes to the digest."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nonet.contents import identify_content
 from nonet.errors import DataError
 from nonet.samples.sequences import select_carried_columns
 from nonet.samples.tables import (
@@ -26,6 +25,7 @@ from nonet.samples.tables import (
     find_unit,
     get_unit_by_name,
     get_unit_by_size,
+    identify_file,
     is_plain,
     read_groups,
     read_parquet_footer,
@@ -35,7 +35,6 @@ from nonet.samples.tables import (
 
 # Shapes: N rows of a slice.
 
-_TABLE = "interactions"  # how error messages name the table
 _SLICE_ROWS = 1 << 21  # default maximum number of rows of a slice; each thread holds one slice in memory
 
 
@@ -59,6 +58,12 @@ class LogSlice:
 class EventLog:
     """The interactions behind a path, glob, folder, URI or `builtin:` name.
 
+    Args:
+        path: The path.
+        columns: Names of columns, or the whole table format.
+        slice_rows: Maximum number of rows of a slice, which has at least one row group.
+        table: The name of the table in error messages.
+
     Attributes:
         schema: Schema of the tables that `read` returns.
         slices: Slices in the order of files and rows.
@@ -68,22 +73,26 @@ class EventLog:
         DataError: If the files cannot be read as events.
     """
 
-    def __init__(self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS):
+    def __init__(
+        self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS, *, table: str = "interactions"
+    ):
+        self._table = table
         self.path, self._format = path, to_table_format(columns)
-        table_files = find_files(path, _TABLE)
+        table_files = find_files(path, self._table)
         self._system, self.files = table_files.system, table_files.files
         self._partitions = table_files.partitions  # columns whose values are in the names of folders
         self._file_schema: pa.Schema = read_unified_schema(
-            self._system, self.files, self._partitions, f"{_TABLE} {path}", _TABLE
+            self._system, self.files, self._partitions, f"{self._table} {path}", self._table
         )
-        self._footers = {file: read_parquet_footer(self._system, file, _TABLE) for file in self.files}
-        empty_table, _ = check_events(self._file_schema.empty_table(), self._format, f"{_TABLE} {path}")
+        self._footers = {file: read_parquet_footer(self._system, file, self._table) for file in self.files}
+        empty_table, _ = check_events(self._file_schema.empty_table(), self._format, f"{self._table} {path}")
         self.schema: pa.Schema = empty_table.schema
         self.slices = list(self._cut_slices(slice_rows))
         self.rows = sum(part.rows for part in self.slices)
         if not self.rows:
             raise DataError(
-                f"{_TABLE} {path}: the table is empty (columns {', '.join(self._file_schema.names)}, no rows)."
+                f"{self._table} {path}: the table is empty (columns {', '.join(self._file_schema.names)}, no rows). "
+                "Give a table with rows."
             )
         self._unit = self._detect_time_unit()
 
@@ -94,7 +103,7 @@ class EventLog:
 
     def compute_hash(self) -> str:
         """Return a hash of the files' names and contents."""
-        files = [[file, identify_content(self._system, file)] for file in self.files]
+        files = [[file, identify_file(self._system, file, f"{self._table} {file}")] for file in self.files]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def find_time_unit(self) -> str:
@@ -128,10 +137,10 @@ class EventLog:
             DataError: The rows are not valid events; the message names the file, the row and the column.
         """
         file, groups = log_slice.file, log_slice.groups
-        table = read_groups(self._system, file, groups, _TABLE, names)
+        table = read_groups(self._system, file, groups, self._table, names)
         table = self._partitions.add_to_table(table, file, list(names))
         label = (
-            f"{_TABLE} {file}, row groups {groups[0]} to {groups[-1]} (their first row is "
+            f"{self._table} {file}, row groups {groups[0]} to {groups[-1]} (their first row is "
             f"{log_slice.first_row:,})"
         )
         return check_events(self._conform(table, names, label), self._format, label, self._unit)
@@ -145,9 +154,9 @@ class EventLog:
             groups: Number of row groups to read, from the first one on; None for all.
         """
         name = self._get_file_column(role)
-        table = read_groups(self._system, log_slice.file, log_slice.groups[:groups], _TABLE, [name])
+        table = read_groups(self._system, log_slice.file, log_slice.groups[:groups], self._table, [name])
         table = self._partitions.add_to_table(table, log_slice.file, [name])
-        return self._conform(table, [name], f"{_TABLE} {log_slice.file}")[name]
+        return self._conform(table, [name], f"{self._table} {log_slice.file}")[name]
 
     def _conform(self, table: pa.Table, names: Collection[str], label: str) -> pa.Table:
         """Cast the named columns of a file to the types of the schema of all files; a missing column becomes nulls."""
@@ -196,7 +205,7 @@ class EventLog:
 
     def _read_largest(self, log_slice: LogSlice, name: str) -> float:
         """Return the largest absolute value of a column of a slice by reading it; 0 if the file has no such column."""
-        table = read_groups(self._system, log_slice.file, log_slice.groups, _TABLE, [name])
+        table = read_groups(self._system, log_slice.file, log_slice.groups, self._table, [name])
         table = self._partitions.add_to_table(table, log_slice.file, [name])
         if name not in table.column_names:
             return 0.0

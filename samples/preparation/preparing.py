@@ -121,7 +121,8 @@ def prepare_sequences(
         ConfigError: For the same reasons as in `build_sequences`.
     """
     changes = changes or LogChanges()
-    log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
+    table_format = changes.extend_format(options.table_format)
+    log = EventLog(options.interactions, table_format, *([slice_rows] if slice_rows else []))
     item_files = options.list_item_files()
     inputs = [changes.flat_format, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
     labels = changes.open_labels(options.table_format)

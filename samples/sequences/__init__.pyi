@@ -25,7 +25,9 @@ from .flat import MappedSequences as MappedSequences
 from .flat import choose_flat_format as choose_flat_format
 from .flat import load_item_keys as load_item_keys
 from .flat import release_pages as release_pages
+from .labels import LABEL_END as LABEL_END
 from .labels import LABEL_TIME as LABEL_TIME
+from .labels import MAX_LABELS as MAX_LABELS
 from .labels import NEVER as NEVER
 from .labels import LabelCounts as LabelCounts
 from .labels import Labels as Labels
@@ -37,7 +39,7 @@ from .labels import drop_unlabelled_events as drop_unlabelled_events  # pyright:
 from .labels import find_newest_time as find_newest_time
 from .labels import find_tasks as find_tasks
 from .labels import is_task as is_task
-from .labels import limit_label_times as limit_label_times
+from .labels import limit_label_ends as limit_label_ends
 from .labels import list_label_time_columns as list_label_time_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import match_target as match_target  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import name_task as name_task

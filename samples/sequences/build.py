@@ -22,15 +22,16 @@ from nonet.options import Count, StrictModel
 from nonet.random import rng
 from nonet.samples.sequences.compression import REPEAT_KINDS, REPEAT_TIMES, FoldedRepeats
 from nonet.samples.sequences.labels import (
+    LABEL_END,
     LABEL_TIME,
     NEVER,
     compute_label_times,
-    limit_label_times,
+    limit_label_ends,
     list_labels,
     match_target,
 )
 from nonet.samples.sequences.split import TRAIN, split_events
-from nonet.samples.tables import as_numbers, compile_condition, compute_keys
+from nonet.samples.tables import FRACTION, as_numbers, compile_condition, compute_keys
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -126,11 +127,13 @@ def build_arrays(
     }
     folded = FoldedRepeats.from_events(interactions)
     arrays["folded"] = None if folded is None else folded.take(order)
-    for name, known_from in compute_label_times(interactions, targets or {}).items():
-        stage = name.removeprefix(LABEL_TIME)
-        known_from = limit_label_times(known_from[order], arrays["time"], arrays["split"], split)
-        arrays["targets"][stage] = arrays["targets"][stage] & (known_from < NEVER)
-        arrays["columns"][name] = known_from
+    for name, times in compute_label_times(interactions, targets or {}).items():
+        times = times[order]
+        if name.startswith(LABEL_END):
+            times = limit_label_ends(times, arrays["split"], split)
+        else:
+            arrays["targets"][name.removeprefix(LABEL_TIME)] &= times < NEVER
+        arrays["columns"][name] = times
     train_counts = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
     return BuiltSequences(arrays, make_item_table(catalogue, kept_items, train_counts))
 
@@ -359,11 +362,11 @@ def select_carried_columns(
                     f"interaction column {name!r} is {arrow_type}; it must hold numbers or text."
                 )
         return list(columns), ()
-    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS)
+    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS, FRACTION)
     others = {
         field.name: field.type
         for field in schema
-        if field.name not in special and not field.name.startswith(LABEL_TIME)
+        if field.name not in special and not field.name.startswith((LABEL_TIME, LABEL_END))
     }
     carried = [name for name, kind in others.items() if _can_carry(kind)]
     return carried, tuple(f"{name} ({kind})" for name, kind in others.items() if not _can_carry(kind))

@@ -24,7 +24,8 @@ _FLAT_FORMAT = 4
 _COMPRESSED_FORMAT = (
     5  # of a compressed log: with the rows behind each event (`FoldedRepeats`), and strict samples
 )
-_LATE_LABELS = 2  # is added to the formats of logs with labels that arrive later (`sequences.py`)
+# Is added to the formats of logs with labels that arrive later; formats 6 and 7 are those of earlier versions (`sequences.py`).
+_LATE_LABELS = 4
 _FORMAT_WITH_WIDE_TIMES = 3  # the earlier format, whose times always take 64 bits
 ITEM_KEYS = "item_keys.npy"
 USER_IDS = "user_id.arrow"
@@ -154,7 +155,8 @@ class MappedSequences:
             "event_names": tuple(meta["event_names"]),
             "dropped": tuple(meta["dropped"]),
             "repeats": meta["repeats"],
-            "strict": meta["format"] in (_COMPRESSED_FORMAT, _COMPRESSED_FORMAT + _LATE_LABELS),
+            # Numbers of formats are odd for compressed logs, but for 3, in which times take 64 bits.
+            "strict": meta["format"] >= _COMPRESSED_FORMAT and meta["format"] % 2 == 1,
             "late_labels": meta["format"] > _COMPRESSED_FORMAT,
         }
 

@@ -1,12 +1,16 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
 A row of the label file belongs to the newest event of its user and item that is not newer than the row (last touch), if it came
-within the window. Such an event has the label 1, others 0. If the window of an event was not over when the label file ended, its
-label is unknown (NaN), so that a late purchase is not learned as a refusal (Chapelle, Modeling delayed feedback in display
-advertising, KDD 2014). This holds for events with a row, too: otherwise, the newest events would have too many positive labels.
+within the window. Times that are finer than seconds decide which event is newer (`FRACTION`). Such an event has the label 1,
+and others have 0. If the window of an event was not over when the label file ended, its label is unknown (NaN), so that a late
+purchase is not learned as a refusal (Chapelle, Modeling delayed feedback in display advertising, KDD 2014). This holds for
+events with a row, too: otherwise, the newest events would have too many positive labels.
 
 A label is known from a certain time on: a 1 from the time of its row in the label file, a 0 from the end of its event's window.
-Features and training read a label only from that time on. A second column holds these times.
+Features read a label only after the second of that time. A second column holds these times.
+
+Whether an event is trained on or measured does not depend on these times: otherwise, the newest events would again have too many
+positive labels. It depends on the end of the window, which a third column holds, and of which the label says nothing.
 """
 
 # Shapes: R rows of the log, L rows of the label file; N events, K labels of a condition, O outcomes.
@@ -26,15 +30,19 @@ from pydantic import Field
 from nonet.errors import DataError
 from nonet.options import StrictModel, Word
 from nonet.samples.sequences.split import TRAIN, get_training_end
-from nonet.samples.tables import list_names, match_rows, replace_column
+from nonet.samples.tables import FRACTION, list_names, match_rows, replace_column
 from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 LABEL_TIME = "label time:"
 """Prefix of the names of columns of label times: before a label's name in a log, before a stage in `Sequences.columns`."""
+LABEL_END = "label end:"
+"""Prefix of the names of columns of the ends of windows; what follows it is as for LABEL_TIME."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
+MAX_LABELS = 6
+"""How many labels a target may read: for K labels, 2^K conditions are computed over all events."""
 _TASKS = ".tasks."
 _MISSING = 2  # the outcome of a condition that depends on a missing value
 
@@ -86,11 +94,9 @@ class LabelCounts:
         return LabelCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
-def add_labels(
-    log: pa.Table, labels: pa.Table, options: Labels, *, observed_until: int | None = None
-) -> pa.Table:
+def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, period_s: int = 1) -> pa.Table:
     """Return the log of `attach_label`, without the counts."""
-    return attach_label(log, labels, options, observed_until=observed_until)[0]
+    return attach_label(log, labels, options, period_s=period_s)[0]
 
 
 def attach_label(
@@ -99,8 +105,9 @@ def attach_label(
     options: Labels,
     *,
     observed_until: int | None = None,
+    period_s: int = 1,
 ) -> tuple[pa.Table, LabelCounts]:
-    """Add the label column and the column of label times to a checked log [R].
+    """Add the label column and the columns of label times and of ends of windows to a checked log [R].
 
     Args:
         log: The checked interactions.
@@ -108,10 +115,13 @@ def attach_label(
             newest time is the end of what is observed, even if the log has newer events.
         options: The window and the name of the column.
         observed_until: Unix seconds at which the label file ends; None for the newest of `labels`, if they are the whole file.
+        period_s: Period within which events will become one event, which then has the labels of all (`compress_log`). Their
+            windows end together, the window after the period.
 
     Returns:
-        The log with two more columns: `options.name`, float32 (1, 0, or NaN for an unknown label), and "label time:<name>", the
-        int64 unix seconds from which on the label is known, NEVER for an unknown one; and how many labels found an event.
+        The log with three more columns: `options.name`, float32 (1, 0, or NaN for an unknown label); "label time:<name>", the
+        int64 unix seconds from which on the label is known; and "label end:<name>", those at which the window ends. Both are
+        NEVER for an unknown label. And how many labels found an event.
 
     Raises:
         DataError: The log already has a column of that name, or ids have different types.
@@ -122,25 +132,29 @@ def attach_label(
         )
     pair_R, pair_L = _encode_pairs(log, labels)
     time_R, time_L = log["timestamp"].to_numpy(), labels["timestamp"].to_numpy()
-    order = np.lexsort((time_R, pair_R))
-    position_L = _find_newest_before(pair_R[order], time_R[order], pair_L, time_L)
+    moment_R, moment_L = _order_moments(log, labels)
+    order = np.lexsort((moment_R, pair_R))
+    position_L = _find_newest_before(pair_R[order], moment_R[order], pair_L, moment_L)
     has_event_L = position_L >= 0
     event = order[position_L[has_event_L]]  # the row of the log to which each of these label rows belongs
     delay_s = time_L[has_event_L] - time_R[event]
     value_R = np.zeros(len(log), np.float32)
-    known_from_R = time_R + int(np.ceil(options.within))
+    window_s = int(np.ceil(options.within))
+    known_from_R = time_R + window_s
+    end_R = time_R // period_s * period_s + period_s - 1 + window_s
     observed_until = find_newest_time(time_L) if observed_until is None else observed_until
-    still_open_R = float(observed_until) - time_R < options.within
+    still_open_R = end_R > observed_until
     in_time = delay_s <= options.within
     value_R[event[in_time]] = 1
     known_from_R[event[in_time]] = NEVER
     np.minimum.at(
         known_from_R, event[in_time], time_L[has_event_L][in_time]
     )  # the oldest of an event's label rows
-    value_R[still_open_R], known_from_R[still_open_R] = np.nan, NEVER
-    labelled = log.append_column(options.name, pa.array(value_R))
+    value_R[still_open_R], known_from_R[still_open_R], end_R[still_open_R] = np.nan, NEVER, NEVER
     counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()))
-    return labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R)), counts
+    labelled = log.append_column(options.name, pa.array(value_R))
+    labelled = labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
+    return labelled.append_column(LABEL_END + options.name, pa.array(end_R)), counts
 
 
 def find_newest_time(time: np.ndarray) -> int:
@@ -152,10 +166,10 @@ def merge_labels(log: pa.Table, head_R: np.ndarray) -> pa.Table:
     """Return a log [R] in which the head of each group of rows has the labels of the whole group.
 
     A label is 1 from the earliest time of a row with the label 1. Without one, it is unknown if that of a row is, and else 0 from
-    the time at which the last one is known.
+    the time at which the last one is known. The rows of a group have one end of their windows.
 
     Args:
-        log: The log, to which `attach_label` added labels.
+        log: The log, to which `attach_label` added labels, with the period of the groups.
         head_R: The row that is the head of each row's group.
     """
     for name in list_labels(log.schema):
@@ -220,8 +234,11 @@ def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> d
     event. A target that reads no label column is known at the time of its event. The target of a task is never known for an
     event that lacks a column on which it depends; that of a stage is then false.
 
+    For each target that reads a label, the end of the longest window of these labels is computed, too. It is NEVER if one of
+    them is not known, even if the others decide the target.
+
     Returns:
-        Unix seconds [N] int64 by the name of their column: "label time:<stage>".
+        Unix seconds [N] int64 by the name of their column: "label time:<stage>" and "label end:<stage>".
     """
     known_from = {}
     for stage, condition in _select_timed_targets(interactions.schema, targets).items():
@@ -234,33 +251,35 @@ def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> d
         if is_task(stage):
             times = np.where(_compute_outcomes(condition, interactions) == _MISSING, NEVER, times)
         known_from[LABEL_TIME + stage] = times
+        if labels:
+            ends_KN = np.stack([interactions[LABEL_END + name].to_numpy() for name in labels])
+            known_from[LABEL_END + stage] = np.where(times < NEVER, ends_KN.max(0), NEVER)
     return known_from
 
 
 def list_label_time_columns(schema: pa.Schema, targets: Mapping[str, str]) -> list[str]:
     """Return the names of the columns that `compute_label_times` computes for a log of this schema."""
-    return [LABEL_TIME + stage for stage in _select_timed_targets(schema, targets)]
+    return [
+        prefix + stage
+        for stage, condition in _select_timed_targets(schema, targets).items()
+        for prefix in ((LABEL_TIME, LABEL_END) if _list_read_labels(schema, condition) else (LABEL_TIME,))
+    ]
 
 
-def limit_label_times(
-    known_from: np.ndarray, time: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]
-) -> np.ndarray:
-    """Return the times from which on targets are known, NEVER for those that training must not use.
+def limit_label_ends(ends: np.ndarray, codes: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    """Return the ends of windows, NEVER for those of events that training must not use.
 
-    If the split is by time, targets of TRAIN events that become known after the end of training are not used. A target is false
-    where the time is NEVER.
+    If the split is by time, these are the TRAIN events whose window ends after the end of training, whatever their label is.
 
     Args:
-        known_from: Unix seconds [N] of `compute_label_times`.
-        time: Unix seconds [N] of the events.
+        ends: Unix seconds [N] of `compute_label_times`.
         codes: Split of each event [N].
         split: Options of the split.
     """
     training_end = get_training_end(split)
     if training_end is None:
-        return known_from
-    is_late = (codes == TRAIN) & (known_from >= training_end)
-    return np.where(is_late & (known_from > time), NEVER, known_from)
+        return ends
+    return np.where((codes == TRAIN) & (ends >= training_end), NEVER, ends)
 
 
 def _select_timed_targets(schema: pa.Schema, targets: Mapping[str, str]) -> dict[str, str]:
@@ -362,6 +381,22 @@ def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarr
     return user_R * item_count + item_R, pair_L
 
 
+def _order_moments(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers in the order of time of the rows of the log [R] and of the label file [L], both int64.
+
+    A time without a fraction of a second is the beginning of its second.
+    """
+    tables = (log, labels)
+    seconds = np.concatenate([table["timestamp"].to_numpy() for table in tables])
+    if any(FRACTION in table.column_names for table in tables):
+        fractions = [
+            table[FRACTION].to_numpy() if FRACTION in table.column_names else np.zeros(len(table), np.int64)
+            for table in tables
+        ]
+        seconds = np.unique(seconds, return_inverse=True)[1] * 1_000_000_000 + np.concatenate(fractions)
+    return seconds[: len(log)], seconds[len(log) :]
+
+
 def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
     """Return the index of each value in the dictionary, int64; -1 for values that are not in it."""
     index = pc.index_in(column, value_set=dictionary)
@@ -369,16 +404,16 @@ def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
 
 
 def _find_newest_before(
-    pair_R: np.ndarray, time_R: np.ndarray, pair_L: np.ndarray, time_L: np.ndarray
+    pair_R: np.ndarray, moment_R: np.ndarray, pair_L: np.ndarray, moment_L: np.ndarray
 ) -> np.ndarray:
     """Return for each label row the last row of the log with the same pair that is not newer, [L] int64; -1 if there is none.
 
     The rows of the log must be sorted by pair and time.
     """
     first_of_pair = np.searchsorted(pair_R, pair_L, "left")
-    # Sort both kinds of rows together by pair and time; at the same time, rows of the log come first.
+    # Sort both kinds of rows together by pair and moment; at the same moment, rows of the log come first.
     is_label = np.r_[np.zeros(len(pair_R)), np.ones(len(pair_L))]
-    merged = np.lexsort((is_label, np.r_[time_R, time_L], np.r_[pair_R, pair_L]))
+    merged = np.lexsort((is_label, np.r_[moment_R, moment_L], np.r_[pair_R, pair_L]))
     log_rows_so_far = np.cumsum(merged < len(pair_R))
     last_log_row = np.empty(len(merged), np.int64)
     last_log_row[merged] = log_rows_so_far - 1

@@ -29,7 +29,7 @@ from nonet.samples.sequences.flat import (
     load_item_keys,
     release_pages,
 )
-from nonet.samples.sequences.labels import LABEL_TIME, NEVER
+from nonet.samples.sequences.labels import LABEL_END, LABEL_TIME, NEVER
 from nonet.samples.sequences.repeats import (
     MASK,
     choose_policy,
@@ -43,9 +43,11 @@ from nonet.samples.sequences.user_file import USER_FILE, UserFile, write_user_fi
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FORMAT = 2
-# The format of sequences with labels that arrive later. Formats 1 and 2 of earlier versions may have them, too: of two labels, a
-# target may be taken as known too early; a label counts at once, and may belong to an event that `where` removes.
-_FORMAT_WITH_LATE_LABELS = 3
+# The format of sequences with labels that arrive later. In format 3 of earlier versions, the times of labels choose the events
+# that are trained on, which favours purchases. Formats 1 and 2 may have labels, too: of two labels, a target may be taken as
+# known too early; a label counts at once, and may belong to an event that `where` removes.
+_FORMAT_WITH_LATE_LABELS = 4
+_FORMATS_WITH_LATE_LABELS = (3, _FORMAT_WITH_LATE_LABELS)
 # The format of earlier versions: sparse keys are the indices of users and items, and all columns are float32.
 _FORMAT_WITHOUT_KEYS = 1
 _PART_EVENTS = 1 << 22  # number of events that are processed at once, so that memory is bounded
@@ -66,7 +68,8 @@ class Sequences:
         split: Split of each event [N] int8: TRAIN, VALID, TEST or RL.
         columns: Columns of the log by name [N]: ids are int64 (text is hashed; NONE if missing), other numbers float32 (NaN
             if missing).
-        targets: Where each stage's `target:` condition holds [N] bool, by stage.
+        targets: Where each stage's `target:` condition holds [N] bool, by stage; false where its label never becomes known. What
+            a stage trains on is `find_targets`.
         event_names: Kinds of events.
         user_key: Sparse keys of the users [U] int64; None in files of an earlier version, whose keys are the user rows.
         item_key: Sparse keys of the items [I] int64; None in files of an earlier version, whose keys are the item indices.
@@ -102,8 +105,8 @@ class Sequences:
 
     @cached_property
     def feature_columns(self) -> tuple[str, ...]:
-        """The names of the columns that a model may read: all but the times of labels."""
-        return tuple(name for name in self.columns if not name.startswith(LABEL_TIME))
+        """The names of the columns that a model may read: all but the times of labels and the ends of their windows."""
+        return tuple(name for name in self.columns if not name.startswith((LABEL_TIME, LABEL_END)))
 
     def get_label_times(self, stage: str | None) -> np.ndarray:
         """Return the unix seconds [N] at which each event's label becomes known; NEVER if it is unknown.
@@ -113,9 +116,20 @@ class Sequences:
         """
         return self.columns.get(LABEL_TIME + (stage or next(iter(self.targets), "")), self.time)
 
-    def find_labelled(self, stage: str) -> np.ndarray:
-        """Return for which events [N] bool the label of a target becomes known at some time."""
-        return np.asarray(self.get_label_times(stage)) < NEVER
+    def find_labelled(self, stage: str, events: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Return for which of some events [n] bool a stage or task may be trained or measured: their windows have ended.
+
+        Of the TRAIN events, they must have ended before the end of training. Without labels that arrive later, these are the
+        events that lack no column on which the target of a task depends. In sequences of earlier versions, the events are
+        chosen by the times of their labels.
+        """
+        ends = self.columns.get(LABEL_END + stage)
+        return np.asarray((self.get_label_times(stage) if ends is None else ends)[events]) < NEVER
+
+    def find_targets(self, stage: str, events: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Return for which of some events [n] bool the condition of a target holds and `find_labelled` is true."""
+        target = self.targets[stage][events]
+        return target & self.find_labelled(stage, events) if LABEL_END + stage in self.columns else target
 
     def gather_columns(
         self, index: np.ndarray, users: np.ndarray, as_of: np.ndarray | None = None
@@ -289,7 +303,7 @@ class Sequences:
         path = Path(folder) / USER_FILE
         file = UserFile.read(path)
         meta = file.metadata
-        if meta.get("format") not in (_FORMAT_WITHOUT_KEYS, _FORMAT, _FORMAT_WITH_LATE_LABELS):
+        if meta.get("format") not in (_FORMAT_WITHOUT_KEYS, _FORMAT, *_FORMATS_WITH_LATE_LABELS):
             raise DataError(
                 f"{path}: format {meta.get('format')}; this version reads {_FORMAT_WITHOUT_KEYS} to "
                 f"{_FORMAT_WITH_LATE_LABELS}. Run the tokenise stage again."
@@ -309,7 +323,7 @@ class Sequences:
             repeats=meta.get("repeats", MASK),
             strict=meta.get("strict", False),
             folded=FoldedRepeats.load(path.parent),
-            late_labels=meta["format"] == _FORMAT_WITH_LATE_LABELS,
+            late_labels=meta["format"] in _FORMATS_WITH_LATE_LABELS,
         )
 
     @classmethod

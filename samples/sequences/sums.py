@@ -50,10 +50,10 @@ class EventTotals:
         has_test = np.zeros(len(part), bool)  # by user
         has_test[part.find_users(np.flatnonzero(test))] = True
         self.tested += int(has_test.sum())
-        for name, mask in part.targets.items():
-            self.taught[name] = self.taught.get(name, 0) + int((mask & train).sum())
-        for mask in list(part.targets.values())[:1]:  # the first target, if there is any
-            self.target = (self.target or 0) + int((mask & test).sum())
+        for name in part.targets:
+            self.taught[name] = self.taught.get(name, 0) + int((part.find_targets(name) & train).sum())
+        for name in list(part.targets)[:1]:  # the first target, if there is any
+            self.target = (self.target or 0) + int((part.find_targets(name) & test).sum())
         times = part.time[train]
         self.first = min(self.first, int(times.min(initial=_INT64.max)))
         self.last = max(self.last, int(times.max(initial=_INT64.min)))

@@ -80,6 +80,12 @@ class UserWindows(_ShuffledSource):
         column_meanings |= {name: f"{kind} an event" for name, kind in joined_kinds.items()}
         return {"item": "int64 an event", "user": "int64 a sequence", **column_meanings}
 
+    @cached_property
+    def _target(self) -> np.ndarray | None:
+        """Which events may be targets, bool [N]; None for all training events."""
+        target = self.request.target
+        return self.request.events().find_targets(target) if target else None
+
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
         """Lease a step and return functions that make the batches of a rank's share; see `Samples.batch`."""
         from nonet.samples.batches import (
@@ -91,7 +97,7 @@ class UserWindows(_ShuffledSource):
 
         request, seq = self.request, self.request.events()
         assert request.sids_IL is not None  # Every model that reads sequences of users has semantic ids.
-        target = seq.targets[request.target] if request.target else None
+        target = self._target
         epoch, rows = self._lease_step(step)
         windows = cut_target_windows(
             seq,

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.fs as pafs
 
-from nonet.contents import identify_content
+from nonet.contents import describe_difference
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataManifest, RowOrder
 from nonet.samples.streams.formats import FOLDER_ENDINGS, OpenedFile, detect_format, inspect_file, read_group
@@ -33,6 +33,7 @@ from nonet.samples.tables import (
     compile_condition,
     conform,
     find_files,
+    identify_file,
     match_rows,
     unify_schemas,
 )
@@ -328,9 +329,9 @@ def _relocate_manifest(
         raise DataError(f"the data are not those of the manifest: {difference}")
     pairs = list(zip(manifest.files, located_files, strict=True))
     for file, (system, path) in pairs:
-        if file.content and identify_content(system, path) != file.content:
+        if file.content and (content := identify_file(system, path, path)) != file.content:
             raise DataError(
-                f"the data are not those of the manifest: {path} has other content of the same size"
+                f"the data are not those of the manifest: {path}: {describe_difference(file.content, content)}"
             )
     return DataManifest(tuple(replace(file, path=path) for file, (_, path) in pairs))
 

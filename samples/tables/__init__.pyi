@@ -34,8 +34,10 @@ from .paths import read_unified_schema as read_unified_schema  # pyright: ignore
 from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .retries import CorruptDataError as CorruptDataError
 from .retries import UnreachableDataError as UnreachableDataError
+from .retries import identify_file as identify_file  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .retries import is_corruption as is_corruption  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .retries import read_with_retries as read_with_retries
+from .table_format import FRACTION as FRACTION
 from .table_format import MISSING as MISSING
 from .table_format import ROLES as ROLES
 from .table_format import Columns as Columns

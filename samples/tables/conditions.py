@@ -36,6 +36,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 _SEPARATOR = "\x1f"  # between the elements of a list that is joined to a text
+_MAX_DEPTH = 64  # of brackets and negations, so that no code that walks through a condition runs out of stack
 _ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text"  # For messages.
 
 
@@ -92,6 +93,8 @@ class _ConditionCompiler:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # For example about an unknown escape in quoted text.
                 tree = ast.parse(self.text.strip(), mode="eval")
+            if _measure_depth(tree) > _MAX_DEPTH:
+                raise RecursionError
             return self._compile_boolean(tree.body)
         except SyntaxError as error:
             location = f" near character {error.offset}" if error.offset else ""
@@ -99,7 +102,7 @@ class _ConditionCompiler:
             raise self._make_error(f"is not a condition{location}.{hint} Allowed: {_ALLOWED}") from None
         except (RecursionError, MemoryError, ValueError):
             raise self._make_error(
-                f"is too deep or holds an illegal character. Allowed: {_ALLOWED}"
+                f"is nested more than {_MAX_DEPTH} levels deep, or holds an illegal character. Allowed: {_ALLOWED}"
             ) from None
 
     def _compile_boolean(self, node: ast.expr) -> pc.Expression:
@@ -313,6 +316,14 @@ class _ConditionCompiler:
         """Build the error whose message is the (shortened) condition followed by the problem, such as "uses `is`"."""
         shown_text = self.text if len(self.text) <= 200 else self.text[:200] + "..."
         return ConfigError(f"{self.name}: {shown_text!r} {problem}.")
+
+
+def _measure_depth(tree: ast.AST) -> int:
+    """Return how deeply the nodes of a tree are nested."""
+    depth, level = 0, list(ast.iter_child_nodes(tree))
+    while level:
+        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth
 
 
 def list_names(text: str) -> set[str]:

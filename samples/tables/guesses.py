@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from nonet.samples.tables.table_format import ROLES
 from nonet.samples.tables.times import convert_to_seconds, find_implausible
-from nonet.samples.tables.word_lists import are_lists, parse_word_lists
+from nonet.samples.tables.word_lists import BrokenListError, are_lists, parse_word_lists
 
 NAMES = {
     "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session "
@@ -154,7 +154,7 @@ def guess_categories(roles: Mapping[str, str], rows: pa.Table) -> dict[str, str]
         rows: The items, or the first of them.
 
     Returns:
-        `roles`, with `categories` if there is such a column.
+        `roles`, with `categories` if there is such a column, also if a list in it is broken, which its reader refuses.
     """
     if "categories" in roles:
         return dict(roles)
@@ -167,7 +167,12 @@ def guess_categories(roles: Mapping[str, str], rows: pa.Table) -> dict[str, str]
     if len(names) != 1:
         return dict(roles)
     column = rows[names[0]].combine_chunks()
-    words = (parse_word_lists(column, ()) if _is_text(column.type) else column).flatten()
+    try:
+        words = (parse_word_lists(column, ()) if _is_text(column.type) else column).flatten()
+    except BrokenListError:
+        return {**roles, "categories": names[0]}
+    except TypeError:
+        return dict(roles)
     return {**roles, "categories": names[0]} if 2 * len(words.unique()) <= len(words) else dict(roles)
 
 

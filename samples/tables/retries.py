@@ -14,6 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from nonet.contents import identify_content
 from nonet.errors import DataError
 
 Result = TypeVar("Result")
@@ -69,6 +70,11 @@ def read_with_retries(
         except pa.ArrowException as error:
             raise CorruptDataError(f"{label}: cannot be read: {get_first_line(error)}") from None
     raise AssertionError("the last attempt returns or raises")
+
+
+def identify_file(system: pafs.FileSystem, path: str, label: str) -> str:
+    """Return the identity of the content of a file (`nonet.contents`), as `read_with_retries` reads it."""
+    return read_with_retries(lambda: identify_content(system, path), label)
 
 
 def is_corruption(error: OSError, system: pafs.FileSystem, path: str) -> bool:

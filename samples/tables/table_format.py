@@ -13,6 +13,8 @@ MISSING = ("NA", "N/A", "n/a", "nan", "NaN", "None", "null", "NULL", "\\N", "<NA
 """Texts that stand for a missing value if a scenario does not list its own (`data.missing`)."""
 ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "event", "rating": "rating"}
 """Nonet's name of the column that has each role."""
+FRACTION = "fraction of a second:"
+"""The column of the nanoseconds, int64, between the second of a row's timestamp and its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class TableFormat:
         missing: Texts that stand for a missing value, so they are no ids of users or items and no categories.
         time_unit: Unit of numeric times whose column does not name it: "s", "ms", "us" or "ns"; None to determine it from the
             values. Files that are read for a finished run have the unit of the run's log.
+        keeps_fractions: Whether interactions get a column FRACTION if their times are finer than seconds.
     """
 
     columns: Mapping[str, str] = dataclass_field(default_factory=dict[str, str])
     missing: tuple[str, ...] = MISSING
     time_unit: str | None = None
+    keeps_fractions: bool = False
 
     @classmethod
     def from_options(

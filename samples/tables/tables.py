@@ -21,8 +21,8 @@ import pyarrow.compute
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.ids import describe_rewritten_ids
 from nonet.samples.tables.paths import read_parquet
-from nonet.samples.tables.table_format import ROLES, Columns, to_table_format
-from nonet.samples.tables.times import convert_times, convert_to_seconds, get_unit_by_name
+from nonet.samples.tables.table_format import FRACTION, ROLES, Columns, to_table_format
+from nonet.samples.tables.times import compute_fractions, convert_times, convert_to_seconds, get_unit_by_name
 from nonet.samples.tables.word_lists import parse_word_lists
 from nonet.suggest import join_names, suggest_sentence
 
@@ -71,6 +71,7 @@ def read_interactions(
     path: str | os.PathLike[str],
     columns: Columns = None,
     only: Collection[str] | None = None,
+    table: str = "interactions",
 ) -> pa.Table:
     """Read and check the interactions behind a path, glob, folder, URI or `builtin:` name.
 
@@ -78,9 +79,10 @@ def read_interactions(
         path: Path of the files.
         columns: Sources of columns by Nonet's names, or the whole table format.
         only: Columns to read, by Nonet's names; None reads all.
+        table: The name of the table in error messages.
     """
-    table = read_parquet(path, "interactions", _get_source_names(only, columns))
-    return check_interactions(table, columns, f"interactions {path}")
+    rows = read_parquet(path, table, _get_source_names(only, columns))
+    return check_interactions(rows, columns, f"{table} {path}")
 
 
 def read_items(
@@ -169,7 +171,11 @@ def _check_event_values(
         convert_times(
             table["timestamp"], unit, f"{label}: column {source!r}"
         )  # raises an error that names the unit
-    return _normalise_times(table, source, label, unit)
+    normalised, raw_times = _normalise_times(table, source, label, unit)
+    if raw_times is not None and to_table_format(columns).keeps_fractions:
+        fractions = compute_fractions(table["timestamp"], source, unit)
+        normalised = normalised.append_column(FRACTION, pa.array(fractions))
+    return normalised, raw_times
 
 
 def check_items(table: pa.Table, columns: Columns, label: str) -> pa.Table:
@@ -243,7 +249,9 @@ def _require_column(table: pa.Table, name: str, role: str, sources: Mapping[str,
 
 def _check_not_empty(table: pa.Table, label: str) -> None:
     if not len(table):
-        raise DataError(f"{label}: the table is empty (columns {join_names(table.column_names)}, no rows).")
+        raise DataError(
+            f"{label}: the table is empty (columns {join_names(table.column_names)}, no rows). Give a table with rows."
+        )
 
 
 def _check_no_nulls(table: pa.Table, name: str, label: str) -> None:

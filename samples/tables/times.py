@@ -55,6 +55,26 @@ def convert_to_seconds(
         TypeError: If the type cannot hold times.
         ValueError: If units are mixed, or the type is too coarse.
     """
+    raw, raw_unit = _read_numbers(column, name, unit)
+    if raw_unit == "s" and np.issubdtype(raw.dtype, np.integer):
+        return raw.astype(np.int64), None
+    return np.floor_divide(raw, _PER_SECOND[raw_unit]).astype(np.int64), raw
+
+
+def compute_fractions(column: pa.ChunkedArray, name: str, unit: str | None = None) -> np.ndarray | None:
+    """Return the nanoseconds [N] int64 by which times are later than the seconds of `convert_to_seconds`.
+
+    None stands for times that are whole seconds by their type. Arguments and errors are those of `convert_to_seconds`.
+    """
+    raw, raw_unit = _read_numbers(column, name, unit)
+    if raw_unit == "s" and np.issubdtype(raw.dtype, np.integer):
+        return None
+    per_second = _PER_SECOND[raw_unit]
+    return (np.mod(raw, per_second) * (1_000_000_000 // per_second)).astype(np.int64)
+
+
+def _read_numbers(column: pa.ChunkedArray, name: str, unit: str | None) -> tuple[np.ndarray, str]:
+    """Return times as numbers [N], and their unit; arguments and errors are those of `convert_to_seconds`."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = _parse_text(column)
@@ -62,19 +82,15 @@ def convert_to_seconds(
     if pa.types.is_date(kind):
         column, kind = column.cast(pa.timestamp("s")), pa.timestamp("s")
     if pa.types.is_timestamp(kind):
-        raw, raw_unit = column.cast(pa.int64()).to_numpy(), str(kind.unit)  # Rules 1 and 2.
-    elif is_plain(kind):
-        raw = column.cast(pa.float64()).to_numpy() if not pa.types.is_integer(kind) else column.to_numpy()
-        _check_precision(raw, kind)
-        may_be_dates = get_unit_by_name(name) is None and unit in (None, "s")
-        if may_be_dates and (date_seconds := _parse_calendar_dates(raw)) is not None:
-            return date_seconds, None
-        raw_unit = _choose_unit(raw, name, unit)
-    else:
+        return column.cast(pa.int64()).to_numpy(), str(kind.unit)  # Rules 1 and 2.
+    if not is_plain(kind):
         raise TypeError(str(kind))
-    if raw_unit == "s" and np.issubdtype(raw.dtype, np.integer):
-        return raw.astype(np.int64), None
-    return np.floor_divide(raw, _PER_SECOND[raw_unit]).astype(np.int64), raw
+    raw = column.cast(pa.float64()).to_numpy() if not pa.types.is_integer(kind) else column.to_numpy()
+    _check_precision(raw, kind)
+    may_be_dates = get_unit_by_name(name) is None and unit in (None, "s")
+    if may_be_dates and (date_seconds := _parse_calendar_dates(raw)) is not None:
+        return date_seconds, "s"
+    return raw, _choose_unit(raw, name, unit)
 
 
 def convert_times(

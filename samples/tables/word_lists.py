@@ -36,9 +36,14 @@ _NUMBER = re.compile(r"[+-]?\d+")
 _GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 _BRACKETS = ("[]", "()", "{}")
 _NUMPY_LIST = re.compile(r"""\[\s*('[^']*'|"[^"]*")(\s+('[^']*'|"[^"]*"))+\s*\]""")
+_PLAIN_WORD = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^,"\[\]{}]*)\s*(,|$)""")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _EXAMINED_TEXTS = 20_000
 """The number of texts from which `are_lists` decides."""
+
+
+class BrokenListError(TypeError):
+    """Raised for a text that begins or ends as a list of JSON or Python, and is none, in a column of such lists."""
 
 
 def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
@@ -50,6 +55,7 @@ def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
 
     Raises:
         TypeError: If the type of the column contains no words. The message is the type.
+        BrokenListError: If a text is a broken list. The message has the row, from 0.
     """
     kind, ignored = column.type, set(missing)
     if pa.types.is_null(kind):
@@ -118,11 +124,18 @@ def _split_texts(texts: list[str | None]) -> list[list[str]]:
 
     Raises:
         TypeError: If the texts are lists of objects without a name.
+        BrokenListError: If a text is a broken list.
     """
     filled = [text for text in texts if text]
     if (lists := _parse_literal_lists(filled)) is not None:
         next_list = iter(lists)
-        return [next(next_list) if text else [] for text in texts]
+        rows = [next(next_list) if text else [] for text in texts]
+        for row, (text, words) in enumerate(zip(texts, rows, strict=True)):
+            if text and words == [text] and _is_broken_list(text.strip()):
+                raise BrokenListError(
+                    f"text with lists, of which that in row {row} is broken: {_shorten(text)}"
+                )
+        return rows
     delimiter = _choose_delimiter(filled)
     if delimiter == "|":
         return [[part for part in (text or "").split("|") if part] for text in texts]
@@ -163,25 +176,56 @@ def _parse_literal_lists(texts: list[str]) -> list[list[str]] | None:
     return [[text] if words is None else words for text, words in zip(texts, lists, strict=True)]
 
 
+def _is_broken_list(text: str) -> bool:
+    """Return whether a text that is no list begins and ends as one, or does one of both and lacks a bracket."""
+    begins, ends = text[:1] in ("[", "{"), text[-1:] in ("]", "}")
+    lacks_bracket = any(text.count(opening) != text.count(closing) for opening, closing in ("[]", "{}"))
+    return (begins and ends) or ((begins or ends) and lacks_bracket)
+
+
 def _parse_literal_list(text: str) -> list[str] | None:
-    """Parse a text that is a list of JSON, Python (also a tuple or a set), NumPy or Postgres; None if it is no list."""
+    """Parse a text that is a list of JSON, Python (also a tuple or a set), NumPy or Postgres; None if it is no list.
+
+    A text that is nested too deeply to be parsed is none.
+    """
     if text[:1] + text[-1:] not in _BRACKETS or len(text) < 2:
         return None
     if _NUMPY_LIST.fullmatch(text):  # Python would join the words.
         return [first or second for first, second in _QUOTED.findall(text)]
     try:
         value = json.loads(text)
+    except RecursionError:
+        return None
     except ValueError:
         try:
             value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except RecursionError:
+            return None
+        except (ValueError, SyntaxError, MemoryError, TypeError):  # {[1]} is a TypeError
             if text[0] == "(":
                 return None
-            words = (word.strip().strip("'\"") for word in text[1:-1].split(","))
-            return [word for word in words if word]
+            return _split_plain_list(text[1:-1])
     if not isinstance(value, list | tuple | set | dict):  # a text or a number in parentheses
         return None
-    return list(_flatten_words(sorted(value) if isinstance(value, set) else value))
+    try:
+        if isinstance(value, set):
+            is_mixed = len({type(word) for word in value}) > 1
+            value = sorted(value, key=repr if is_mixed else None)
+        return _flatten_words(value)
+    except RecursionError:
+        return None
+
+
+def _split_plain_list(content: str) -> list[str] | None:
+    """Split what is in the brackets of a list of Postgres or of words without quotes; None if a quote or bracket is left over."""
+    words: list[str] = []
+    start = 0
+    while found := _PLAIN_WORD.match(content, start):
+        words.append(found[1].strip().strip("'\""))
+        if not found[2]:
+            return [word for word in words if word]
+        start = found.end()
+    return None
 
 
 def _are_cut_by(texts: list[str], delimiter: str) -> bool:

@@ -1,8 +1,8 @@
 """The identity of the content of a file, by which a run finds that its data have changed.
 
-It covers all bytes of a local file. These are read once on a node: the cache of the node remembers the hash for as long as inode,
-size and times stay the same. The identity of an object in object storage is the ETag that the store gives to its content. A
-filesystem without ETags has sizes and times of modification only.
+It covers all bytes of a local file. These are read once on a node: the cache of the node remembers the hash for as long as
+inode, size and times stay the same, and the hash is asked for within 90 days. The identity of an object in object storage is
+the ETag that the store gives to its content. A filesystem without ETags has sizes and times of modification only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ from typing import Any
 from nonet.atomic import write_whole
 from nonet.cache import find_cache_root
 
+_KEPT_S = 90 * 86_400.0  # For how long the hash of a file is remembered that nothing asks for.
+_HASHED_BYTES_PER_S = 1e8  # A process that hashes a file more slowly is not waited for.
+_POLL_S = 0.1  # Seconds between attempts to lock a record.
+_KINDS = {
+    "blake2b": "the bytes of a file",
+    "etag": "the ETag of an object",
+    "time": "size and time of a file",
+}
 _SETTLED_S = 2.0  # A later change may leave the times of a file that is younger as they are; its hash is not remembered.
 
 
@@ -43,6 +51,19 @@ def identify_content(system: Any, path: str) -> str:
     return f"time:{info.size}:{info.mtime_ns}"
 
 
+def describe_difference(old: str, new: str) -> str:
+    """Describe why an identity of `identify_content` is not that of earlier data with the same size, and what to do."""
+    old_kind, new_kind = (_KINDS.get(identity.partition(":")[0], "") for identity in (old, new))
+    if old_kind != new_kind:
+        return (
+            f"its content was identified by {old_kind}, and is now by {new_kind}, so nothing shows that it is the same; if the "
+            "data were moved, use them at their earlier address"
+        )
+    if old_kind == _KINDS["etag"]:
+        return "another ETag at the same size: other content, or a copy that was uploaded in other parts"
+    return "other content of the same size"
+
+
 def _find_digest(path: str) -> str:
     """Return the hash of a local file, from the cache of the node if the file is the one that was hashed."""
     state = _read_state(path)
@@ -51,13 +72,14 @@ def _find_digest(path: str) -> str:
     record = find_cache_root() / "contents" / f"{state[0]:x}-{state[1]:x}.json"
     if (digest := _read_record(record, state)) is not None:
         return digest
-    with _lock_record(record):
+    with _lock_record(record, _POLL_S + state[2] / _HASHED_BYTES_PER_S):
         if (digest := _read_record(record, state)) is not None:
             return digest  # Another process has hashed the file meanwhile.
         digest = _hash_file(path)
         if _read_state(path) == state:
             with suppress(OSError):  # Without a cache, the file is hashed again.
                 write_whole(record, json.dumps({"state": state, "digest": digest}).encode())
+                _remove_old_records(record.parent)
         return digest
 
 
@@ -78,13 +100,27 @@ def _read_record(record: Path, state: list[int]) -> str | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         remembered = json.loads(record.read_bytes())
         if remembered["state"] == state:
+            with suppress(OSError):
+                os.utime(record)
             return str(remembered["digest"])
     return None
 
 
+def _remove_old_records(folder: Path) -> None:
+    """Remove the records and locks that have not been used for `_KEPT_S`."""
+    oldest = time.time() - _KEPT_S
+    for path in folder.iterdir():
+        with suppress(OSError):  # Another process has removed it.
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
 @contextmanager
-def _lock_record(record: Path) -> Iterator[None]:
-    """Hold the lock of a record, so that processes of a node do not hash a file at the same time; without a cache, do nothing."""
+def _lock_record(record: Path, max_wait_s: float) -> Iterator[None]:
+    """Hold the lock of a record, so that processes of a node do not hash a file at the same time.
+
+    Do nothing without a cache, on a filesystem without locks, or if another process has held the lock for `max_wait_s`.
+    """
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(record.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -92,8 +128,17 @@ def _lock_record(record: Path) -> Iterator[None]:
         yield
         return
     try:
-        with suppress(OSError):  # a filesystem without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        deadline = time.monotonic() + max_wait_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+                    continue
+            except OSError:  # a filesystem without locks
+                pass
+            break
         yield
     finally:
         os.close(lock)

@@ -45,6 +45,8 @@ def parse(text: str, source: str = "text") -> Any:
 
     try:
         return _make_yaml().load(text)
+    except RecursionError:
+        raise ConfigError(f"{source}: not valid YAML: brackets are nested too deeply") from None
     except MarkedYAMLError as error:
         raise ConfigError(f"{source}: not valid YAML at {_format_problem(error)}") from None
     except YAMLError as error:

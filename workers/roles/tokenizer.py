@@ -161,9 +161,8 @@ class DataSetup:
 
     def build_with_facts(self) -> BuiltData:
         """Return the result of `build`, the compressed log, and what was left out."""
-        interactions, items = read_tables(
-            self.options.interactions, self.options.items, self.options.table_format
-        )
+        table_format = self.changes.extend_format(self.options.table_format)
+        interactions, items = read_tables(self.options.interactions, self.options.items, table_format)
         (interactions, labels), unknown = self.attach_labels(interactions), None
         if self.options.drop_unknown_items and items is not None:
             interactions = filter_events(interactions, self.options.where)

@@ -276,3 +276,9 @@ def test_a_relative_store_is_found_beside_the_scenario(tmp_path):
     stored = {"data": {"sequences": {"use": "lmdb:users"}}}
     resolve_stores(stored, tmp_path)
     assert stored["data"]["sequences"]["use"] == "lmdb:users", "as a run of an earlier version has it"
+
+
+def test_brackets_that_are_nested_too_deeply_are_one_line():
+    for value in ("[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000):
+        with pytest.raises(ConfigError, match=r"not valid YAML: brackets are nested too deeply"):
+            load_scenario("quickstart", [f"data.where={value}"])

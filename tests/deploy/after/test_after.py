@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,15 +13,19 @@ import pytest
 from ring_world import Ring
 from run_folders import commit, folder_of
 
+from nonet.addresses import open_filesystem
 from nonet.deploy.after import (
     combine_seeds,
     compare_runs,
+    evaluate,
     evaluate_run,
     format_comparison,
     format_evaluation,
     format_seeds,
 )
 from nonet.errors import ConfigError, DataError
+from nonet.samples.sequences import NEVER, TEST, TRAIN, Sequences
+from tests.s3 import BUCKET, serve_s3
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +139,44 @@ def test_labels_of_other_data_are_read_beside_it(run, ring, tmp_path):
     table = pq.read_table(ring.scenario.parent / "interactions.parquet")
     pq.write_table(table, tmp_path / "interactions.parquet")
     with pytest.raises(
-        DataError, match=rf"labelled has labels that arrive later, and there is no {tmp_path}/bought"
+        DataError,
+        match=rf"no such file .*labelled has labels that arrive later; write those of .* to {tmp_path}/bought",
     ):
         evaluate_run(str(labelled), data=tmp_path / "interactions.parquet")
     pq.write_table(table.select(["user_id", "item_id", "timestamp"]), tmp_path / "bought.parquet")
     assert evaluate_run(str(labelled), data=tmp_path)["data"]["dropped_events"] == 0
+    pattern = evaluate_run(str(labelled), data=f"{tmp_path}/inter*.parquet")
+    assert pattern["data"]["dropped_events"] == 0
+    with serve_s3():
+        for name in ("interactions", "bought"):
+            system, path = open_filesystem(f"{BUCKET}/shop/{name}.parquet")
+            with system.open_output_stream(path) as out:
+                out.write((tmp_path / f"{name}.parquet").read_bytes())
+        stored = evaluate_run(str(labelled), data=f"{BUCKET}/shop/interactions.parquet")
+        assert stored["subjects"] == pattern["subjects"]
+        with pytest.raises(DataError, match=rf"write those of .* to {BUCKET}/bought.parquet"):
+            evaluate_run(str(labelled), data=f"{BUCKET}/shop")
+
+
+def test_events_that_no_stage_trained_on_are_not_warned_of(run):
+    trained = Sequences(
+        user_id=np.arange(2),
+        offsets=np.array([0, 3, 5]),
+        item=np.arange(5, dtype=np.int32),
+        time=np.arange(5),
+        event=np.zeros(5, np.int32),
+        split=np.array([TRAIN, TRAIN, TEST, TRAIN, TEST], np.int8),
+        targets={"train": np.array([True, False, True, False, True])},
+        columns={"label time:train": np.arange(5), "label end:train": np.array([0, 0, 0, NEVER, NEVER])},
+    )
+    tested = replace(trained, split=np.full(5, TEST, np.int8))
+    model = SimpleNamespace(spec=SimpleNamespace(makes_lists=False))
+    scenario = SimpleNamespace(model=model, stages={"train": None})
+    learned = evaluate._find_learned_events(scenario, trained)
+    assert learned.tolist() == [0, 1]
+    assert evaluate._count_trained_events(tested, trained, learned) == 2
+    model.spec.makes_lists = True
+    assert evaluate._find_learned_events(scenario, trained).tolist() == [0]
 
 
 def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tmp_path):

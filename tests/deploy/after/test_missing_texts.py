@@ -51,7 +51,7 @@ def test_other_events_are_evaluated_with_the_run_s_missing_texts(formats, events
     )
     opened = SimpleNamespace(vocabulary=VOCABULARY, scenario=None, folder=SimpleNamespace(path=events.parent))
     with pytest.raises(_ReadError):
-        evaluate._load_other_data(None, opened, events)
+        evaluate._load_other_data(None, opened, str(events))
     assert formats[0].missing == ("?",)
     assert formats[0].columns == {"item": "sku"}
 

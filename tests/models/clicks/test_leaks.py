@@ -8,7 +8,7 @@ import pytest
 from nonet.controller.scenario.checks import check_scenario
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError
-from nonet.models.clicks.leaks import find_columns, find_separating_columns
+from nonet.models.clicks.leaks import find_separating_columns
 
 
 def clicks(tables, target="clicked == 1", tasks=None, metrics=("auc",), stages=None, model=None, **data):
@@ -74,6 +74,21 @@ def test_the_column_of_a_task_or_of_any_late_label_is_refused_as_a_feature():
             {"labels": [{"path": "a.parquet", "within": "7d"}, {"path": "b.parquet", "within": "7d"}]},
             "two labels have the name 'label'",
         ),
+        *(
+            (
+                {"labels": {"path": "a.parquet", "within": "7d", "name": name}},
+                rf"data.labels: a label cannot have the name '{name}'; give it another .*, such as bought",
+            )
+            for name in ("event", "timestamp", "count", "True", "not", "paid-for")
+        ),
+        (
+            {
+                "labels": [{"path": f"{n}.parquet", "within": "7d", "name": f"l{n}"} for n in range(7)],
+                "tasks": {"all": {"target": " and ".join(f"l{n} == 1" for n in range(7)), "weight": 1.0}},
+                "metrics": ["auc", "auc@all"],
+            },
+            "stages.train.tasks.all.target reads 7 labels of data.labels .*; a target reads at most 6",
+        ),
     ],
 )
 def test_tasks_that_cannot_be_learned_or_measured_are_refused_in_one_line(options, message):
@@ -81,9 +96,8 @@ def test_tasks_that_cannot_be_learned_or_measured_are_refused_in_one_line(option
         clicks({"item": {}}, **options)
 
 
-def test_columns_of_a_condition_are_its_names():
-    assert find_columns("rating >= 4 and event in ('cart', 'order')") == {"rating", "event"}
-    assert find_columns("rating >=") == set()
+def test_a_condition_that_is_nested_too_deeply_is_left_to_the_check_of_its_columns():
+    clicks({"item": {}}, target="not " * 5000 + "rating == 1")
 
 
 def test_a_column_that_separates_the_labels_is_found_and_a_good_feature_is_not():

@@ -45,7 +45,7 @@ def add_task(rows):
     label = np.array([0, 1, 1, 1, 0, 0, 1, 1], np.float32)
     known_from = rows.seq.time.copy()
     known_from[[1, 5]] = NEVER
-    return replace(rows, tasks={"kept": (label, known_from)})
+    return replace(rows, tasks={"kept": (label, known_from, known_from < NEVER)})
 
 
 def test_labels_of_a_task_that_are_not_known_have_no_weight():

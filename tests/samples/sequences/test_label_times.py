@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.samples.sequences import LABEL_TIME, NEVER, compute_label_times, match_target, name_task
+from nonet.samples.sequences import LABEL_END, LABEL_TIME, NEVER, compute_label_times, match_target, name_task
 
 NAMES = ("a", "b", "c", "d")
 
@@ -38,7 +38,7 @@ def draw_events(draw, names, values, n_events=40):
         known_from[draw.random(n_events) < 0.25] = NEVER
         label = draw.choice(values, n_events)
         columns[name] = np.where(known_from < NEVER, label, np.nan).astype(np.float32)
-        columns[LABEL_TIME + name] = known_from
+        columns[LABEL_TIME + name] = columns[LABEL_END + name] = known_from
     return pa.table(columns)
 
 
@@ -88,7 +88,7 @@ def make_events(rows):
     columns = {"timestamp": [0] * len(rows)}
     for index, name in enumerate(("carted", "bought")):
         columns[name] = np.array([row[index][0] for row in rows], np.float32)
-        columns[LABEL_TIME + name] = [row[index][1] for row in rows]
+        columns[LABEL_TIME + name] = columns[LABEL_END + name] = [row[index][1] for row in rows]
     return pa.table(columns)
 
 

@@ -14,8 +14,9 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
 from nonet.samples.preparation import BuildOptions
-from nonet.samples.sequences import TRAIN, Sequences, build_sequences, compress_log
+from nonet.samples.sequences import TEST, TRAIN, Compress, Sequences, build_sequences, compress_log
 from nonet.samples.sequences.labels import (
+    LABEL_END,
     LABEL_TIME,
     NEVER,
     LabelCounts,
@@ -205,7 +206,7 @@ def test_sequences_with_late_labels_have_a_format_of_their_own_and_others_keep_t
     numbers = [Sequences.load(made["path"]).late_labels for made in (artifact, other)]
     assert numbers == [True, False]
     assert [read_format(made["path"]) for made in (artifact, other)] == (
-        [3, 2] if prepare == "memory" else [6, 4]
+        [4, 2] if prepare == "memory" else [8, 4]
     )
 
 
@@ -255,12 +256,82 @@ def test_what_is_observed_ends_with_the_label_file():
 
 
 def test_no_label_from_after_the_cut_in_time_reaches_training():
-    log = [(1, 10, 0), (1, 11, 20 * DAY), (2, 10, 0), (2, 11, 30 * DAY)]
-    labels, cut = [(1, 10, 5 * DAY), (2, 10, DAY // 2), (2, 11, 60 * DAY)], "1970-01-02"
+    log = [(1, 10, 0), (1, 11, 20 * DAY), (2, 10, 0), (2, 11, 30 * DAY), (3, 10, -DAY), (3, 11, DAY)]
+    labels, cut = [(1, 10, 5 * DAY), (2, 10, DAY // 2), (3, 10, 0), (2, 11, 60 * DAY)], "1970-01-07"
     clicks = bought_later(log, labels, {"use": "time", "test": cut}, drop_unknown=False)
-    assert clicks.seq.split.tolist() == [TRAIN, 3, TRAIN, 3]
-    assert clicks.seq.targets["click"].tolist() == [False, False, True, False]
-    assert clicks.find_rows(TRAIN).tolist() == [2]
+    assert clicks.seq.split.tolist() == [TRAIN, TEST, TRAIN, TEST, TRAIN, TRAIN]
+    assert clicks.seq.targets["click"].tolist() == [True, False, True, False, True, False]
+    assert clicks.find_rows(TRAIN).tolist() == []
+    assert clicks.seq.find_targets("click").tolist() == [False] * 6
+    a_day_later = bought_later(
+        log, labels, {"use": "time", "test": "1970-01-07T00:00:01Z"}, drop_unknown=False
+    )
+    assert a_day_later.find_rows(TRAIN).tolist() == [4]
+    assert a_day_later.seq.find_targets("click").tolist() == [False] * 4 + [True, False]
+
+
+def test_a_purchase_that_is_too_late_for_training_is_a_feature_of_later_events():
+    log = [(1, 10, 0), (1, 11, DAY), (1, 12, 9 * DAY), (2, 10, 9 * DAY)]
+    clicks = bought_later(log, [(1, 10, 2 * DAY), (2, 10, 40 * DAY)], {"use": "time", "test": "1970-01-04"})
+    assert not len(clicks.find_rows(TRAIN))
+    bags = clicks.batch(np.arange(3))
+    assert [len(bags["liked"][row]) for row in range(3)] == [0, 0, 1]
+    assert [len(bags["disliked"][row]) for row in range(3)] == [0, 0, 1]
+
+
+def simulate_shop(views_per_user=1):
+    """Return 4,000 views of 40 days, and the carts and purchases after them, which end at day 45."""
+    dice = np.random.default_rng(5)
+    time = np.sort(dice.integers(0, 40 * DAY, 4000)).tolist()
+    views = [
+        (index // views_per_user, index // views_per_user % 7, second) for index, second in enumerate(time)
+    ]
+
+    def follow(rate, within):
+        rows = [(u, i, t + int(dice.random() * within)) for u, i, t in views if dice.random() < rate]
+        return [row for row in rows if row[2] < 45 * DAY] + [(-1, -1, 45 * DAY)]
+
+    return views, {"carted": (follow(0.4, 2 * DAY), 2 * DAY), "bought": (follow(0.2, 9 * DAY), 9 * DAY)}
+
+
+OUTCOMES = {
+    "bought == 1": lambda carted, bought: bought,
+    "carted == 1 or bought == 1": lambda carted, bought: carted or bought,
+    "carted == 1 and bought == 0": lambda carted, bought: carted and not bought,
+}
+UNTIL_DAY_30, UNTIL_THE_END = {"use": "time", "test": "1970-01-31"}, {"use": "leave_last_out", "test": 0}
+
+
+@pytest.mark.parametrize("split", [UNTIL_DAY_30, UNTIL_THE_END], ids=["time", "leave_last_out"])
+@pytest.mark.parametrize("condition", OUTCOMES)
+def test_the_newest_events_that_are_trained_have_the_true_rate_of_positives(condition, split):
+    views, labels = simulate_shop()
+    log = table(views)
+    for name, (rows, within) in labels.items():
+        log = add_labels(log, table(rows), Labels(path="x", within=within, name=name))
+    seq, items = build_sequences(log, None, split=split, targets={"click": condition})
+    clicks = ClickRows.from_target(seq, items, "click", ["item"], 5)
+    trained = clicks.find_rows(TRAIN)
+    last = seq.time[trained].max()
+    assert (trained == np.flatnonzero(seq.time <= last)).all()
+    newest = trained[seq.time[trained] > last - 4 * DAY]
+    carted, bought = ({user for user, _, _ in rows} for rows, _ in labels.values())
+    truth = [OUTCOMES[condition](user in carted, user in bought) for user in seq.user_id[newest].tolist()]
+    assert 300 < len(newest) < 500
+    assert clicks.label[newest].tolist() == truth
+
+
+@pytest.mark.parametrize("split", [UNTIL_DAY_30, UNTIL_THE_END], ids=["time", "leave_last_out"])
+def test_whether_a_compressed_event_is_trained_depends_on_its_period_alone(split):
+    views, labels = simulate_shop(views_per_user=3)
+    rows, within = labels["bought"]
+    options = Labels(path="x", within=within + DAY // 2, name="bought")
+    log = compress_log(add_labels(table(views), table(rows), options, period_s=DAY), DAY, "item").events
+    seq, items = build_sequences(log, None, split=split, targets={"click": "bought == 1"}, strict=True)
+    trained = ClickRows.from_target(seq, items, "click", ["item"], 5).find_rows(TRAIN)
+    assert 1000 < len(seq.item) < 3000
+    last_day = seq.time[trained].max() // DAY
+    assert set(trained) == set(np.flatnonzero(seq.time // DAY <= last_day))
 
 
 def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_target():
@@ -309,3 +380,73 @@ def test_labels_that_cannot_be_are_one_line():
         add_labels(log, table([(1, 7, 3)], text=True), options)
     with pytest.raises(DataError, match="have a column 'item_id' already"):
         add_labels(log, table([(1, 7, 3)]), Labels(path="x", within=10, name="item_id"))
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_a_purchase_does_not_belong_to_an_event_that_is_newer_by_less_than_a_second(tmp_path, prepare):
+    events = table([(1, 1, 9_500), (1, 1, 10_900), (1, 2, 20_000), (2, 1, 10_100), (2, 1, 10_300)])
+    bought = table([(1, 1, 10_200), (2, 1, 10_200), (1, 2, 20_000), (9, 9, 90_000)])
+    for name, rows in (("events", events), ("orders", bought)):
+        rows = rows.rename_columns(["user_id", "item_id", "moment_ms"])
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    options = BuildOptions(
+        str(tmp_path / "events.parquet"),
+        columns={"time": "moment_ms"},
+        split={"use": "leave_last_out", "test": 1},
+        targets={"finetune": "bought == 1"},
+    )
+    labels = (Labels(path=str(tmp_path / "orders.parquet"), within=30.0, name="bought"),)
+    setup = DataSetup(
+        options=options, tokenizer={}, folder=str(tmp_path), seed=7, labels=labels, prepare=prepare
+    )
+    seq, *_ = make_sequences(setup, tmp_path / "out")
+    assert seq.user_id.tolist() == [1, 2]
+    assert seq.targets["finetune"].tolist() == [True, False, True, True, False]
+    assert list(seq.columns) == ["bought", "label time:finetune", "label end:finetune"]
+
+
+def test_no_event_reads_a_label_of_its_own_second():
+    log = [(1, 10, 0), (1, 11, 2 * DAY), (1, 12, 2 * DAY + 1), (2, 10, 0)]
+    clicks = bought_later(log, [(1, 10, 2 * DAY), (2, 10, 40 * DAY)], {"use": "leave_last_out"})
+    assert [len(clicks.batch(np.arange(4))["liked"][row]) for row in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_an_empty_label_file_is_named_as_such(tmp_path, prepare):
+    setup = make_shop(tmp_path)
+    pq.write_table(pq.read_table(tmp_path / "orders.parquet").slice(0, 0), tmp_path / "orders.parquet")
+    with pytest.raises(
+        DataError, match=r"^data\.labels: \S*/orders\.parquet: the table is empty .*Give a table"
+    ):
+        make_sequences(replace(setup, prepare=prepare), tmp_path / "out")
+
+
+def test_earlier_formats_choose_trained_events_by_the_times_of_labels(tmp_path, monkeypatch):
+    clicks = bought_later(
+        [(1, 10, 0), (1, 11, 3600), (2, 10, 0), (2, 11, 9 * DAY)],
+        [(1, 10, 2 * DAY), (2, 10, 8 * DAY)],
+        {"use": "leave_last_out"},
+        drop_unknown=False,
+    )
+    columns = {name: values for name, values in clicks.seq.columns.items() if not name.startswith(LABEL_END)}
+    monkeypatch.setattr("nonet.samples.sequences.sequences._FORMAT_WITH_LATE_LABELS", 3)
+    replace(clicks.seq, columns=columns).save(tmp_path)
+    monkeypatch.undo()
+    assert read_format(tmp_path) == 3
+    earlier = Sequences.load(tmp_path)
+    assert earlier.late_labels
+    assert earlier.find_labelled("click").tolist() == [True, True, True, False]
+    assert earlier.find_targets("click").tolist() == clicks.seq.targets["click"].tolist()
+
+
+@pytest.mark.parametrize(("compress", "written", "earlier"), [(None, 8, 6), (Compress(compress=DAY), 9, 7)])
+def test_earlier_formats_on_disk_open(tmp_path, compress, written, earlier):
+    setup = replace(make_shop(tmp_path), prepare="disk", compress=compress)
+    seq, _, artifact = make_sequences(setup, tmp_path / "out")
+    meta = json.loads((Path(artifact["path"]) / "meta.json").read_text())
+    assert meta["format"] == written
+    (Path(artifact["path"]) / "meta.json").write_text(json.dumps(meta | {"format": earlier}))
+    opened = Sequences.load(artifact["path"])
+    assert (
+        (opened.late_labels, opened.strict) == (seq.late_labels, seq.strict) == (True, compress is not None)
+    )

@@ -13,7 +13,7 @@ from nonet.errors import CheckpointError, DataError
 from nonet.samples.ledger import DataManifest
 from nonet.samples.preparation import BuildOptions, EventLog
 from nonet.samples.streams import read
-from nonet.samples.tables import pack_files
+from nonet.samples.tables import pack_files, retries
 
 ROWS = 20_000
 
@@ -94,8 +94,25 @@ def test_a_stream_that_is_opened_with_a_manifest_refuses_other_content(two_versi
     manifest = open_feed(path).manifest
     assert open_feed(path, manifest=manifest).manifest == manifest
     replace_rows()
-    with pytest.raises(DataError, match=r"not those of the manifest: .* has other content of the same size"):
+    with pytest.raises(DataError, match=r"not those of the manifest: .* other content of the same size"):
         open_feed(path, manifest=manifest)
+
+
+def test_a_storage_that_fails_for_a_moment_does_not_end_a_preparation(tmp_path, monkeypatch):
+    path = write(tmp_path, "parquet", np.arange(ROWS))
+    before = EventLog(path, {}).compute_hash(), BuildOptions(path, items=path).list_item_files()
+    identify, failures = retries.identify_content, []
+
+    def fail_once(system, file):
+        failures.append(OSError("connection reset by peer"))
+        if len(failures) % 2:
+            raise failures[-1]
+        return identify(system, file)
+
+    monkeypatch.setattr(retries, "identify_content", fail_once)
+    monkeypatch.setattr(retries, "WAITS_S", (0.0, 0.0, 0.0))
+    assert (EventLog(path, {}).compute_hash(), BuildOptions(path, items=path).list_item_files()) == before
+    assert len(failures) > 2
 
 
 def test_a_preparation_goes_on_only_with_the_same_rows(tmp_path):

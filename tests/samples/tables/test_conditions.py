@@ -98,6 +98,9 @@ def test_condition_selects_the_rows_that_python_would_and_never_nulls(text, rows
         ("rating >=", ["is not a condition"]),
         ("n\x00 > 1", ["is not a condition"]),
         ("(" * 500 + "n" + ")" * 500, ["Allowed: comparisons"]),
+        ("not " * 70 + "bought", ["nested more than 64 levels deep"]),
+        ("not " * 9000 + "bought", ["nested more than 64 levels deep"]),
+        ("n == " + "-" * 70 + "1", ["nested more than 64 levels deep"]),
     ],
 )
 def test_wrong_condition_is_one_line_that_names_the_place_and_the_fault(text, says):

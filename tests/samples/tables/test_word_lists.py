@@ -142,6 +142,52 @@ def test_a_text_among_lists_is_one_word_and_a_missing_one_none():
     assert categories(pa.array(["Film (1995)", "(1995)", "['x']"])).to_pylist()[1] == ["(1995)"]
 
 
+def test_lists_without_quotes_and_of_postgres_are_split_outside_quotes():
+    column = pa.array(["{a,b c}", '{"a, d",e}', "[Children's, Comedy]", "['a', 'b']"])
+    assert categories(column).to_pylist() == [
+        ["a", "b c"],
+        ["a, d", "e"],
+        ["Children's", "Comedy"],
+        ["a", "b"],
+    ]
+
+
+def test_a_set_of_words_and_numbers_is_a_list():
+    assert categories(pa.array(["{1, 'a'}", "{3, 2}", "{'c', 'b'}"])).to_pylist() == [
+        ["a", "1"],
+        ["2", "3"],
+        ["b", "c"],
+    ]
+
+
+BROKEN = [
+    '["a"',
+    "'a']",
+    '{"name": "a"',
+    '["a", "b]',
+    '["a", ["b"]',
+    '[{"name": "a", "id": }]',
+    "[" * 5000 + "1" + "]" * 5000,
+    "['a', " * 300 + "'b'" + "]" * 300,
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_list_is_no_word_and_is_refused_with_its_row(broken):
+    column = pa.array(["['a', 'b']", "['a']", broken, "['b']", "['a', 'b']"])
+    with pytest.raises(
+        DataError, match=r"^items: column 'categories' is text with lists, of which that in row 2 is broken: "
+    ):
+        categories(column)
+    roles = {"user": "u"}
+    assert guess_categories(roles, pa.table({"u": range(5), "words": column})) == {
+        **roles,
+        "categories": "words",
+    }
+    objects = pa.array(['[{"id": 1, "rank": 2}]'] * 5)
+    assert guess_categories(roles, pa.table({"u": range(5), "words": objects})) == roles
+
+
 def test_texts_that_are_lists_of_objects_without_a_name_are_refused():
     with pytest.raises(DataError, match="a list of objects without a name"):
         categories(pa.array(['[{"id": 1, "rank": 2}]'] * 3))

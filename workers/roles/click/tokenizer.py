@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.clicks import count_labels, find_columns, find_separating_columns
+from nonet.models.clicks import count_labels, find_separating_columns
 from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.tables import list_names
 from nonet.storage import put
 from nonet.workers.roles import (
     DataSetup,
@@ -62,14 +63,14 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     is_train = np.asarray(seq.split) == TRAIN
     texts: list[str] = []
-    condition_columns = set().union(*map(find_columns, data.options.targets.values()))
+    condition_columns = set().union(*map(list_names, data.options.targets.values()))
     for target in data.options.targets:
         if target not in seq.targets:
             continue
         is_labelled = is_train & seq.find_labelled(target)
         other_columns = {
-            column: np.asarray(values)[is_labelled]
-            for column, values in seq.columns.items()
+            column: np.asarray(seq.columns[column])[is_labelled]
+            for column in seq.feature_columns
             if column not in condition_columns
         }
         auc_by_column = find_separating_columns(other_columns, np.asarray(seq.targets[target])[is_labelled])

@@ -397,9 +397,9 @@ class Ranker:
         """
         users, positions = self.prompts[split]
         groups = {"all": np.ones(len(users), bool)}
-        matches_target = self.corpus.seq.targets.get(self._run.target or "")
-        if matches_target is not None:
-            groups["target"] = matches_target[locate_events(self.corpus.seq, users, positions)]
+        if (target := self._run.target or "") in self.corpus.seq.targets:
+            located = locate_events(self.corpus.seq, users, positions)
+            groups["target"] = self.corpus.seq.find_targets(target, located)
         groups |= self._segments.group_events(self.corpus.seq, users, self.get_target_items(users, positions))
         groups |= self._find_scene_events(users, positions)
         groups_of_events = {name: member[events] for name, member in groups.items()}

@@ -173,7 +173,7 @@ class SupervisedLoss:
         for part in self.context.corpus.seq.iterate_parts():
             is_target = part.split == TRAIN
             if self.stage.target:
-                is_target &= part.targets[self.stage.target]
+                is_target &= part.find_targets(self.stage.target)
             weight = self._weight_by_kind.cpu()[torch.from_numpy(part.event[is_target].astype(np.int64))]
             if self.stage.propensity:
                 propensity = np.nan_to_num(part.columns[self.stage.propensity["column"]][is_target])
