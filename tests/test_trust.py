@@ -419,6 +419,13 @@ def test_a_server_that_a_run_asks_is_approved_like_code(run, use):
     check_folder(run, "run")
 
 
+def test_keys_of_an_environment_need_not_be_texts(run):
+    (run / "scenario.yaml").write_text("pools: {a: {env: {1: x, a: [{2: y, b: z}]}}}\n")
+    guard_folder(run)
+    with pytest.raises(ConfigError, match="NONET_TRUST"):
+        check_folder(run, "run")
+
+
 def test_a_run_without_code_needs_no_approval(run):
     (run / "sources/evil.py").unlink()
     (run / "sources.json").write_text("[]")

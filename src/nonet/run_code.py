@@ -136,9 +136,22 @@ def list_references(value: Any) -> set[str]:
         return {value} if _REFERENCE.fullmatch(value) or _SERVER.fullmatch(value) else set()
     if isinstance(value, dict):
         env = value.get("env")
-        references = {f"{ENVIRONMENT}{json.dumps(env, sort_keys=True, default=str)}"} if env else set[str]()
+        references = {f"{ENVIRONMENT}{_write_sorted(env)}"} if env else set[str]()
         return references.union(*(list_references(child) for entry in value.items() for child in entry))
     return set[str]().union(*map(list_references, value)) if isinstance(value, list | tuple) else set()
+
+
+def _write_sorted(value: Any) -> str:
+    """Return plain data as JSON with sorted keys; keys of a hostile scenario need not be texts."""
+
+    def name_keys(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key if isinstance(key, str) else repr(key): name_keys(child) for key, child in value.items()
+            }
+        return [name_keys(child) for child in value] if isinstance(value, list | tuple) else value
+
+    return json.dumps(name_keys(value), sort_keys=True, default=str)
 
 
 def _walk_code(folder: Path) -> Iterator[tuple[str, str]]:
