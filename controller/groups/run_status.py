@@ -119,14 +119,14 @@ class StatusReporter:
             self._event_at = time.time()
         self._status["state"] = "running" if "stage" in self._status and not view.phase else "starting"
         self._status["phase"] = view.phase
+        groups, hosts = dict(view.groups), dict(view.hosts)  # copies, which no other thread changes
+        attached = {
+            name: [name] for name in hosts if name not in groups
+        }  # rewards without a group of the plan
         self._status["groups"] = {
-            name: {
-                "roles": list(roles),
-                "workers": view.hosts[name].world,
-                "pids": view.hosts[name].list_pids(),
-            }
-            for name, roles in dict(view.groups).items()
-            if name in view.hosts
+            name: {"roles": list(roles), "workers": hosts[name].world, "pids": hosts[name].list_pids()}
+            for name, roles in (groups | attached).items()
+            if name in hosts
         }
         self._status["isolated"] = list(view.isolated)
         self._status["storage"] = view.outage

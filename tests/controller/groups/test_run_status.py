@@ -58,6 +58,12 @@ def test_a_status_follows_phase_stage_and_step_and_ends_with_the_outcome(run, qu
     assert (status["state"], status["stage"], status["steps"]) == ("running", "rl", 40)
     assert status["metrics"] == {"reward": 0.123457}
     assert status["groups"] == {"trainer": {"roles": ["trainer", "rollout"], "workers": 2, "pids": [3, 4]}}
+    attached = SimpleNamespace(world=1, list_pids=lambda: [5], describe_activities=list)
+    hosts_by_group = {"rl.reward.fresh": attached, "trainer": hosts}
+    view[0] = SessionView("", {"trainer": ("trainer", "rollout")}, hosts_by_group)  # pyright: ignore
+    status = wait_for(run, lambda status: len(status.get("groups", ())) == 2)
+    assert list(status["groups"]) == ["trainer", "rl.reward.fresh"], "a reward that was attached comes last"
+    assert status["groups"]["rl.reward.fresh"] == {"roles": ["rl.reward.fresh"], "workers": 1, "pids": [5]}
     feed.add("step", stage="rl", step=4, metrics={})
     reporter.finish({"state": "failed", "error": "rollout-1 died:\nlost"})
     status = run.read_json("status.json")
