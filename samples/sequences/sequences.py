@@ -265,6 +265,12 @@ class Sequences:
         """Return the user rows [n] of events [n] given by index, without computing the array `user` of all events."""
         return np.searchsorted(self.offsets, events, "right") - 1
 
+    def measure_immediate_repeats(self, split: int) -> float:
+        """Return the share of the events of a split whose item is that of the user's event right before; 0 without events."""
+        events = self.find_split_events(split)
+        later = events[events > np.asarray(self.offsets)[self.find_users(events)]]
+        return float((self.item[later] == self.item[later - 1]).sum() / len(events)) if len(events) else 0.0
+
     def count_events(self) -> dict[str, int]:
         """Return the number of users, events, events of each split, train-only users, and TEST events without history."""
         counts_by_split = np.bincount(self.split, minlength=len(NAMES))

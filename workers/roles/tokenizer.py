@@ -431,9 +431,16 @@ def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str,
 
 
 def _describe_repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
-    """Return the policy for repeats, whether the scenario or the data chose it, and each split's share of repeated events."""
-    chosen_by = "data" if data.options.repeats is None else "scenario"
-    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
+    """Return the policy for repeats, whether the scenario or the data chose it, and shares of repeated events.
+
+    "share" is that of each split, and "immediate" the share of the test events whose item is that of the event right before.
+    """
+    return {
+        "policy": seq.repeats,
+        "chosen_by": "data" if data.options.repeats is None else "scenario",
+        "share": seq.repeat_shares,
+        "immediate": seq.measure_immediate_repeats(TEST),
+    }
 
 
 def write_sequences(folder: Path, seq: Sequences, items: pa.Table) -> None:

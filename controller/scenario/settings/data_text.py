@@ -10,6 +10,7 @@ from nonet.samples.sequences import ALLOW
 
 # The largest group of items with the same codes is reported from this number of items and this share of all items on.
 _MIN_GROUP, _MIN_GROUP_SHARE = 10, 0.1
+_MANY_IMMEDIATE = 0.1  # the share of test events that repeat the event right before, from which it is said
 _MANY_LOST_LABELS = 0.05  # the share of the rows of a label file that may find no event without a warning
 
 
@@ -17,7 +18,8 @@ def describe_repeats(data: Mapping[str, Any]) -> str:
     """Return a sentence on whether items that a user has seen are recommended again, and how many events that affects.
 
     Args:
-        data: Facts about the data, from a report or the tokenise stage; "repeats" is {"policy", "chosen_by", "share"}.
+        data: Facts about the data, from a report or the tokenise stage; "repeats" is {"policy", "chosen_by", "share"}, and of
+            later versions "immediate".
 
     Returns:
         The sentence; "" if the facts lack "repeats".
@@ -29,9 +31,16 @@ def describe_repeats(data: Mapping[str, Any]) -> str:
     policy_text = f"data.repeats: {repeats['policy']}, {origin}"
     test_share, train_share = (repeats["share"].get(name, 0.0) for name in ("test", "train"))
     if repeats["policy"] == ALLOW:
+        immediate = repeats.get("immediate", 0.0)
+        advice = (
+            f" {format_percent(immediate)} of the test events are of the item of the event right before, which any list that "
+            "begins with the newest item finds; `data.events: {compress: ...}` makes one event of them."
+            if immediate >= _MANY_IMMEDIATE
+            else ""
+        )
         return (
             f"Seen items may be recommended again ({policy_text}): {format_percent(test_share)} of the test events return to "
-            f"one, {format_percent(train_share)} of the training events."
+            f"one, {format_percent(train_share)} of the training events.{advice}"
         )
     missed_text = (
         f"{format_percent(test_share)} of the test events return to one and are missed by every model"

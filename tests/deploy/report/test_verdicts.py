@@ -249,6 +249,14 @@ def test_what_repeats_mean_is_told_where_there_are_some():
         "Seen items may be recommended again (data.repeats: allow, chosen by the data): "
         "44.6 % of the test events return to one, 22.1 % of the training events."
     )
+    immediate = repeats("allow", train=0.2213, test=0.4459)
+    immediate["repeats"]["immediate"] = 0.38
+    assert get_verdict(made | {"data": immediate})[-1].endswith(
+        " 38.0 % of the test events are of the item of the event right before, which any list that begins with the newest item "
+        "finds; `data.events: {compress: ...}` makes one event of them."
+    )
+    immediate["repeats"]["immediate"] = 0.09
+    assert "right before" not in get_verdict(made | {"data": immediate})[-1]
     assert get_verdict(made | {"data": repeats("mask", "scenario", train=0.2, test=0.4459)})[-1] == (
         "Seen items are not recommended again (data.repeats: mask, set by the scenario); "
         "44.6 % of the test events return to one and are missed by every model."

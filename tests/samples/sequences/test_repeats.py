@@ -48,6 +48,12 @@ def test_an_event_is_a_repeat_when_its_user_had_the_item_before(seed):
     assert _build(rows).repeated.tolist() == wanted
 
 
+def test_events_that_repeat_the_one_right_before_are_counted_within_their_user():
+    rows = [[1, 2, 3, 4, 4], [4, 5, 6, 7, 8], [8, 1, 2, 3, 3], [3, 1, 1, 1, 2]]
+    assert _build(rows).measure_immediate_repeats(TEST) == 0.5
+    assert _build(rows, split={"test": 0, "valid": 1, "rl": 1}).measure_immediate_repeats(TEST) == 0
+
+
 def test_data_that_return_to_nothing_mask_and_data_that_return_allow():
     assert _build(_walks()).repeats == "mask"
     assert _build([[1, 2, 3] * 4, [4, 5, 6] * 4]).repeats == "allow"
