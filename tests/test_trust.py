@@ -18,9 +18,11 @@ from nonet.controller.scenario import load_scenario
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, import_file, load_reference
 from nonet.rl.rewards import find_reward
-from nonet.run_code import CodePart, read_code_parts, read_copy_records
+from nonet.rl.rewards.ctr import PredictedClick
+from nonet.run_code import CodePart, list_references, read_code_parts, read_copy_records
 from nonet.trust import (
     add_references,
+    add_stored_references,
     approve_code,
     approve_parts,
     check_attached,
@@ -407,11 +409,86 @@ def test_the_interpreter_of_a_pool_is_approved_like_code(run):
         check_folder(run, "run")
 
 
-@pytest.mark.parametrize("use", ["http://evil.example/score", "REDIS://evil.example:6379/0"])
+@pytest.mark.parametrize(
+    "use", ["this: x", "this:x\n", "this:a/b", "this:a:b", " this:x", "own file.py :X", "a\nb.py:X"]
+)
+def test_a_text_that_guards_would_not_know_as_a_reference_is_never_imported(run, use):
+    assert use not in list_references({"use": use})
+    for load in (lambda: load_reference(use, PluginFiles(run), "use"), lambda: find_reward(use, run)):
+        with pytest.raises(ConfigError, match="is no reference; write"):
+            load()
+    assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stored_model_names_no_code_that_its_approved_scenario_does_not(run, tmp_path, inside):
+    outside = (run / "sources" if inside else tmp_path) / "other.py"
+    outside.write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\nSPEC = 1\n")
+    approve_code(run)
+    guard_folder(run)
+    add_stored_references(run / "checkpoints/step-1/clicks/model.json", {"use": f"{outside}:SPEC"})
+    if inside:
+        assert load_reference(f"{outside}:SPEC", PluginFiles(), "use") == 1
+        return
+    with pytest.raises(ConfigError, match=f"it named {outside}"):
+        load_reference(f"{outside}:SPEC", PluginFiles(), "use")
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_reward_that_reads_the_run_of_somebody_else_asks_for_its_approval(run):
+    (run / "checkpoints/step-000001/clicks").mkdir(parents=True)
+    (run / "checkpoints/step-000001/clicks/model.json").write_text("{}")
+    for model in (run, run / "checkpoints/step-000001"):
+        with pytest.raises(ConfigError, match="NONET_TRUST"):
+            PredictedClick(str(model))
+    approve_code(run)
+    assert PredictedClick(str(run)).folder == run / "checkpoints/step-000001"
+
+
+def test_an_environment_that_is_swapped_after_it_was_read_is_refused(run):
+    (run / "scenario.yaml").write_text("pools: {a: {env: {python: /usr/bin/python3}}}\n")
+    approve_code(run)
+    guard_folder(run)
+    add_references(run, {"pools": {"a": {"env": {"python": "/tmp/evil"}}}})
+    with pytest.raises(ConfigError, match="changed while it was opened"):
+        check_folder(run, "run")
+
+
+def test_keys_of_a_scenario_may_name_code_too(run):
+    assert list_references({"own.py:SPEC": {"http://a": 1}}) == {"own.py:SPEC", "http://a"}
+
+
+def test_only_this_user_reads_and_writes_the_approvals(run, tmp_path):
+    approve_code(run)
+    assert (tmp_path / "config/nonet/trusted").stat().st_mode & 0o077 == 0
+
+
+def test_the_variable_whose_value_a_server_gets_is_approved_with_the_server(run):
+    scenario = "rewards: {{own: {{use: 'http://a.example', token: {}}}}}\n"
+    (run / "scenario.yaml").write_text(scenario.format("FRESH_TOKEN"))
+    approve_code(run)
+    guard_folder(run)
+    check_folder(run, "run")
+    (run / "scenario.yaml").write_text(scenario.format("AWS_SECRET_ACCESS_KEY"))
+    with pytest.raises(ConfigError, match="NONET_TRUST"):
+        check_folder(run, "run")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "http://evil.example/score",
+        "REDIS://evil.example:6379/0",
+        "http://evil.example/score ",
+        "\thttp://evil.example\n",
+        "actor://space/na me",
+        "s3://bucket/x?endpoint_override=evil.example",
+    ],
+)
 def test_a_server_that_a_run_asks_is_approved_like_code(run, use):
     (run / "sources/evil.py").unlink()
     (run / "sources.json").write_text("[]")
-    (run / "scenario.yaml").write_text(f"stages: {{rl: {{rewards: {{own: {{use: '{use}'}}}}}}}}\n")
+    (run / "scenario.yaml").write_text(json.dumps({"stages": {"rl": {"rewards": {"own": {"use": use}}}}}))
     guard_folder(run)
     with pytest.raises(ConfigError, match="NONET_TRUST"):
         check_folder(run, "run")

@@ -39,6 +39,7 @@ from nonet.samples.batches.graphs import Graphs, History
 from nonet.samples.stores import Join, StoreJoins
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.stored_tensors import StoredTensors
+from nonet.trust import add_stored_references
 from nonet.types import Jagged
 
 CONFIG, EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
@@ -361,9 +362,11 @@ def save_clicks(
 def _read_config(path: Path, holder: str) -> dict[str, Any]:
     """Read the configuration of a click model; `holder` is named in the error if there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise CheckpointError(
             f"{holder} holds no click model: there is no {CONFIG}; name a checkpoint of a run of a click model, "
             "such as runs/<id>/checkpoints/step-000123"
         ) from None
+    add_stored_references(path, config["setup"]["model"])
+    return config

@@ -29,6 +29,7 @@ from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.base import Reward
 from nonet.rl.rewards.checks import score_checked
 from nonet.suggest import find_close_matches, suggest_sentence
+from nonet.trust import check_reference
 from nonet.types import Rollouts
 
 __all__ = [
@@ -272,7 +273,9 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
         return make_reward_class(use, title)
     module_path, _, attribute = use.partition(":")
     if module_path.endswith(".py"):
-        module = import_file(Path(base) / module_path, f"{title} ({module_path})")
+        file = Path(base) / module_path
+        check_reference(use, f"{title} ({module_path})", file)
+        module = import_file(file, f"{title} ({module_path})")
     elif attribute:
         module = import_name(module_path, f"{title} ({use})", use)
     elif use in SHIPPED:

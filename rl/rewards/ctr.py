@@ -23,6 +23,7 @@ from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.known import locate_ids
 from nonet.suggest import join_names, suggest_sentence
+from nonet.trust import check_folder, guard_folder
 from nonet.types import Jagged, Rollouts
 
 _SHOWN_RUNS = 5  # in an error
@@ -34,10 +35,16 @@ class PredictedClick(Reward):
     Args:
         model: Folder of a checkpoint, or of a run.
         task: The task whose probability is the reward; "" for the target of the model's stage.
+
+    Raises:
+        ConfigError: There is no such model, or its run has code that is not approved.
     """
 
     def __init__(self, model: str, task: str = ""):
         self.folder, self.task = _find_checkpoint(Path(model)), task
+        run = self.folder.parents[1] if self.folder.parent.name == "checkpoints" else self.folder
+        guard_folder(run)  # it may be that of somebody else
+        check_folder(run, "model")
 
     def setup(self) -> None:
         """Load the click model: its weights, sparse rows and training data."""

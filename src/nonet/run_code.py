@@ -5,7 +5,7 @@ The code of a folder has parts, each of which has a hash of its own:
 - "", the folder itself: all files below `sources`, Python and compiled files elsewhere, `sources.json`, and the references of
   the stored scenario, or of the settings of an export. References are texts such as `file.py:NAME` and `package.module:NAME`.
   The environments of pools count as references too, because they choose the program that workers run, and so do addresses of
-  servers.
+  servers, and the variables whose values they get (`token`).
 - `sources/attached-...`, the files of a reward that was attached to the run.
 - the reference of each attached reward.
 
@@ -33,12 +33,15 @@ _COMMANDS = "commands.jsonl"
 _ATTACHED = re.compile(rf"{SOURCES}/attached-[^/]+")
 _CODE_ENDINGS = (".py", ".pyc", ".so")
 _HASH_DIGITS = 32
-ENVIRONMENT = "env "  # the beginning of the reference that stands for the environment of a pool
+ENVIRONMENT = "env "  # the beginning of the reference that stands for the environment of a pool, or the token of a server
 _LINK, _NO_FILE = "link", "missing"
 # Every text that may be imported: a file, or a module with a name. A text too many does no harm.
 _REFERENCE = re.compile(r"[^\n]*\.py(:[^\s/]+)?|[^\s:/]+:[^\s/:]+")
-# Servers that a run asks, such as those of rewards, which get histories of users; object storage is only read.
-_SERVER = re.compile(r"(?!(s3|gs|az|abfss?|file|hdfs)://)[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+# Servers that a run asks, such as those of rewards, which get histories of users; object storage is only read. What stands
+# behind a question mark may name another server of a storage, which gets credentials.
+_SERVER = re.compile(
+    r"[\s\x00-\x20]*(?!(s3|gs|az|abfss?|file|hdfs)://[^?]*$)[a-z][a-z0-9+.-]*://.*", re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(slots=True)
@@ -124,6 +127,11 @@ def _is_used_anyway(reference: str) -> bool:
     return reference.startswith(ENVIRONMENT) or bool(_SERVER.fullmatch(reference))
 
 
+def is_reference(use: str) -> bool:
+    """Return whether a text is a reference to code, as `list_references` finds it; nothing else is ever imported."""
+    return bool(_REFERENCE.fullmatch(use))
+
+
 def find_part(path: str) -> str:
     """Return the name of the part that a file belongs to, by its path in the folder."""
     attached = _ATTACHED.match(path)
@@ -135,8 +143,8 @@ def list_references(value: Any) -> set[str]:
     if isinstance(value, str):
         return {value} if _REFERENCE.fullmatch(value) or _SERVER.fullmatch(value) else set()
     if isinstance(value, dict):
-        env = value.get("env")
-        references = {f"{ENVIRONMENT}{_write_sorted(env)}"} if env else set[str]()
+        kept = {name: value[name] for name in (ENVIRONMENT.strip(), "token") if value.get(name)}
+        references = {f"{ENVIRONMENT}{_write_sorted(kept)}"} if kept else set[str]()
         return references.union(*(list_references(child) for entry in value.items() for child in entry))
     return set[str]().union(*map(list_references, value)) if isinstance(value, list | tuple) else set()
 

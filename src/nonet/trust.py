@@ -40,6 +40,7 @@ from nonet.run_code import (
     CodePart,
     find_part,
     is_code_reference,
+    is_reference,
     list_references,
     needs_approval,
     read_code_parts,
@@ -172,6 +173,22 @@ def add_references(folder: Path, document: Any, changes: Collection[str] = ()) -
         _guarded[guard] |= references
 
 
+def add_stored_references(file: Path, document: Any) -> None:
+    """Guard what a stored document of a guarded folder names, such as the settings of a model in a checkpoint.
+
+    The approved scenario or export must name it too. Files of the folder itself are checked when they are imported.
+
+    Args:
+        file: The file that was read.
+        document: The part of its plain data that may name code.
+    """
+    for folder, _ in _find_guards(file):
+        for reference in list_references(document):
+            path = Path(reference.partition(":")[0])
+            if not path.is_absolute() or folder not in dict(_find_guards(path)):
+                _guarded[folder].add(reference)
+
+
 def check_folder(folder: Path, title: str) -> None:
     """Check that workers may run the code of a guarded folder, before any of them starts.
 
@@ -208,8 +225,12 @@ def check_reference(use: str, title: str, file: Path | None = None) -> None:
         file: The file that it names.
 
     Raises:
-        ConfigError: The scenario of a guarded folder names it, and is not approved.
+        ConfigError: The scenario of a guarded folder names it, and is not approved; or it has not this form.
     """
+    if not is_reference(use):  # nor do guarded folders know it as one
+        raise ConfigError(
+            f"{title}: {use!r} is no reference; write file.py:Name or package.module:Name, without blanks"
+        )
     for folder, references in _guarded.items():
         if use not in references or (folder in _views and not folder.exists()):
             continue
