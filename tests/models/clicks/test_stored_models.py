@@ -24,5 +24,5 @@ def test_the_settings_of_a_stored_model_are_guarded(tmp_path, monkeypatch):
     approve_code(run)
     guard_folder(run)
     assert ClickSetup.read(run / "clicks/model.json").model["use"] == use
-    with pytest.raises(ConfigError, match="outside.py:SPEC"):
+    with pytest.raises(ConfigError, match=r"outside\.py:SPEC"):
         check_reference(use, "model", tmp_path / "outside.py")
