@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -29,6 +30,7 @@ from nonet.storage import (
 )
 from nonet.trust import guard_work_folder, is_guarded
 
+_MAX_LINE_BYTES = 1 << 16  # of a metric
 _FACTS = "results/tokenise.json"  # the results of the tokenise stage
 # The versions of a run's catalogue after the first (which is in _FACTS), the newest last.
 CATALOGUES = "catalogues.json"
@@ -155,6 +157,25 @@ class RunFolder:
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
         self.write_json(_FACTS, self._change_artifact_paths(facts, self._make_relative))
+
+    def describe_owner(self) -> dict[str, str] | None:
+        """Return what tells this run from all others, for folders and addresses that belong to one run.
+
+        Copies of a run have the same identity, whatever their folder is called.
+
+        Returns:
+            {"run": the run's id, "identity": a hash of its data and of its first metric}; None before the first metric.
+        """
+        if not self.metrics.exists():
+            return None
+        with self.metrics.open("rb") as file:
+            first_line = file.readline(_MAX_LINE_BYTES)
+        artifacts = (self.read_json(_FACTS) or {}).get("artifacts", {})
+        if not first_line.endswith(b"\n"):
+            return None
+        hashes = sorted(str(artifact.get("sha256")) for artifact in artifacts.values())
+        identity = hashlib.sha256("\n".join(hashes).encode() + first_line).hexdigest()
+        return {"run": self.id, "identity": identity[:32]}
 
     def read_catalogues(self) -> list[dict[str, Any]]:
         """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths."""

@@ -56,7 +56,11 @@ def test_a_late_host_takes_what_is_served_and_no_more(at, tmp_path):
     assert late.serving.default == 3
     names = {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
     assert names == late.read_version(3).blobs | late.read_version(2).blobs
-    assert late.read_version(1).blobs <= {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
+    first = late.read_version(1)
+    assert names == {path.name for path in (tmp_path / "late" / "blobs").iterdir()}, "a manifest alone"
+    late.locate_files(first)
+    late.map_layers(1)
+    assert first.blobs <= {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
 
 
 def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
