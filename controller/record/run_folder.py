@@ -159,23 +159,27 @@ class RunFolder:
         self.write_json(_FACTS, self._change_artifact_paths(facts, self._make_relative))
 
     def describe_owner(self) -> dict[str, str] | None:
-        """Return what tells this run from all others, for folders and addresses that belong to one run.
+        """Return what tells this run from others, for folders and addresses that belong to one run.
 
-        Copies of a run have the same identity, whatever their folder is called.
+        Copies of a run have the same, whatever their folder is called.
 
         Returns:
-            {"run": the run's id, "identity": a hash of its data and of its first metric}; None before the first metric.
+            {"run": the run's id, "data": a hash of its artifacts, "start": a hash of its first metric, "" before that}; None
+                before the run has tokenised its data.
         """
-        if not self.metrics.exists():
+        facts = self.read_json(_FACTS)
+        if facts is None:
             return None
-        with self.metrics.open("rb") as file:
-            first_line = file.readline(_MAX_LINE_BYTES)
-        artifacts = (self.read_json(_FACTS) or {}).get("artifacts", {})
-        if not first_line.endswith(b"\n"):
-            return None
-        hashes = sorted(str(artifact.get("sha256")) for artifact in artifacts.values())
-        identity = hashlib.sha256("\n".join(hashes).encode() + first_line).hexdigest()
-        return {"run": self.id, "identity": identity[:32]}
+        hashes = sorted(str(artifact.get("sha256")) for artifact in facts.get("artifacts", {}).values())
+        first_line = b""
+        if self.metrics.exists():
+            with self.metrics.open("rb") as file:
+                first_line = file.readline(_MAX_LINE_BYTES)
+        return {
+            "run": self.id,
+            "data": hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
+            "start": hashlib.sha256(first_line).hexdigest() if first_line.endswith(b"\n") else "",
+        }
 
     def read_catalogues(self) -> list[dict[str, Any]]:
         """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths."""

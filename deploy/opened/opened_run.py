@@ -333,7 +333,9 @@ class OpenedRun:
     def publish_catalogue(self) -> None:
         """Serve every version that receives traffic with the newest catalogue; it is published unless there is such a version."""
         newest = self.catalogues.get_newest()
-        served = [version for number in self.registry.serving.versions if (version := self._read_served(number))]
+        served = [
+            version for number in self.registry.serving.versions if (version := self._read_served(number))
+        ]
         if all(version.catalogue == newest.trie.version for version in served):
             return
         counts = {} if self.setup.memory is None else list_count_files(newest.folders)

@@ -47,10 +47,12 @@ def find_password(address: str) -> str:
     Containers of Azure stand where other addresses have a user: `abfss://container@account.dfs.core.windows.net/folder`.
     """
     scheme, _, location = address.partition("://")
-    user, at, host = location.partition("/")[0].rpartition("@")
-    if not at or (":" not in user and scheme not in ("s3", "gs")):
+    is_bucket = scheme in ("s3", "gs")
+    # A secret of S3 may have slashes.
+    user, at, host = (location if is_bucket else location.partition("/")[0]).rpartition("@")
+    if not at or not (":" in user or (is_bucket and "/" not in user)):
         return ""
-    return f"{scheme}://{location.removeprefix(f'{user}@')}" if host else f"{scheme}://"
+    return f"{scheme}://{location[len(user) + 1 :]}"
 
 
 def open_filesystem(address: str) -> tuple[Any, str]:

@@ -49,8 +49,8 @@ class VersionRegistry:
 
     Args:
         root: The folder.
-        owner: The run whose versions they are: {"run": its id, for messages, "identity": what no other run has}; None if it is
-            not known, which is not checked.
+        owner: The run whose versions they are, as `RunFolder.describe_owner` returns it; None if it is not known, which is not
+            checked.
 
     Raises:
         ConfigError: The folder has the versions of another run.
@@ -182,7 +182,9 @@ class VersionRegistry:
 
         def add_version() -> Version:
             if not added:
-                published = follow_published()  # The base may have been rolled back while the files were written.
+                published = (
+                    follow_published()
+                )  # The base may have been rolled back while the files were written.
                 if published is not None:
                     return published
                 added.append(self._add_version(version))
@@ -481,13 +483,14 @@ class VersionRegistry:
             return
         try:
             stored: Any = json.loads(content)
-            identity, name = str(stored["identity"]), str(stored["run"])
+            data, start, name = str(stored["data"]), str(stored["start"]), str(stored["run"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(
                 f"{place}/{OWNER} does not say which run the versions belong to: {type(error).__name__}; remove it if they are "
                 f"those of {self.owner['run']}"
             ) from None
-        if identity != self.owner["identity"]:
+        starts = {start, self.owner["start"]} - {""}  # unknown before the first metric
+        if data != self.owner["data"] or len(starts) > 1:
             raise ConfigError(
                 f"registry: {place} has the versions of another run ({name[:80]!r}), so {self.owner['run']} cannot use it; give each "
                 "run an address and a folder of its own, or move that one away"
@@ -511,7 +514,9 @@ class VersionRegistry:
         }
         total_rows = sum(len(layer.key) for layer in contents.rows.values())
         changed_rows = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
-        is_full = base_layers is None or has_max_layers or changed_rows > _MAX_DELTA_SHARE * max(1, total_rows)
+        is_full = (
+            base_layers is None or has_max_layers or changed_rows > _MAX_DELTA_SHARE * max(1, total_rows)
+        )
         row_blobs = {}
         layers = contents.rows if is_full else changes
         for table, layer in layers.items():

@@ -213,7 +213,7 @@ class RemoteRegistry(VersionRegistry):
         """Download a blob. Raises CheckpointError if it is missing or damaged."""
         content = self._read_remote(f"blobs/{name}")
         if content is None or hashlib.sha256(content).hexdigest() != name:
-            raise CheckpointError(f"{self.uri}/blobs/{name}, {description}, is damaged or missing")
+            raise CheckpointError(f"{self.uri}/blobs/{name}: {description} is damaged or missing")
         with replace_file(self.blobs.root / name) as draft:
             draft.write_bytes(content)
 

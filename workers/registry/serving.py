@@ -23,7 +23,13 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.registry.version import VersionNumber
 
 _REMEMBERED_CHANGES = 32
-_FIRST_FIELDS = ("default", "shares", "refused", "withdrawn", "turn")  # which files of all versions of Nonet have
+_FIRST_FIELDS = (
+    "default",
+    "shares",
+    "refused",
+    "withdrawn",
+    "turn",
+)  # which files of all versions of Nonet have
 
 
 @dataclass(frozen=True, slots=True)
