@@ -49,7 +49,7 @@ def find_password(address: str) -> str:
     scheme, _, location = address.partition("://")
     is_bucket = scheme in ("s3", "gs")
     # A secret of S3 may have slashes.
-    user, at, host = (location if is_bucket else location.partition("/")[0]).rpartition("@")
+    user, at, _ = (location if is_bucket else location.partition("/")[0]).rpartition("@")
     if not at or not (":" in user or (is_bucket and "/" not in user)):
         return ""
     return f"{scheme}://{location[len(user) + 1 :]}"

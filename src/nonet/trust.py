@@ -215,9 +215,9 @@ def check_registry(serving: Path, address: str) -> None:
     part = make_registry_part(serving, address)
     if _find_guards(serving) and part.hash not in _read_approved():
         raise ConfigError(
-            f"registry: {serving}/registry.uri names {address}, which you have neither given nor approved for this folder on this "
-            "machine; if its versions should be there, give the address to `nonet serve` (registry: ADDRESS), add --trust, or set "
-            f"NONET_TRUST={part.hash}; if not, remove the file"
+            f"registry: {serving}/registry.uri names {address}, which you have neither given nor approved for this folder on "
+            "this machine; if its versions should be there, give the address to `nonet serve` (registry: ADDRESS), add --trust, "
+            f"or set NONET_TRUST={part.hash}; if not, remove the file"
         )
 
 

@@ -1,9 +1,9 @@
 """Conditional writes at the address of a registry, by which publishers on several hosts notice each other.
 
-- In S3, the store makes them (`nonet.storage`): an object is written if there is none, or if it has not changed since it was read.
-- On a filesystem of this machine or a mounted one, a lock of a file excludes other writers. It must be one whose locks other hosts
-  see, such as NFS or Lustre; a bucket that is mounted as a folder has none.
-- Elsewhere there is no way to exclude them. One host alone may write: the first one leaves a mark, by which others refuse to.
+- In S3, the store makes them (`nonet.storage`): an object is written if there is none, or if it is still what was read.
+- On a filesystem of this machine or a mounted one, a lock of a file excludes other writers. It must be one whose locks other
+  hosts see, such as NFS or Lustre; a bucket that is mounted as a folder has none.
+- Elsewhere nothing excludes them. One host alone may write: the first one leaves a mark, by which others refuse to.
 """
 
 from __future__ import annotations
@@ -106,19 +106,20 @@ class MarkedFiles:
             writer, host = "", "an unknown host"
         if writer != token:
             raise ConfigError(
-                f"registry: {self._uri} is written by {host[:80]}, and its filesystem has no conditional writes, so no other host may "
-                f"publish, promote, roll back or withdraw; do it there, or, once that host does it no more, remove {self._uri}/{_MARK}"
+                f"registry: {self._uri} is written by {host[:80]}, and its filesystem has no conditional writes, so no other "
+                "host may publish, promote, roll back or withdraw; do it there, or, once that host does it no more, remove "
+                f"{self._uri}/{_MARK}"
             )
 
 
 class FileAccess(Protocol):
     """Reads and writes whole files at an address."""
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, /) -> bytes | None:
         """Return the content of a file, None if it does not exist."""
         ...
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes, /) -> None:
         """Write a file atomically."""
         ...
 

@@ -15,33 +15,29 @@ followed by new ones. `run.json` says which run the versions belong to; folders 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nonet.atomic import make_folder, write_whole
-from nonet.embedding.reading import MappedReader, RowLayer, merge_layers
+from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 from nonet.storage import hold_lock_within
-from nonet.workers import merge_shards
 from nonet.workers.registry.blobs import BlobStore
-from nonet.workers.registry.contents import VersionContents, put_layer
+from nonet.workers.registry.contents import VersionContents, store_contents
+from nonet.workers.registry.owner import OWNER, check_owner, encode_owner
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import DELTA, FULL, Version
 
-_MAX_DELTA_SHARE = 0.3  # Share of all rows; if more have changed, a full version is written.
 _CHANGE_WAIT_S = 60.0  # the longest wait for another process that changes what is served
 _PUBLISH_WAIT_S = 900.0  # the same for another publisher, which writes files
-OWNER = "run.json"  # the name of the file that says which run the versions belong to
 NUMBER = re.compile(r"0*[1-9][0-9]{0,17}")  # the number of a version, as the name of its manifest
 _Result = TypeVar("_Result")
-_MAX_LAYERS = 16  # Maximum number of a full version and its deltas, since a reader searches each of them.
 
 
 class VersionRegistry:
@@ -62,7 +58,7 @@ class VersionRegistry:
         self.blobs = BlobStore(root / "blobs")
         make_folder(root / "versions")
         owner_file = root / OWNER
-        self._check_owner(owner_file.read_bytes() if owner_file.exists() else None, str(root))
+        check_owner(owner_file.read_bytes() if owner_file.exists() else None, owner, str(root))
 
     # --- Reading ----------------------------------------------------------------------------------------------
 
@@ -462,78 +458,12 @@ class VersionRegistry:
     def _store_owner(self) -> None:
         """Record which run the versions belong to, if that is known and was not recorded before."""
         if self.owner is not None and not (self.root / OWNER).exists():
-            write_whole(self.root / OWNER, self._encode_owner())
-
-    def _encode_owner(self) -> bytes:
-        """Return the content of the file that says which run the versions belong to."""
-        return json.dumps(dict(self.owner or {}), indent=1).encode()
-
-    def _check_owner(self, content: bytes | None, place: str) -> None:
-        """Check that versions belong to the run of this registry.
-
-        Args:
-            content: The file that says so; None if there is none, as in registries of older versions.
-            place: Where the versions are, for messages.
-
-        Raises:
-            ConfigError: They belong to another run.
-            CheckpointError: The file is damaged.
-        """
-        if content is None or self.owner is None:
-            return
-        try:
-            stored: Any = json.loads(content)
-            data, start, name = str(stored["data"]), str(stored["start"]), str(stored["run"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise CheckpointError(
-                f"{place}/{OWNER} does not say which run the versions belong to: {type(error).__name__}; remove it if they are "
-                f"those of {self.owner['run']}"
-            ) from None
-        starts = {start, self.owner["start"]} - {""}  # unknown before the first metric
-        if data != self.owner["data"] or len(starts) > 1:
-            raise ConfigError(
-                f"registry: {place} has the versions of another run ({name[:80]!r}), so {self.owner['run']} cannot use it; give each "
-                "run an address and a folder of its own, or move that one away"
-            )
+            write_whole(self.root / OWNER, encode_owner(self.owner))
 
     def _prepare(self, contents: VersionContents, base: int | None) -> Version:
         """Write the files of a version, and return its manifest, whose number is not known before it is added."""
         merged_file = self.root / ".whole.safetensors"
-        dense, written_bytes = self.blobs.put_file(merge_shards(contents.dense, merged_file))
-        merged_file.unlink(missing_ok=True)
-        counts = {}
-        for name, path in contents.counts.items():
-            counts[name], new_bytes = self.blobs.put_file(path)
-            written_bytes += new_bytes
-        base_layers = self._map_base(base)
-        known_layers = base_layers or {}
-        has_max_layers = max((len(layers) for layers in known_layers.values()), default=0) >= _MAX_LAYERS
-        changes = {
-            table: layer.diff(merge_layers(known_layers[table])) if table in known_layers else layer
-            for table, layer in contents.rows.items()
-        }
-        total_rows = sum(len(layer.key) for layer in contents.rows.values())
-        changed_rows = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
-        is_full = (
-            base_layers is None or has_max_layers or changed_rows > _MAX_DELTA_SHARE * max(1, total_rows)
-        )
-        row_blobs = {}
-        layers = contents.rows if is_full else changes
-        for table, layer in layers.items():
-            row_blobs[table], new_bytes = put_layer(self.blobs.put_array, layer)
-            written_bytes += new_bytes
-        return Version(
-            number=(base or 0) + 1,
-            base=base,
-            kind=FULL if is_full else DELTA,
-            source=contents.source | {"published": time.time()},
-            catalogue=contents.catalogue,
-            dense=dense,
-            counts=counts,
-            rows=row_blobs,
-            written=written_bytes,
-            touched={table: len(layer.key) for table, layer in layers.items()},
-        )
+        return store_contents(contents, self.blobs, base, self._map_base(base), merged_file)
 
     def _map_base(self, base: int | None) -> dict[str, list[RowLayer]] | None:
         """Return the rows that a version may be stored as changes of; None without a base or if its files are damaged."""

@@ -31,7 +31,8 @@ from nonet.trust import approve_registry, check_registry
 from nonet.workers.registry.blobs import BlobStore
 from nonet.workers.registry.conditional import ConditionalFiles, open_conditional_files
 from nonet.workers.registry.contents import VersionContents
-from nonet.workers.registry.registry import NUMBER, OWNER, VersionRegistry
+from nonet.workers.registry.owner import OWNER, check_owner, encode_owner
+from nonet.workers.registry.registry import NUMBER, VersionRegistry
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import FULL, Version
 
@@ -122,7 +123,7 @@ class RemoteRegistry(VersionRegistry):
         return sorted({*super().list_versions(), *self._remote_sizes})
 
     def read_version(self, number: int) -> Version:
-        """Return the manifest of a version, whose files are downloaded when they are used. Raises as `VersionRegistry.read_version`."""
+        """Return the manifest of a version, whose files are downloaded when they are used; see `VersionRegistry`."""
         self._refresh()
         if number in self._remote_sizes and not self._locate_manifest(number).exists():
             raise CheckpointError(f"{self.uri}/{_name_manifest(number)} is damaged")
@@ -163,7 +164,7 @@ class RemoteRegistry(VersionRegistry):
             download_files: Whether the files of the served versions are downloaded before the state is replaced.
         """
         if not self._is_owner_checked:
-            self._check_owner(self._read_remote(OWNER), self.uri)
+            check_owner(self._read_remote(OWNER), self.owner, self.uri)
             self._is_owner_checked = True
         text = self._read_remote(_SERVING)
         self._refreshed_at = time.monotonic()
@@ -279,7 +280,7 @@ class RemoteRegistry(VersionRegistry):
         """Record which run the versions belong to, at the address too."""
         super()._store_owner()
         if self.owner is not None and self._read_remote(OWNER) is None:
-            self._replace_remote(OWNER, self._encode_owner(), None)
+            self._replace_remote(OWNER, encode_owner(self.owner), None)
 
     def _prepare(self, contents: VersionContents, base: int | None) -> Version:
         """Write the files of a version and push them, so that the lock is not held during the upload."""

@@ -149,7 +149,7 @@ class Version:
             ) from None
         if version.number != number:
             raise CheckpointError(f"{title} is not a complete version: it has the number {version.number}")
-        if version.base is None and version.kind == DELTA or (version.base or 0) >= number:
+        if (version.base is None and version.kind == DELTA) or (version.base or 0) >= number:
             raise CheckpointError(
                 f"{title} is not a complete version: its base is {version.base}, and must be an earlier version"
             )

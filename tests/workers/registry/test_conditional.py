@@ -7,11 +7,10 @@ import pyarrow.fs as pafs
 import pytest
 from registry_world import before_write, contents, layer
 
-from tests.s3 import BUCKET, serve_s3
-
 from nonet.errors import ConfigError, StorageConflict
 from nonet.workers.registry import RemoteRegistry
 from nonet.workers.registry.conditional import LockedFiles, MarkedFiles, ObjectFiles
+from tests.s3 import BUCKET, serve_s3
 
 
 class MemoryStorage:
