@@ -43,6 +43,6 @@ def check_owner(content: bytes | None, owner: Mapping[str, str] | None, place: s
     starts = {start, owner["start"]} - {""}  # not known before the first metric
     if data != owner["data"] or len(starts) > 1:
         raise ConfigError(
-            f"registry: {place} has the versions of another run ({name[:80]!r}), so {owner['run']} cannot use it; give each run an "
-            "address and a folder of its own, or move that one away"
+            f"registry: {place} has the versions of another run ({name[:80]!r}), so {owner['run']} cannot use it; give each run "
+            "an address and a folder of its own, or move that one away"
         )

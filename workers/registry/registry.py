@@ -178,9 +178,8 @@ class VersionRegistry:
 
         def add_version() -> Version:
             if not added:
-                published = (
-                    follow_published()
-                )  # The base may have been rolled back while the files were written.
+                # The base may have been rolled back while the files were written.
+                published = follow_published()
                 if published is not None:
                     return published
                 added.append(self._add_version(version))
@@ -253,8 +252,6 @@ class VersionRegistry:
         for ancestor in self._list_lineage_numbers(number):
             if ancestor in serving.refused and (ancestor == number or ancestor not in kept):
                 return ancestor
-            if ancestor in kept:
-                return None
         return None
 
     def renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
@@ -322,7 +319,7 @@ class VersionRegistry:
         return self._add_version(renewed)
 
     def _find_origin(self, version: Version) -> int:
-        """Return the number of the version that a version has its weights and rows from, by renewals; its own, if it has others."""
+        """Return the number of the version that a version has its weights and rows from by renewals, else its own."""
         while version.base is not None and not version.rows:
             base = self._read_if_intact(version.base)
             if base is None or base.dense != version.dense:
