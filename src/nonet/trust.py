@@ -216,8 +216,8 @@ def check_registry(serving: Path, address: str) -> None:
     if _find_guards(serving) and part.hash not in _read_approved():
         raise ConfigError(
             f"registry: {serving}/registry.uri names {address}, which you have neither given nor approved for this folder on "
-            "this machine; if its versions should be there, give the address to `nonet serve` (registry: ADDRESS), add --trust, "
-            f"or set NONET_TRUST={part.hash}; if not, remove the file"
+            "this machine; if its versions should be there, give the address to `nonet serve` (registry: ADDRESS), or set "
+            f"NONET_TRUST={part.hash}; if not, remove the file"
         )
 
 

@@ -225,6 +225,7 @@ def test_a_change_that_does_not_reach_the_address_changes_nothing_here(at, tmp_p
     write, mine._replace_remote = mine._replace_remote, fail
     with pytest.raises(CheckpointError):
         mine.rollback()
+    assert VersionRegistry(tmp_path / "mine").serving.default == 2
     with pytest.raises(CheckpointError):
         mine.publish(contents(tmp_path, rows=[2], weight=3.0, step=3), base=2)
     local = VersionRegistry(tmp_path / "mine")
